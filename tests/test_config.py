@@ -66,11 +66,11 @@ EPL = [  # every key and value of EPL's documentation: what it means here, or wh
     ("io.unbalanced_io_slicing", False, None), ("io.unbalanced_io_slicing", True, "set io.slicing to true"),
     ("communication.sparse_as_dense", True, True), ("communication.fp16", True, True),
     ("communication.max_splits", 5, "set communication.bucket_bytes"),
-    ("communication.num_communicators", 2, "side by side without a pool. Leave it out$"),
+    ("communication.num_communicators", 2, "in parallel without a pool. Leave it out$"),
     ("communication.fp16_scale", 128, "scaled by its largest element"),
     ("communication.clip_after_allreduce", True, None), ("communication.clip_after_allreduce", False, "or set it to True$"),
     ("communication.gradients_reduce_method", "mean", None),
-    ("communication.gradients_reduce_method", "sum", "let the loss be one .tf.reduce_sum."),
+    ("communication.gradients_reduce_method", "sum", "use a loss that is a sum .tf.reduce_sum."),
     ("pipeline.num_stages", 2, 2), ("pipeline.num_stages", -1, "expected a whole number of at least 1, or null"),
     ("pipeline.num_micro_batch", 4, 4),
     ("pipeline.strategy", "PreferBackward", "backward_first"), ("pipeline.strategy", "preferbackward", "backward_first"),
@@ -80,7 +80,7 @@ EPL = [  # every key and value of EPL's documentation: what it means here, or wh
     ("gradient_checkpoint.type", "tensors", "'recompute' is 'tensors', expected 'none' or 'full' or 'auto'"),
     ("gradient_checkpoint.end_taskgraph", -1, None), ("gradient_checkpoint.end_taskgraph", 1, "with wh.checkpoint"),
     ("gradient_checkpoint.check_gradients", False, None),
-    ("gradient_checkpoint.check_gradients", True, "what is computed again is what was computed before"),
+    ("gradient_checkpoint.check_gradients", True, "recomputed values equal the original ones"),
     ("zero.level", "", "none"), ("zero.level", "v0", "v1"), ("zero.level", "v1", "v2"), ("zero.level", "v2", "v3"),
     ("zero.level", "v4", "'zero' is 'v4', expected"),
     ("offload.level", "", "none"), ("offload.level", "v0", "v0"), ("offload.level", "v1", "'offload' is 'v1', expected"),
@@ -90,8 +90,8 @@ EPL = [  # every key and value of EPL's documentation: what it means here, or wh
     ("amp.debug_log", False, None), ("amp.debug_log", True, "print wh.explain()"),
     ("cluster.device_place_prefer_intra_node", False, False), ("cluster.colocate_split_and_replicate", True, True),
     ("cluster.run_visible_devices", "", None), ("cluster.run_visible_devices", "0,1", "set CUDA_VISIBLE_DEVICES"),
-    ("optimizer.num_apply_group", 1, None), ("optimizer.num_apply_group", 4, "waits for the gradients of its own variable only"),
-    ("optimizer.num_apply_group", True, "is True, which EPL has and whale_tf has not"),
+    ("optimizer.num_apply_group", 1, None), ("optimizer.num_apply_group", 4, "waits only for the gradients of its own variable"),
+    ("optimizer.num_apply_group", True, "is True, which exists in EPL, but not in whale_tf"),
 ]
 
 

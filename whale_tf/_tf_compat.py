@@ -1,7 +1,7 @@
 """The one place that asks which TensorFlow this is.
 
-Everything else imports ``tf`` and ``v1`` from here, so that a missing TensorFlow gives one clear message; what differs
-between the two lines of releases gets a function here.
+Everything else imports ``tf`` and ``v1`` from here, so that a missing TensorFlow gives one clear message.  For differences
+between releases there are functions here.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
     import tensorflow as tf
 except ImportError as error:
     raise ImportError(
-        "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
+        "whale_tf rewrites TensorFlow graphs, but no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter", "EventFileWriter",
@@ -34,7 +34,7 @@ OLDEST_2, NEWEST = (2, 4), (2, 21)
 
 
 def check_version() -> None:
-    """Warn of a TensorFlow that is newer than those whale_tf was tested with.
+    """Warns if TensorFlow is newer than the releases with which whale_tf was tested.
 
     Raises:
         UnsupportedTensorFlowError: it is older than the supported ones, or between them.
@@ -44,14 +44,14 @@ def check_version() -> None:
     version = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
     if version < (1, 15) or (2, 0) <= version < OLDEST_2:
         raise UnsupportedTensorFlowError(
-            f"TensorFlow {text} is installed, but whale_tf runs with {SUPPORTED}; install one of these, e.g. "
+            f"TensorFlow {text} is installed, but whale_tf supports {SUPPORTED}; install one of these, e.g. "
             "pip install 'tensorflow>=2.4,<2.22'")
     if version > NEWEST:
-        warnings.warn(f"TensorFlow {text} is newer than the releases that whale_tf was tested with ({SUPPORTED})")
+        warnings.warn(f"TensorFlow {text} is newer than the releases with which whale_tf was tested ({SUPPORTED})")
 
 
 def lacking(names: Iterable[str]) -> UnsupportedTensorFlowError:
-    """The error where this TensorFlow has no longer what whale_tf needs of it beside the documented names."""
+    """The error for a TensorFlow that lacks undocumented names which whale_tf needs."""
     return UnsupportedTensorFlowError(
         f"TensorFlow {tf.__version__} does not have {', '.join(names)}, which whale_tf needs; it was tested with "
         f"{SUPPORTED}: install one of these, e.g. pip install 'tensorflow>=2.4,<2.22'")
@@ -77,7 +77,7 @@ def _undocumented(*places: str) -> List[Any]:
 
 
 def _check_methods() -> None:
-    """Methods that edits of graphs call.
+    """Checks the methods that edits of graphs call.
 
     Raises:
         UnsupportedTensorFlowError: this TensorFlow lacks some of them.
@@ -110,24 +110,24 @@ OpDef = Any
 
 v1 = tf.compat.v1
 
-# Graphs of branches and loops inside functions, where TensorFlow has a class for them (2.x).
+# Graphs of branches and loops inside functions, if TensorFlow has a class for them (2.x).
 ControlFlowGraph: Any = getattr(_control_flow_graphs, "ControlFlowFuncGraph", ())
 
 
 class FunctionTracing(NamedTuple):
-    """Where TensorFlow 2 traces tf.functions and differentiates them, as modules and classes and, for the last, functions.
+    """The modules, classes and functions with which TensorFlow 2 traces tf.functions and differentiates them.
 
     Attributes:
-        function: the class of what ``tf.function`` returns.
-        concrete: the class of a traced function, each of which runs in ``_call_flat``.
-        make: name of the method of ``concrete`` that gets each traced graph, and its attributes, before anything is made of it.
+        function: the class of the objects that ``tf.function`` returns.
+        concrete: the class of traced functions, which run in ``_call_flat``.
+        make: name of the method of ``concrete`` that gets each traced graph, and its attributes, before anything is made from it.
         graph: the class of the traced graphs.
         compilation: ``_create_concrete_function`` traces a function for a type of arguments; None before 2.15.
-        loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function; None before 2.15.
+        loops: AutoGraph turns a loop over a dataset in a function into ``_general_purpose_scan``; None before 2.15.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
-        register: tells TensorFlow's C++ half what to call in that function's place.
-        record: gives an op to the tapes: op type, inputs, attributes, outputs, name of the scope it was made in.
+        register: tells TensorFlow's C++ half what to call instead of that function.
+        record: gives an op to the tapes: op type, inputs, attributes, outputs, name of the scope in which it was made.
     """
 
     function: Any
@@ -144,7 +144,7 @@ class FunctionTracing(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def function_tracing() -> Optional[FunctionTracing]:
-    """None: this TensorFlow has no place where a traced function can be rewritten (1.15)."""
+    """Where traced functions can be rewritten; None: this TensorFlow has no such place (1.15)."""
     if tf.__version__.startswith("1."):
         return None
     functions = _first("eager.polymorphic_function.polymorphic_function:Function", "eager.def_function:Function")
@@ -168,7 +168,7 @@ def function_tracing() -> Optional[FunctionTracing]:
 
 
 def _module(name: str, attribute: str) -> Any:
-    """A module of TensorFlow, if it is there and has the attribute; else None."""
+    """A module of TensorFlow, if it exists and has the attribute; else None."""
     try:
         module = importlib.import_module("tensorflow.python." + name)
     except ImportError:
@@ -201,7 +201,7 @@ def is_unlifted(variable: Any) -> bool:
 
 
 def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType]]:
-    """Shape and type of the variable that a resource handle in a graph stands for; None: of something else."""
+    """Shape and type of the variable that a resource handle in a graph stands for; None: it stands for something else."""
     from tensorflow.python.ops import handle_data_util
 
     data = handle_data_util.get_resource_handle_data(handle)
@@ -211,11 +211,11 @@ def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType
 
 
 def make_logical_cpus(count: int) -> Callable[[], None]:
-    """Let eager execution and tf.functions have ``count`` logical CPU devices, which is possible until TensorFlow 2 executes its
-    first op; after that, and where there are as many, nothing happens.
+    """Gives eager execution and tf.functions ``count`` logical CPU devices.  This is possible until TensorFlow 2 executes its
+    first op; after that, or if there are as many already, nothing happens.
 
     Returns:
-        Takes it back, where that is still possible.
+        A function that undoes this, if it is still possible.
     """
     cpus = tf.config.list_physical_devices("CPU")
     before = len(tf.config.get_logical_device_configuration(cpus[0]) or [None]) if cpus else count
@@ -230,7 +230,7 @@ def make_logical_cpus(count: int) -> Callable[[], None]:
 
 
 def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) -> bool:
-    """Let TensorFlow 2 start this process's server with its first op, so that collectives in tf.functions reach the other
+    """Makes TensorFlow 2 start this process's server with its first op, so that collectives in tf.functions reach the other
     processes (``tf.distribute`` does the same for its workers).
 
     Args:
@@ -238,7 +238,7 @@ def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) ->
         leader: prefix of the devices of the process that forms the groups.
 
     Returns:
-        False: TensorFlow has executed its first op already.
+        False: TensorFlow has already executed its first op.
     """
     from tensorflow.core.protobuf import tensorflow_server_pb2
 
@@ -246,7 +246,7 @@ def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) ->
     if context._context_handle is not None:
         return False
     own = f"/job:{job}/task:{rank}"
-    context._collective_leader = None  # of a call before: nothing has been started yet
+    context._collective_leader = None  # from a previous call: nothing has been started yet
     context.configure_collective_ops(leader, scoped_allocator_enabled_ops=(), device_filters=(own,))
     context.enable_collective_ops(tensorflow_server_pb2.ServerDef(
         cluster=tf.train.ClusterSpec({job: list(addresses)}).as_cluster_def(), job_name=job, task_index=rank, protocol="grpc",
@@ -255,7 +255,7 @@ def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) ->
 
 
 def serves_eagerly(may_start: bool = True) -> bool:
-    """Whether eager execution has started this process's server; if not, it will only if it ``may_start``."""
+    """Whether eager execution has started this process's server; if not, and not ``may_start``, it will not start it later."""
     context = eager_context()
     if not may_start and context._context_handle is None:
         context._collective_ops_server_def = context._collective_leader = context._collective_device_filters = None
@@ -264,14 +264,14 @@ def serves_eagerly(may_start: bool = True) -> bool:
 
 
 def global_seed() -> Optional[int]:
-    """What ``tf.random.set_seed`` was called with last; None: nothing."""
+    """The last seed given to ``tf.random.set_seed``; None: there is none."""
     seed: Optional[int] = eager_context()._seed
     return seed
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random ops that are made in eager execution have this global seed."""
+    """Gives random ops that are made in eager execution this global seed."""
     context = eager_context()
     before = context._seed, getattr(context, "_rng", None)
     context._set_global_seed(seed)
@@ -282,17 +282,18 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def collectives_carry_float16() -> bool:
-    """Whether sums between processes can be of float16: 1.15 has no such kernel on CPU."""
+    """Whether sums over processes can be of float16: 1.15 has no such kernel on CPU."""
     return not tf.__version__.startswith("1.")
 
 
 def collectives_gather_any_size() -> bool:
-    """Whether a gather may be of another size in each step: ``CollectiveGatherV2`` may (tested from 2.15 on)."""
+    """Whether a gather may have another size in each step: ``CollectiveGatherV2`` may (tested from 2.15 on)."""
     return tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 15)
 
 
 def collectives_send_from_any() -> bool:
-    """Whether a broadcast may come from another process than the group's leader: 1.15 finds "no source for broadcast" then."""
+    """Whether a broadcast may come from another process than the group's leader: in 1.15 it fails with "no source for
+    broadcast"."""
     return not tf.__version__.startswith("1.")
 
 
@@ -311,8 +312,8 @@ def op_def(graph: tf.Graph, op_type: str) -> OpDef:
 
 @functools.lru_cache(maxsize=None)
 def has_kernel(op_type: str, device_type: str, dtype: Any = None) -> bool:
-    """Whether TensorFlow has a kernel of an op type for a type of devices ("CPU", "GPU", "XLA_CPU_JIT"); with ``dtype`` for its
-    type attribute ``T`` or ``Tparams``, if it has one."""
+    """Whether TensorFlow has a kernel of an op type for a type of devices ("CPU", "GPU", "XLA_CPU_JIT").  ``dtype`` is the value
+    of the op's type attribute ``T`` or ``Tparams``, if it has one."""
     number = None if dtype is None else dtype.as_datatype_enum
     return any(
         kernel.device_type in (device_type, "DEFAULT") and all(
@@ -322,8 +323,8 @@ def has_kernel(op_type: str, device_type: str, dtype: Any = None) -> bool:
 
 
 def has_xla(device_type: str) -> bool:
-    """Whether XLA compiles a function that a PartitionedCall calls on devices of a type.  Its kernels are registered then, and
-    :func:`has_kernel` knows them."""
+    """Whether XLA compiles a function that a PartitionedCall calls on devices of a type.  If so, XLA's kernels are registered,
+    and :func:`has_kernel` knows them."""
     if tf.__version__.startswith("1."):
         return False  # seen on 1.15.5: the call runs op by op, whatever its attributes say
     try:
@@ -335,8 +336,8 @@ def has_xla(device_type: str) -> bool:
 
 
 def sharded_by_file(dataset: Any, count: tf.Tensor, index: tf.Tensor) -> Any:
-    """A tf.data pipeline that reads only every ``count``-th of its files, from the ``index``-th on: tf.data's own rewrite, which
-    finds the reader and divides what it is given."""
+    """A tf.data pipeline that reads only every ``count``-th of its files, starting with the ``index``-th.  This is tf.data's own
+    rewrite, which finds the reader and divides its input."""
     from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 
     if not tf.__version__.startswith("1."):  # 1.15 knows no other policy
@@ -347,8 +348,8 @@ def sharded_by_file(dataset: Any, count: tf.Tensor, index: tf.Tensor) -> Any:
 
 
 def relaxed_type(function_type: Any) -> Any:
-    """The type of a tf.function's arguments with an open batch size: that of the tensors whose first dimension is the most
-    common one (of single tensors, and in tuples, lists and dicts)."""
+    """The type of a tf.function's arguments with the batch size left open: the first dimension of tensors (also in tuples, lists
+    and dicts) if it has the most common size."""
     from tensorflow.core.function.trace_type import default_types
 
     sizes = [spec.shape[0] for spec in function_type.flat_inputs if isinstance(spec, tf.TensorSpec) and spec.shape.rank]
@@ -373,8 +374,8 @@ def relaxed_type(function_type: Any) -> Any:
 
 
 def static_dims(tensor: tf.Tensor) -> Optional[Sequence[Optional[int]]]:
-    """The static shape; None: of unknown rank.  Where TensorFlow has the sizes without a TensorShape around them (2.x), they are
-    taken from there: large graphs have many tensors."""
+    """The static shape; None: the rank is unknown.  If TensorFlow has the sizes without a TensorShape around them (2.x), they are
+    taken directly, because large graphs have many tensors."""
     if isinstance(tensor, _PLAIN_TENSORS):
         dims, is_unknown = tensor._shape
         return None if is_unknown else dims
@@ -387,11 +388,11 @@ _PLAIN_TENSORS: Any = getattr(_framework_ops, "SymbolicTensor", ())
 
 @contextlib.contextmanager
 def imported_as_written(graph: tf.Graph) -> Iterator[None]:
-    """Imports into the graph take each node as it stands in the GraphDef.
+    """Makes imports into the graph take each node as it is in the GraphDef.
 
     ``tf.import_graph_def`` goes through all new ops in Python to apply what scopes ask for (devices, colocations, control
-    dependencies, control-flow contexts): a third of its time, for nothing where no scope is open. A TensorFlow whose
-    importer is built differently does so here, too.
+    dependencies, control-flow contexts).  This takes a third of its time, for nothing if no scope is open.  A TensorFlow whose
+    importer is built differently still does so here.
     """
     try:
         from tensorflow.python.framework import c_api_util, importer

@@ -1,4 +1,4 @@
-"""What a run is fed: shapes that the graph does not know, and whether inputs fit each other."""
+"""What a run is fed: shapes that the graph does not know, and whether inputs match."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def elements(graph: tf.Graph, fetches: Any) -> Tuple[Any, List[Fetch]]:
 
 
 def fed(graph: tf.Graph, feed_dict: Optional[Dict]) -> Dict[tf.Tensor, Any]:
-    """The tensors that are fed, and their values (None: part of a structure, whose values are not looked at)."""
+    """The tensors that are fed, and their values (None: part of a structure, whose values are ignored)."""
     found = {}
     for key, value in (feed_dict or {}).items():
         is_tensor = isinstance(key, (tf.Tensor, str))
@@ -38,7 +38,7 @@ def fed(graph: tf.Graph, feed_dict: Optional[Dict]) -> Dict[tf.Tensor, Any]:
 
 
 def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
-    """The shape of what is fed for a tensor; None: nobody can tell."""
+    """The shape of a value that is fed; None: not known."""
     shape = getattr(value, "shape", None)
     if shape is None and value is not None:
         shape = np.shape(value)
@@ -53,14 +53,14 @@ def trains(fetches: Iterable[Fetch]) -> bool:
 
 
 class Waiting(NamedTuple):
-    """A graph that cannot be planned before its first training run shows the shapes of ``tensors``."""
+    """A graph that cannot be planned until its first training run shows the shapes of ``tensors``."""
 
     graph: tf.Graph
     tensors: Tuple[str, ...]
 
     def learn(self, original: Callable, fetches: Any, feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
-        """Learn the shapes of a run.  Those that are fed are known before it.  Others (an iterator's, a Python function's)
-        come with the run itself, which is then a local one: the graph is as the script built it.
+        """Learns the shapes of a run.  Shapes of fed tensors are known before it.  Others (an iterator's, a Python function's)
+        are known only from the run itself, which is then local: the graph is as the script built it.
 
         Returns:
             Whether the run was made, and what it returned.
@@ -86,13 +86,13 @@ class Waiting(NamedTuple):
 
 
 def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[str, Sequence[int]]) -> None:
-    """Inputs that are fed together have the examples of one mini-batch.
+    """Checks that inputs which are fed together have the examples of one mini-batch.
 
     Args:
         ranks: inputs of unknown rank -> the shape that the plan was made for.
 
     Raises:
-        InputError: they have different numbers of examples, or another rank than the plan was made for.
+        InputError: they have different numbers of examples, or not the rank that the plan was made for.
     """
     graph, batch, sources = context.graph, context.region.batch, context.region.batch.sources
     sizes: Dict[int, int] = {}
@@ -108,15 +108,15 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
         if number in sources and sources[number] < len(shape):
             rows, each = shape[sources[number]], sum(batch.layout(number).blocks or (1,))
             if rows % each:
-                raise InputError(f"{tensor.name!r} is fed {rows} rows, but it has {each} rows for each example; feed a multiple "
-                                 f"of {each}")
+                raise InputError(f"{tensor.name!r} is fed {rows} rows, but each example has {each} rows; feed a multiple of "
+                                 f"{each}")
             sizes[number] = rows // each
     first = next(iter(sizes), -1)
     for number, size in sizes.items():
         if size != sizes[first] and not _weigh_alike(context, size, sizes[first]):
             raise InputError(
-                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed the same number to both, or say with "
-                "wh.batch_axis(tensor, None) that one of them has no examples".format(
+                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed the same number to both, or "
+                "declare with wh.batch_axis(tensor, None) that one of them has no examples".format(
                     graph.tensor_name(number), size, graph.tensor_name(first), sizes[first]))
 
 

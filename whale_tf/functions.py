@@ -1,9 +1,10 @@
-"""What a tf.function needs around a rewritten graph: its variables where they are, its results of the whole mini-batch.
+"""What a tf.function needs around a rewritten graph: ops placed at their variables, and results of the whole mini-batch.
 
-A function's graph has known results and side effects, and its variables live outside: in the user's tf.Variable objects, which
-checkpoints, ``assign`` and other functions read and write whenever they like.  So there is one copy of each, on the device where
-the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  Those that
-``wh.split`` or ZeRO divides are captured in parts, those with a home as one part (:mod:`whale_tf.variable_parts`).
+A function's graph has known results and side effects.  Its variables live outside it, in the user's tf.Variable objects, which
+checkpoints, ``assign`` and other functions may read and write at any time.  So there is one copy of each, on the device where
+the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  If
+``wh.split`` or ZeRO divides a variable, the function captures its parts; if it has a home, one part
+(:mod:`whale_tf.variable_parts`).
 """
 
 from __future__ import annotations
@@ -36,42 +37,41 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 def check(
     name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
 ) -> None:
-    """Refuse what is not supported for tf.functions.
+    """Refuses what is not supported for tf.functions.
 
     Args:
         name: the function's.
         attributes: the function's.
 
     Raises:
-        ConfigError, PlanError: with what to do instead.
+        ConfigError, PlanError: they say what to do instead.
     """
     if attributes.get(XLA):
         raise PlanError(
-            f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave jit_compile "
-            "out, so that whale_tf can divide the step over devices")
+            f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave out "
+            "jit_compile, so that whale_tf can divide the step over devices")
     tracing = function_tracing()
     if processes.count > 1 and (tracing is None or tracing.compilation is None):
         raise PlanError(
-            f"tf.function {name!r} trains in a job of {processes.count} processes, which whale_tf supports for functions from "
-            f"TensorFlow 2.15 on, and this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
+            f"tf.function {name!r} trains in a job of {processes.count} processes; for functions, whale_tf supports this from "
+            f"TensorFlow 2.15 on, but this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
     if (config if plan is None else plan).init == "sharded":
         raise ConfigError(
-            f"init is 'sharded', but variables of tf.function {name!r} have their values before it divides them; leave init out "
-            "('exact')")
+            f"init is 'sharded', but the variables of tf.function {name!r} have their values before whale_tf divides them; leave "
+            "out init ('exact')")
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
     if divided and processes.count > 1:
         raise PlanError(
-            f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions inside one "
-            f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
+            f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
+            f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     chosen = config if plan is None else plan
     key = "zero" if chosen.zero not in ("none", AUTO) else "offload"
     if getattr(chosen, key) not in ("none", AUTO) and processes.count > 1:
         raise PlanError(
-            f"{key} is {getattr(chosen, key)!r}, under which variables of functions have homes inside one process only, and "
-            f"tf.function {name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave "
-            f"{key} out")
+            f"{key} is {getattr(chosen, key)!r}, which moves variables of functions only within one process, but tf.function "
+            f"{name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave out {key}")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == "mirrored" or mirrored:
@@ -89,7 +89,8 @@ def allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
 
 
 def untag(graph: tf.Graph) -> None:
-    """Take our attributes out of a function's graph that stays as it is: ops that differ in attributes are never merged."""
+    """Removes our attributes from the graph of a function that stays as it is: TensorFlow never merges ops whose attributes
+    differ."""
     for node in graph.as_graph_def().node:
         for name in node.attr:
             if name.startswith(TAGS):
@@ -97,10 +98,10 @@ def untag(graph: tf.Graph) -> None:
 
 
 def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
-    """Let what follows from an IdentityN read its operands.
+    """Makes the ops that read an IdentityN read its operands instead.
 
-    Keras sends the gradients of all variables through one, which does nothing else outside of tf.distribute.  It would bring them
-    to one device, and nothing behind it would belong to one variable alone.  Those that a tape has looked at stay.
+    Keras sends the gradients of all variables through one IdentityN, which is of no use outside tf.distribute.  It would bring
+    all gradients to one device, and no op after it would belong to a single variable.  Those that a tape has recorded stay.
     """
     ops = [op for op in graph.get_operations() if op.type == "IdentityN"]
     if not ops:
@@ -120,28 +121,28 @@ def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
 def makes_variables(graph: tf.Graph) -> bool:
     """Whether a function was traced to find the variables that it makes.
 
-    TensorFlow initialises them outside, and traces it again for what is to run."""
+    TensorFlow initialises these outside of the function, and traces the function again to run it."""
     with tf.init_scope():
         return any(is_unlifted(one) and not one.is_initialized() for one in graph.variables)
 
 
 def refuse_to_run(function: Any) -> None:
-    """Let a concrete function that was traced to find its variables refuse to run.
+    """Makes a concrete function that was traced to find its variables refuse to run.
 
-    TensorFlow would run it only where it cannot initialise these outside of the function."""
+    TensorFlow would run it only if it cannot initialise these outside of the function."""
     def _call_flat(*args: Any, **kwargs: Any) -> Any:
         raise PlanError(
-            f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, and whale_tf "
-            "divides functions whose variables are there before the first step; make the variables outside of the function")
+            f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, but whale_tf "
+            "only divides functions whose variables exist before the first step; make the variables outside of the function")
     function._call_flat = _call_flat
 
 
 def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
-    """Whether a tf.function was traced before whale_tf could see it, and takes gradients and writes variables, itself or in
+    """Whether a tf.function was traced before whale_tf could see it, and takes gradients and writes variables, directly or in
     functions that it calls.
 
     Args:
-        seen: graphs that whale_tf did see.
+        seen: graphs that whale_tf saw.
     """
     for graph in traced_graphs(function):
         if graph in seen:
@@ -159,15 +160,15 @@ def _is_backward(name: str) -> bool:
 
 
 def settings(config: Config) -> Config:
-    """The configuration that functions run under: one copy of each variable; a mini-batch that the function itself takes from an
-    iterator (Keras 2 does) is divided over all model replicas, as one that it is given, unless the user says otherwise."""
+    """The configuration that functions run under: one copy of each variable.  A mini-batch that the function itself takes from
+    an iterator, as in Keras 2, is divided over all model replicas like one that it is given, unless the user says otherwise."""
     divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
     return config.changed(variables=SHARED, **divided)
 
 
 def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:
     """Args:
-        devices: the host last.
+        devices: names; the host is the last.
 
     Raises:
         PlanError: TensorFlow has fewer devices than the plan uses.
@@ -190,20 +191,20 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 def finish(
     graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts], variable_parts: VariableParts
 ) -> None:
-    """Let a rewritten function return and do what the local one did, on the whole mini-batch.
+    """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
         divided: variables that the function has in parts.
 
     Raises:
-        PlanError: one of these is nothing that the function captured, or undivided ops would run as well.
+        PlanError: the function did not capture one of these, or undivided ops would run as well.
     """
     graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
     graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
     if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
         raise PlanError(
-            f"wh.split or zero divides variables of tf.function {graph.name!r}, and TensorFlow's graph optimizer is off "
-            "(disable_meta_optimizer), which alone takes the undivided ops out of a function; leave it on, or use wh.replicate")
+            f"wh.split or zero divides variables of tf.function {graph.name!r}, but TensorFlow's graph optimizer is off "
+            "(disable_meta_optimizer), and only it removes the undivided ops from a function; leave it on, or use wh.replicate")
     for variable in divided:
         devices = [graph.get_operation_by_name(name).device for name in variable.names]
         _capture_parts(graph, variable.op, variable.names, variable.spread, devices, variable_parts)
@@ -216,8 +217,8 @@ def finish(
 
 
 def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """Results that clones compute, of all of them.  TensorFlow puts an Identity before most results; these are outside of what is
-    cloned and read merged values already."""
+    """Results, with those that clones compute merged over all clones.  TensorFlow puts an Identity before most results; these
+    are outside the cloned ops and read merged values already."""
     context, computed = emitted.context, emitted.beside_update()
     edit = computed.begin_edit()
     names = []
@@ -229,7 +230,7 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
             merge = emitted.merge if context.is_returned(number) else computed.merge
             if not computed.context.is_exported(number):
                 emitted.calls.export(number, computed.context)
-            if context.region.batch.layout(number).is_sharded:  # rows stay this process' own
+            if context.region.batch.layout(number).is_sharded:  # each process keeps its own rows
                 name = merge.whole(number)
             else:
                 name = merge.of_all_processes(number)
@@ -249,7 +250,8 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
 
 
 def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.Operation]) -> List[tf.Operation]:
-    """Ops that must run: each where it is, or what runs in its place, all its clones or parts."""
+    """Ops that must run.  An op that was replaced, cloned or divided gives way to its replacement, or to all its clones or
+    parts."""
     context = emitted.context
     pending = [op.name for op in ops]
     found: Dict[str, None] = {}
@@ -267,7 +269,7 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
 
 
 def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
-    """Variables with a home, those of optimizers included, and its device."""
+    """Variables with a home, including those of optimizers -> the home's device."""
     found = {**context.homes.ops, **kept_in_bodies(context.graph, context.homes)} if context.homes.ops else {}
     return {graph.get_operation_by_name(context.graph.ops[index].name): context.devices[home]
             for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
@@ -276,11 +278,11 @@ def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
 def _capture_parts(
     graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str], variable_parts: VariableParts
 ) -> None:
-    """The function captures the parts of a variable in the place of the variable.
+    """Makes the function capture the parts of a variable instead of the variable.
 
     Args:
         op: placeholder of its handle.
-        names, devices: of the parts' placeholders; the name is the variable's own where one part is all of it.
+        names, devices: of the parts' placeholders; a part that is the whole variable has the variable's own name.
 
     Raises:
         PlanError: the variable is an argument.
@@ -289,7 +291,7 @@ def _capture_parts(
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
     variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
     if variable is None and outer is not None and not spread.is_shard:
-        return  # the scale of the loss, which we made and nobody else sees
+        return  # the loss scale, which we made and nobody else sees
     if outer is None or variable is None:
         what = "wh.split or zero divides" if spread.is_shard else "zero or offload moves"
         raise PlanError(
@@ -311,7 +313,7 @@ def _capture_parts(
 
 
 def _place_at_variables(graph: tf.Graph) -> None:
-    """Ops that take a variable's handle run where the variable is."""
+    """Places ops that take a variable's handle where the variable is."""
     outer = {inner.op.name: handle for handle, inner in graph.captures}
     for name in variable_handles(graph):
         handle = graph.get_operation_by_name(name)
@@ -323,7 +325,7 @@ def _place_at_variables(graph: tf.Graph) -> None:
 
 
 def _share_functions(graph: tf.Graph) -> None:
-    """Functions that the rewrite made and the graph calls are known outside of it, too: TensorFlow looks for them there."""
+    """Registers functions that the rewrite made with TensorFlow's eager context, too, where TensorFlow looks for them."""
     known = eager_context()
     for function in graph.as_graph_def().library.function:
         if not known.has_function(function.signature.name):

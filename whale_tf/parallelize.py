@@ -1,4 +1,4 @@
-"""The main path: a tf.Graph in, the same graph out, training on many devices.
+"""The main path: a tf.Graph goes in, and the same graph comes out and trains on many devices.
 
     capture     tf.Graph -> op graph, phases, TaskGraphs                     capture/
     decide      a plan, and the ops that it runs (sync_batch_norm, shard)    planning.py
@@ -46,7 +46,7 @@ class Parallelized(NamedTuple):
     region: Region
     plan: Plan
     emitted: Optional[Emitted] = None  # None: the plan is the local script itself
-    replaced: Mapping[str, Any] = {}  # tensors and ops of the local script -> what is computed in their place
+    replaced: Mapping[str, Any] = {}  # tensors and ops of the local script -> what is computed instead
     assignment: Optional[Assignment] = None  # how ``split`` TaskGraphs are divided
     variables: Optional[DividedVariables] = None
     too_large: Mapping[str, str] = {}  # see :class:`Division`
@@ -67,14 +67,14 @@ def parallelize(
     Args:
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
-        keys: numbers of this process' collectives, where there are several processes.
-        has_run: a Session has taken over the graph's ops already.
+        keys: numbers of this process's collectives, if there are several processes.
+        has_run: a Session has already taken over the graph's ops.
 
     Returns:
-        None when the graph has no optimizer's update yet, and is no model without one that ``plan`` was made for.
+        None if the graph has no optimizer's update yet, and ``plan`` was not made for it as a model without one.
 
     Raises:
-        WhaleError: the graph cannot be parallelized as asked; the graph is then as it was.
+        WhaleError: the graph cannot be parallelized as asked; it is then unchanged.
     """
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     decided = _decided(graph, cluster, config, plan, parts)
@@ -104,11 +104,11 @@ def parallelize(
 
 
 def _tell_inexact(region: Region, plan: Plan, wish: str) -> None:
-    """One warning for each name scope (of a layer) whose ops compute something else than the local script; not for gradients,
-    which follow from them.
+    """Warns once for each name scope (of a layer) whose ops compute something other than in the local script.  Gradients, which
+    follow from them, get no warning.
 
     Raises:
-        InexactError: it is to be refused.
+        InexactError: ``wish`` is ``error``.
     """
     scopes: Dict[str, List[Inexact]] = {}
     for item in region.batch.inexact if wish != "allow" else ():
@@ -132,10 +132,10 @@ def find_program(
     graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None, parts: Sequence[Tuple[int, ...]] = ()
 ) -> Optional[Program]:
     """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
-    Where several processes train beside each other: the first one's.
+    If several processes train in parallel: the step of the first one.
 
     Args:
-        parts: device numbers that each process drives, where there are several.
+        parts: device numbers that each process drives, if there are several.
 
     Raises:
         WhaleError: see :func:`parallelize`.
@@ -158,7 +158,7 @@ def _decided(
     settings = config if plan is None else plan
     if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
         warnings.warn(
-            "amp is 'float16' without a loss scale: gradients below 6e-8 become 0 on their way through float16; set "
+            "amp is 'float16' without a loss scale: gradients below 6e-8 become 0 in float16; set "
             "amp.loss_scale to 'dynamic', or use 'bfloat16', unless the script itself scales its loss")
     step = recorded_low(graph, settings.precision, settings.loss_scale, cluster)
     if settings.sync_batch_norm:

@@ -39,7 +39,7 @@ def refuse_outside_graph(state: Active) -> None:
     if asked is None:
         return
     if function_tracing() is None:
-        where = "TensorFlow trains eagerly or in a tf.function here, which whale_tf divides from TensorFlow 2.4 on"
+        where = "TensorFlow trains eagerly or in a tf.function here, which whale_tf can divide from TensorFlow 2.4 on"
     else:
         where = ("TensorFlow trains eagerly here, op by op. Put the training step into a function: write @tf.function above it "
                  "(Keras: leave out run_eagerly=True)")

@@ -1,4 +1,4 @@
-"""What a Session needs around a rewritten graph: devices, merged fetches, copies kept equal.
+"""What a Session needs around a rewritten graph: devices, merged fetches, and copies that are kept equal.
 
 A run that needs no update uses the original ops and is left alone.  A run that reaches the clones gets its fetches of
 original tensors from merged values, so that it neither computes the model twice nor returns one clone's part.
@@ -34,7 +34,7 @@ def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool
 
     Args:
         may_call: the step may be emitted as calls of functions, which TensorFlow's function optimizer would specialise one by
-            one (a first step of 27 s for 5; 24 layers, 16 micro-batches).
+            one (24 layers, 16 micro-batches: a first step of 27 s instead of 5).
     """
     result = v1.ConfigProto()
     if config is not None:
@@ -53,9 +53,9 @@ class Fetches:
     """Maps what a user fetches from a rewritten graph to what computes it.
 
     Args:
-        replaced: tensors and ops of the local script -> what is computed in their place.
+        replaced: tensors and ops of the local script -> what is computed instead.
         variables: those that ``wh.split`` divides.
-        runtime: this process, where it is one of several.
+        runtime: this process, if there are several.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Fetches:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
-        """What a run of (substituted) fetches means to other processes.
+        """What a run of (substituted) fetches means for other processes.
 
         Raises:
-            UnsupportedOpError: it would wait for them in vain.
+            UnsupportedOpError: it would wait for them forever.
         """
         return Kind() if self._runtime is None else self._runs.check([_op_of(fetch) for fetch in fetches])
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
-        """Call ``function``, a run that waits for other processes.  It begins without what these keep."""
+        """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""
         assert self._runtime is not None
         if self._elsewhere is None:
             return self._runtime.together(session, self._start, original_run, function, *arguments)
@@ -120,24 +120,25 @@ class Fetches:
         return function(*arguments)
 
     def bring(self, kind: Optional[Kind] = None) -> None:
-        """Call before each run by itself: what it needs of what other processes keep has its values here; by default all."""
+        """Call before each run by itself: brings the state that other processes keep and the run needs, by default all."""
         if self._elsewhere is not None and (kind is None or kind.elsewhere):
             self._elsewhere.bring(() if kind is None else kind.elsewhere)
 
     def make_equal(self, session: Any, original_run: Callable) -> None:
-        """A session has been initialised or restored: its variables take process 0's values, where there are several."""
+        """Call when a session has been initialised or restored: if there are several processes, its variables take the values
+        of process 0."""
         if self._runtime is not None:
             self.prepare()
             self.together(session, original_run, lambda: None)
 
     def initialise(self, session: Any, original_run: Callable) -> None:
-        """Variables that the rewrite added get their first values, once in each session."""
+        """Gives the variables that the rewrite added their first values, once in each session."""
         if self._initial is not None and session not in self._initialised:
             self._initialised.add(session)
             original_run(self._initial)
 
     def prepare(self) -> None:
-        """Call before each run: keeps copies equal when ops were added since the last one."""
+        """Call before each run: keeps copies equal if ops were added since the last run."""
         if self._graph.version == self._seen:
             return
         with unfinalized(self._graph):
@@ -147,7 +148,7 @@ class Fetches:
         self._seen = self._graph.version
 
     def catch_up(self, original_run: Callable) -> None:
-        """For a session that ran before the rewrite: copies of variables take the values these have by now."""
+        """For a session that ran before the rewrite: copies of variables take the variables' current values."""
         with unfinalized(self._graph):
             if self._variables is not None:
                 self._variables.catch_up(original_run)
@@ -155,14 +156,14 @@ class Fetches:
         self._seen = self._graph.version
 
     def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
-        """The same list with originals replaced by merged values, if the run reaches any clone.
+        """The same list, with originals replaced by merged values if the run reaches any clone.
 
         Args:
             feeds: the tensors that are fed, and their values (None: not known yet).
 
         Raises:
-            InputError: inputs that are fed together do not fit each other (see ``feeds.check_fed``).
-            UnsupportedOpError: a tensor inside the parallel region is fed, or one that another has taken the place of.
+            InputError: inputs that are fed together do not match (see ``feeds.check_fed``).
+            UnsupportedOpError: a tensor is fed that is inside the parallel region or was replaced.
         """
         loads = self._loads(fetches, list(feeds))
         if loads:
@@ -171,7 +172,7 @@ class Fetches:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
-                    "these out, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
+                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
         parts = [self._successors(fetch) for fetch in fetches]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
@@ -181,16 +182,15 @@ class Fetches:
         for feed in feeds:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
-                    f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the "
-                    f"parallel region, once "
-                    "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
+                    f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
+                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
         asks = self._shared or context.is_called or context.gathered.ops
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
 
     def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
-        """What ``Variable.load`` runs, where it feeds a value that divided variables do not read whole; else nothing."""
+        """What ``Variable.load`` runs instead if it feeds a value that divided variables do not read whole; else nothing."""
         if self._variables is None or not all(isinstance(fetch, tf.Operation) for fetch in fetches):
             return []
         with unfinalized(self._graph):
@@ -202,7 +202,7 @@ class Fetches:
                 for fetch, names in zip(fetches, found)]
 
     def _successors(self, fetch: Fetch) -> List[Fetch]:
-        """The tensors or ops that are computed in a fetch's place: itself, another, or the parts of it."""
+        """The tensors or ops that are computed for a fetch: itself, its replacement, or its parts."""
         found = self._replaced.get(fetch.name)
         if isinstance(fetch, tf.Operation):
             if found is None and fetch.name + ":0" in self._replaced:
@@ -216,7 +216,7 @@ class Fetches:
         return self._successors(self._graph.get_tensor_by_name(found))
 
     def _join(self, fetch: Fetch, parts: Sequence[Fetch]) -> Fetch:
-        """The whole of a fetch from what was computed in its place."""
+        """Puts the parts of a fetch together."""
         if len(parts) == 1 and (isinstance(fetch, tf.Operation) or parts[0].dtype.base_dtype == fetch.dtype.base_dtype):
             return parts[0]
         key = " ".join(part.name for part in parts)
@@ -234,7 +234,7 @@ class Fetches:
         return self._joined[key]
 
     def _joined_tensor(self, fetch: tf.Tensor, nodes: Nodes, names: Sequence[str], scope: str) -> str:
-        """Stages the whole of a tensor, in its own type: under mixed precision its parts may have another."""
+        """Stages the whole of a tensor in its own type; under mixed precision its parts may have another type."""
         host, wanted = self._rewritten.context.host, fetch.dtype.base_dtype
         dtype, whole = self._graph.get_tensor_by_name(names[0]).dtype.base_dtype, names[0]
         if len(names) > 1:
@@ -246,11 +246,11 @@ class Fetches:
         return whole if dtype == wanted else nodes.cast(whole, scope + "/cast", dtype, wanted, host)
 
     def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
-        """What to run in a fetch's place.
+        """What to run instead of a fetch.
 
         Args:
-            writes: the run's writes of variables, where they matter: a loss whose update is among them is fetched over all
-                processes, and no call reads a variable again beside them.
+            writes: the run's writes of variables, if they matter: a loss whose update is among them is fetched over all
+                processes, and no call in the same run reads a variable again.
         """
         context = self._rewritten.context
         shared = self._shared.get(fetch.name)
@@ -272,19 +272,19 @@ class Fetches:
         return self._merged[key]
 
     def _gathered(self, fetch: Fetch) -> Fetch:
-        """What a run that trains computes in the place of a value that follows from variables alone."""
+        """What a run that trains computes instead of a value that depends only on variables."""
         context = self._rewritten.context
         if isinstance(fetch, tf.Operation):
             return self._graph.get_operation_by_name(context.gathered.ops[context.graph.op(fetch.name).id])
         return self._graph.get_tensor_by_name(context.gathered.tensors[context.graph.tensor(fetch.name)])
 
     def _is_among(self, write: int, writes: Set[str]) -> bool:
-        """Whether an update, or what this process does in its place, is among the writes of a run."""
+        """Whether an update, or what this process does instead, is among the writes of a run."""
         name = self._rewritten.context.graph.ops[write].name
         return name in writes or self._ends.get(name) in writes
 
     def _merge(self, fetch: Fetch, rewritten: Emitted) -> Fetch:
-        """Stage and add the merged value of a tensor (or, for an op, something that runs all its clones)."""
+        """Stages and adds the merged value of a tensor or, for an op, an op that runs all its clones."""
         context, edit = rewritten.context, rewritten.begin_edit()
         if isinstance(fetch, tf.Operation):
             op = context.graph.op(fetch.name)
@@ -302,7 +302,7 @@ class Fetches:
         return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
 
     def _is_parallel(self, op: tf.Operation) -> bool:
-        """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are followed back."""
+        """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""
         stack, path = [op], []
         context = self._rewritten.context
         visited = set()
@@ -407,12 +407,12 @@ def _after(before: Callable[[], None], function: Callable) -> Callable:
 
 
 def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:
-    """``function`` with further values behind its first ``count`` arguments."""
+    """``function`` with further values after its first ``count`` arguments."""
     return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
 def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:
-    """Refuse a partial run that reaches clones: feeds arrive one by one, clones need their parts at once.
+    """Refuses a partial run that reaches clones: feeds arrive one by one, but clones need their parts at once.
 
     Raises:
         UnsupportedOpError
@@ -420,14 +420,14 @@ def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any
     _, wanted = elements(session.graph, fetches)
     if fetch_map.substitutes(wanted, {}) != wanted:
         raise UnsupportedOpError(
-            "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use "
-            "Session.run with all feeds"
+            "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use Session.run with all "
+            "feeds"
         )
 
 
 @contextlib.contextmanager
 def unfinalized(graph: tf.Graph) -> Iterator[None]:
-    """Let the rewrite add ops to a graph that a MonitoredSession has finalized."""
+    """Lets the rewrite add ops to a graph that a MonitoredSession has finalized."""
     finalized = graph.finalized
     if finalized:
         graph._unsafe_unfinalize()

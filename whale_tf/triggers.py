@@ -26,7 +26,7 @@ from whale_tf.processes.termination import step_value
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
-    """Rewrite ``graph`` once it has an update.  If the rank of an input is not known, wait until its first training run has
+    """Rewrites ``graph`` once it has an update.  If the rank of an input is not known, waits until its first training run has
     begun.
 
     Raises:
@@ -78,7 +78,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
 
 
 def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
-    """Rewrite a tf.function that trains, right after it was traced."""
+    """Rewrites a tf.function that trains, right after it was traced."""
     state.traced.add(graph)
     known = annotations_of(graph)
     if known.trains:
@@ -117,7 +117,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             raise refusals.no_jacobian(graph)
         if done is None:
             raise PlanError(
-                f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
+                f"tf.function {graph.name!r} takes gradients of variables, but does not update variables with them; update the "
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
             own = done.plan.local_part(state.processes.rank)

@@ -1,14 +1,14 @@
-"""Variables of tf.functions in parts: of those that ``wh.split`` or ``zero`` divides each is on its device; one that has a home
-in whole (``zero``, ``offload``) is a single part, there.  Each part is a variable of its own.
+"""Variables of tf.functions in parts.  If ``wh.split`` or ``zero`` divides a variable, each part is on its own device; a whole
+variable with a home (``zero``, ``offload``) is a single part there.  Each part is a variable of its own.
 
-The user's variable stays what everybody else reads, assigns, saves and restores.  Its value is in one place at a time: in its
-own resource, or in the parts of one division::
+Everybody else still reads, assigns, saves and restores the user's variable.  Its value is in one place at a time: in its own
+resource, or in the parts of one division::
 
     step(batch)           whole ── slices ──> parts, which the step reads and updates; the whole takes no memory
-    v.numpy(), v.assign   parts ── concat ──> whole, from where the next step takes its slices
+    v.numpy(), v.assign   parts ── concat ──> whole, from which the next step takes its slices
 
-Everything that reads or writes a variable takes its handle: eager ops from the variable, functions from their captures.  The
-handle of a divided variable is a property that puts the parts together, and calls of functions that captured it do so, too.
+Whoever reads or writes a variable takes its handle: eager ops from the variable, functions from their captures.  The handle of a
+divided variable is a property that puts the parts together; calls of functions that captured the handle put them together, too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RECORD = "_whale_parts"  # attribute of a divided variable
 
 
 class _Division(NamedTuple):
-    """``devices``: TensorFlow's names, one for each part; ``spread``: ``once`` where one part is all of it."""
+    """``devices``: TensorFlow's names, one for each part; ``spread``: ``once`` if one part is the whole variable."""
 
     spread: Spread
     devices: Tuple[str, ...]
 
     def shapes(self, whole: Tuple[int, ...]) -> List[Tuple[int, ...]]:
-        """Of the parts."""
+        """The shapes of the parts."""
         if not self.spread.is_shard:
             return [whole]
         dim = self.spread.dim
@@ -52,11 +52,11 @@ class _Divided:
     """A divided variable.
 
     Attributes:
-        variable: the user's, while it lives.
+        variable: the user's, as long as it lives.
         handle: of the whole.
         parts: of each division that a function asked for.
         held: the division that has the value; None: the whole has it.
-        is_in_use: a function runs on the parts.
+        is_in_use: a function is running on the parts.
     """
 
     def __init__(self, variable: Any) -> None:
@@ -68,7 +68,7 @@ class _Divided:
         self.is_in_use = False
 
     def divided(self, division: _Division) -> Sequence[Any]:
-        """The division's parts, made where there are none yet; they hold nothing before :meth:`divide`."""
+        """The division's parts, which are made if there are none yet; they hold nothing until :meth:`divide`."""
         if division not in self.parts:
             self.parts[division] = []
             for i, (device, shape) in enumerate(zip(division.devices, division.shapes(self.shape))):
@@ -80,7 +80,7 @@ class _Divided:
         return self.parts[division]
 
     def divide(self, division: _Division) -> None:
-        """The parts take the value."""
+        """Moves the value to the parts."""
         if self.held == division:
             return
         self.put_together()
@@ -94,7 +94,7 @@ class _Divided:
         self.held = division
 
     def put_together(self) -> None:
-        """The whole takes the value; who asks while a function runs on the parts gets a copy."""
+        """Moves the value to the whole.  While a function is running on the parts, the whole gets a copy."""
         if self.held is None:
             return
         division, self.held = self.held, None
@@ -107,21 +107,21 @@ class _Divided:
 
     @contextlib.contextmanager
     def in_use(self, division: _Division) -> Iterator[None]:
-        """The parts have the value, and a function runs on them."""
+        """The parts have the value, and a function is running on them."""
         self.divide(division)
         self.is_in_use = True
         try:
             yield
         finally:
             self.is_in_use = False
-            if self.held is None:  # a tape that is open took the handle before the function ran
+            if self.held is None:  # an open tape took the handle before the function ran
                 self.held = division
                 with tf.init_scope():
                     _empty(self.handle, self.dtype)
 
 
 def _empty(handle: tf.Tensor, dtype: tf.DType) -> None:
-    """Let a variable hold nothing, so that who reads it past us fails."""
+    """Makes a variable hold nothing, so that a read that bypasses this module fails."""
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], dtype))
 
 
@@ -141,7 +141,7 @@ _classes: Dict[type, type] = {}
 
 
 def _divided_class(of: type) -> type:
-    """A class of variables that is like ``of``, but for their handle."""
+    """A class of variables that is like ``of`` except for the handle."""
     if of not in _classes:
         _classes[of] = type(of)(of.__name__, (of,), {"_handle": _Handle(), "__module__": of.__module__})
     return _classes[of]
@@ -156,7 +156,7 @@ class VariableParts:
         self._closed = False
 
     def divide(self, variable: Any, spread: Spread, devices: Sequence[str]) -> Sequence[Any]:
-        """Variables for the parts, in which the value is whenever a function that captured them runs."""
+        """Variables for the parts.  They have the value whenever a function that captured them runs."""
         record = variable.__dict__.get(_RECORD)
         if record is None:
             record = _Divided(variable)
@@ -176,7 +176,7 @@ class VariableParts:
                 self._parts.pop(id(part.handle), None)
 
     def before_call(self, captured: Sequence[Any]) -> None:
-        """A function is about to run on what it captured."""
+        """Call before a function runs: puts captured variables together."""
         if self._wholes and tf.executing_eagerly():
             for handle in captured:
                 record = self._wholes.get(id(handle))
@@ -184,10 +184,10 @@ class VariableParts:
                     record.put_together()
 
     def watch(self, function: Any) -> None:
-        """Let each call of a concrete function that captured parts find the value in them.
+        """Makes each call of a concrete function that captured parts find the value in them.
 
         Raises:
-            PlanError: it reads a variable whole, too, or in other parts.
+            PlanError: the function also reads the whole variable, or other parts of it.
         """
         captured = [self._parts[id(handle)] for handle in function.captured_inputs if id(handle) in self._parts]
         if not captured:
@@ -197,15 +197,15 @@ class VariableParts:
             if needed.setdefault(id(record), (record, division))[1] != division:
                 raise PlanError(
                     f"tf.function {function.graph.name!r} calls functions that divide variable {record.name!r} differently or "
-                    "have it on different devices (wh.split, zero, offload); call them one after the other, outside of a "
+                    "keep it on different devices (wh.split, zero, offload); call them one after the other, outside of a "
                     "function")
         for handle in function.captured_inputs:
             whole = self._wholes.get(id(handle))
             if whole is not None and id(whole) in needed:
                 raise PlanError(
                     f"tf.function {function.graph.name!r} reads or writes variable {whole.name!r} and calls a function that "
-                    "divides it (wh.split) or has it on another device (zero, offload); do one of them outside of the function, "
-                    "or both in the one that trains")
+                    "divides it (wh.split) or keeps it on another device (zero, offload); do one of these outside of the "
+                    "function, or both in the function that trains")
         function._call_flat = self._caller(function._call_flat, list(needed.values()))
 
     def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]]) -> Callable[..., Any]:
@@ -214,7 +214,7 @@ class VariableParts:
                 if self._closed:
                     raise PlanError(
                         "a function whose variables are divided (wh.split) or on other devices (zero, offload) is called in "
-                        "another one that is traced after wh.shutdown(); call wh.init() and make both functions anew")
+                        "another function, which is traced after wh.shutdown(); call wh.init() and create both functions again")
                 return original(*args, **kwargs)
             try:
                 with contextlib.ExitStack() as stack:
@@ -227,7 +227,7 @@ class VariableParts:
         return call
 
     def close(self) -> None:
-        """Variables are as they were; functions that divide them do so during each call only."""
+        """Restores all variables.  Functions that divide them now do so only during a call."""
         self._closed = True
         for record in self._wholes.values():
             record.put_together()

@@ -188,7 +188,7 @@ def test_annotations_need_a_graph(annotate: Callable[[], Any], called: str, devi
     if DIVIDED and called == "wh.set_default_strategy":
         annotate()  # of all functions that are traced from now on
     else:
-        with pytest.raises(wh.AnnotationError, match=f"{called} is about the ops of a .* eager.*@tf.function"):
+        with pytest.raises(wh.AnnotationError, match=f"{called} applies to ops of a .* eager.*@tf.function"):
             annotate()
 
     @tf.function

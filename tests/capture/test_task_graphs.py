@@ -233,7 +233,7 @@ def test_annotation_of_backward_ops_only(graph: Any) -> None:
         loss = tf.reduce_mean(dense(placeholder(), 1, "a"))
     with annotate(graph, "replicate", 1, "optimizer"):
         minimize(loss)
-    with pytest.raises(AnnotationError, match="'optimizer'.* holds backward ops only.*put it around the part"):
+    with pytest.raises(AnnotationError, match="'optimizer'.* contains only backward ops.*put it around the part"):
         assigned(graph)
 
 
@@ -241,7 +241,7 @@ def test_annotation_without_a_forward_op(graph: Any) -> None:
     with annotate(graph, "replicate", 1, "inputs"):
         x = placeholder()
     minimize(tf.reduce_mean(dense(x, 1, "a")))
-    with pytest.raises(AnnotationError, match="'inputs'.* holds no op of the forward pass"):
+    with pytest.raises(AnnotationError, match="'inputs'.* contains no op of the forward pass"):
         assigned(graph)
 
 

@@ -114,7 +114,7 @@ def test_clones_draw_numbers_of_their_own() -> None:
 
 
 def test_a_random_tensor_inside_a_function_is_computed_anew_and_says_so() -> None:
-    with pytest.warns(UserWarning, match="computed anew for the fetch, and random op .* draws other numbers"):
+    with pytest.warns(UserWarning, match="computed again for the fetch, and random op .* draws other numbers"):
         _random_tensor_and_loss(lambda x: x + v1.random_normal(tf.shape(x), seed=7))
 
 

@@ -173,7 +173,7 @@ def test_functions_that_share_variables() -> None:
         found.append(one())
     assert [place(w) for w in weights] == [0, 1, 1, 1]
     for also in (other, lambda: tf.reduce_sum(weights[1])):
-        with pytest.raises(wh.PlanError, match="'outer' reads or writes variable .* has it on another device .zero"):
+        with pytest.raises(wh.PlanError, match="'outer' reads or writes variable .* keeps it on another device .zero"):
             @tf.function
             def outer() -> tf.Tensor:
                 return one() + also()
@@ -390,8 +390,8 @@ def test_what_is_refused(config: Dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("level, key", [("v1", "zero"), ("v0", "offload")])
 def test_several_processes_are_refused(level: str, key: str) -> None:
-    with pytest.raises(wh.PlanError, match=f"{key} is '{level}', under which variables of functions have homes inside one "
-                                           "process only, and tf.function 'step' trains in 2; start one process that"):
+    with pytest.raises(wh.PlanError, match=f"{key} is '{level}', which moves variables of functions only within one process, "
+                                           "but tf.function 'step' trains in 2; start one process that"):
         functions.check("step", Annotations(), {}, Config(LEVELS[level]), None, Processes(("a:1", "b:1")))
 
 

@@ -29,7 +29,7 @@ def train(weights: List[tf.Variable], stages: Any = NOWHERE) -> None:
 def test_xla() -> None:
     wh.init(cluster="cpu:2")
     weights = perceptron()
-    with pytest.raises(wh.PlanError, match="compiled by XLA .jit_compile=True.* leave jit_compile out"):
+    with pytest.raises(wh.PlanError, match="compiled by XLA .jit_compile=True.* leave out jit_compile"):
         tf.function(lambda: train(weights), jit_compile=True)()
 
 
@@ -43,7 +43,7 @@ def test_copies_of_variables() -> None:
 def test_initial_values_by_part() -> None:
     wh.init({"init": "sharded"}, cluster="cpu:2")
     weights = perceptron()
-    with pytest.raises(wh.ConfigError, match="init is 'sharded', but variables of tf.function .* have their values before"):
+    with pytest.raises(wh.ConfigError, match="init is 'sharded', but the variables of tf.function .* have their values before"):
         tf.function(lambda: train(weights, [lambda: wh.split(2), contextlib.nullcontext]))()
 
 

@@ -135,7 +135,7 @@ def _refused(change: Any, match: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key,value,match", [
-    ("graph", "0" * 16, "the plan was made for graph 0000000000000000, this graph is"),
+    ("graph", "0" * 16, "the plan was made for graph 0000000000000000, but this graph is"),
     ("num_devices", 3, "made for 3 devices, but the cluster has 2"),
     ("devices", [[7]], "uses device 7, the cluster has devices 0 to 1"),
     ("ops", ["nowhere"], "lists op 'nowhere', which the graph does not have"),

@@ -166,7 +166,7 @@ def test_a_session_that_ran_before() -> None:
             update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
-                with pytest.raises(wh.PlanError, match="a Session has run ops of this graph before it was divided"):
+                with pytest.raises(wh.PlanError, match="a Session ran ops of this graph before it was divided"):
                     session.run(update, {x: np.ones([4, 2], np.float32)})
     finally:
         wh.shutdown()

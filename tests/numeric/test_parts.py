@@ -149,8 +149,8 @@ def test_a_plan_with_parts() -> None:
     saved = json.loads(plans[0].to_json())
     local = train("adam")
     assert_equal(train("adam", {}, plan=saved), local)
-    for name, dim, message in [("nothing", 0, "has parts of variable 'nothing', which it does not have"),
-                               ("large", 2, r"of its dimensions \[18, 50\], number 2 has no 4 elements"),
+    for name, dim, message in [("nothing", 0, "has parts of variable 'nothing', but not the variable"),
+                               ("large", 2, r"its shape \[18, 50\] has no dimension 2 with at least 4 elements"),
                                ("table", 0, "'table' along dimension 0, which is not possible: its gradient is sparse")]:
         changed = json.loads(json.dumps(saved))
         changed["task_graphs"][0]["parts"] = {name: dim}

@@ -133,7 +133,7 @@ def test_a_port_already_taken() -> None:
         taken.bind(("", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        with pytest.raises(wh.ClusterError, match=f"port {port} of this process' address 127.0.0.1:{port} is taken"):
+        with pytest.raises(wh.ClusterError, match=f"port {port} of this process's address 127.0.0.1:{port} is used"):
             runtime._check_port(f"127.0.0.1:{port}")
 
 
@@ -148,7 +148,7 @@ def test_other_processes_write_no_checkpoint(monkeypatch: Any, graph: tf.Graph, 
 
 
 def test_a_server_of_the_script_is_refused() -> None:
-    with pytest.raises(wh.ClusterError, match="leave the target .master. out"):
+    with pytest.raises(wh.ClusterError, match="leave out the target .master."):
         Runtime(Processes(tuple(TWO), 0), 1).target("grpc://other:1", tf.ConfigProto())
 
 
@@ -228,8 +228,8 @@ def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, part
     assert all((value["twice"][:, 0] == 2 * number).all() for row in found for number, value in row)
 
 
-@pytest.mark.parametrize("cluster,said", [(UNEQUAL.to_dict(), "of the examples of 2 mini-batches the processes take 3 : 1"),
-                                          ("2xcpu:1", "each of 2 processes takes one of 2 mini-batches")])
+@pytest.mark.parametrize("cluster,said", [(UNEQUAL.to_dict(), "from the examples of 2 mini-batches, the processes take 3 : 1"),
+                                          ("2xcpu:1", "each of 2 processes takes one of every 2 mini-batches")])
 def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: tf.Graph, cluster: Any, said: str) -> None:
     monkeypatch.setattr(runtime, "_runtime", None)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 1}}))

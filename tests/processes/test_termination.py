@@ -113,7 +113,7 @@ def test_a_script_that_saves_nothing(capsys: Any) -> None:
     asked_to_end()
     with pytest.raises(SystemExit):
         script.steps(1)
-    assert "the script has not saved a checkpoint" in capsys.readouterr().err
+    assert "the script itself has not saved a checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Any, capsys: Any, li
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert end.value.code == TERMINATED_STATUS
-    assert "saving failed, the checkpoint before stands" in capsys.readouterr().err
+    assert "saving failed, so the previous checkpoint is the last one" in capsys.readouterr().err
     last = tf.train.latest_checkpoint(str(tmp_path))
     assert last == str(tmp_path / "model-1") and saved_weight(last) == 2.0
     assert saved_weight(str(tmp_path / "model-0")) == 1.0

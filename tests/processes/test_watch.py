@@ -137,7 +137,7 @@ def test_one_that_never_comes() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         absent = Watch({2: f"127.0.0.1:{unused.getsockname()[1]}"})
-        with pytest.raises(ClusterError, match=r"process 2 \(127.0.0.1:\d+\) did not come within 0 s: start all 2 processes"):
+        with pytest.raises(ClusterError, match=r"process 2 \(127.0.0.1:\d+\) did not start within 0 s: start all 2 processes"):
             absent.wait_for_all(0.3)
 
 

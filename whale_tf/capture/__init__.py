@@ -1,5 +1,5 @@
-"""What happened to the user's graph, written down: hooks, annotations, and the graph recorded as an op graph.
+"""Records what happens to the user's graph: hooks, annotations, and the graph recorded as an op graph.
 
 ``hooks`` sees gradient calls and sessions, ``annotations`` keeps what was seen, ``record`` turns the graph into
-:class:`whale_tf.ir.graph.OpGraph`; ``variables``, ``phases`` and ``task_graphs`` read the recording only.
+:class:`whale_tf.ir.graph.OpGraph`; ``variables``, ``phases`` and ``task_graphs`` read only the recording.
 """

@@ -11,7 +11,7 @@ Ops are tagged as they are created, through ``Graph._attr_scope``, so the tags t
     ==========================  ==========================================================
 
 Only names are kept here, never TensorFlow objects.  The table is a ``WeakKeyDictionary`` and not an attribute of the
-graph, so that nothing of ours stays on the user's object and the record goes when the graph goes.
+graph, so that nothing of ours stays on the user's object and the record disappears with the graph.
 """
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class GradientCall:
     """One call of ``tf.gradients`` or of an optimizer's ``compute_gradients``.
 
     Attributes:
-        index: number of the call in its graph, which its ops are tagged with.
+        index: number of the call in its graph; its ops are tagged with it.
         ys: names of the differentiated tensors.
-        xs: names of the tensors differentiated by; a variable stands as output 0 of its op.
+        xs: names of the tensors with respect to which they are differentiated; a variable is listed as output 0 of its op.
         grads: for each of ``xs``: None, a tensor name, or (values, indices, dense_shape) names.
-        given: whether the caller gave first gradients (``grad_ys``, ``output_gradients``) in place of ones.
-        first_op, last_op: names of the first and last op that the call created, None when it created none.
+        given: whether the caller gave first gradients (``grad_ys``, ``output_gradients``) instead of ones.
+        first_op, last_op: names of the first and last op that the call created; None if it created none.
     """
 
     __slots__ = ("index", "ys", "xs", "grads", "given", "first_op", "last_op")
@@ -75,18 +75,18 @@ class GradientCall:
 
 
 class Annotations:
-    """The annotations and gradient calls of one graph, in the order they were made.
+    """The annotations and gradient calls of one graph, in the order in which they were made.
 
     Attributes:
-        items: the annotations, by rising index; a default strategy that was taken back leaves a gap.
+        items: the annotations, by increasing index; a default strategy that was taken back leaves a gap.
         default: the strategy of forward ops outside every annotation (one of ``items``), or None.
         gradient_calls: finished calls; a call that raised is not kept.
-        calls_started: how many calls there were, failed ones too.
+        calls_started: how many calls there were, including failed ones.
         trains: gradients of variables were taken in a tf.function.
-        checkpoints: names of tensors that are kept for the backward pass where others are computed again.
-        axes: tensor -> the dimension along the batch that the user states, None: it has none.
+        checkpoints: names of tensors that are kept for the backward pass while others are computed again.
+        axes: tensor -> the dimension along the batch that the user states; None: it has none.
         shapes: input of unknown rank -> its shape in the first mini-batch.
-        remembered: names of those that Keras layers brought along, or entered themselves.
+        remembered: names of annotations that Keras layers remembered, or entered themselves.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Annotations:
         return self._count - 1
 
     def enter(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> Annotation:
-        """The annotation a ``with`` block stands for: a known one if ``name`` is known, else a new one.
+        """The annotation of a ``with`` block: a known one if ``name`` is known, else a new one.
 
         Raises:
             AnnotationError: unknown strategy, bad device count, or a known name with other arguments.
@@ -118,9 +118,9 @@ class Annotations:
             if name is not None and item.name == name:
                 if (item.strategy, item.device_count) != (strategy, device_count):
                     raise AnnotationError(
-                        f"TaskGraph {name!r} was opened as {_call_text(item.strategy, item.device_count)} and is "
-                        f"entered again as {_call_text(strategy, device_count)}. The same name continues the same "
-                        "TaskGraph, so give the same strategy and device count, or another name.")
+                        f"TaskGraph {name!r} was opened as {_call_text(item.strategy, item.device_count)} and is now opened "
+                        f"as {_call_text(strategy, device_count)}. The same name continues the same TaskGraph, so give the "
+                        "same strategy and device count, or another name.")
                 return item
         index = self.next_index()
         item = Annotation(index, strategy, device_count, name or f"{strategy}_{index}")
@@ -132,27 +132,26 @@ _ANNOTATIONS: MutableMapping[tf.Graph, Annotations] = weakref.WeakKeyDictionary(
 
 
 def annotations_of(graph: tf.Graph) -> Annotations:
-    """The annotations of ``graph``; empty ones are made on first use."""
+    """The annotations of ``graph``, created empty on first use."""
     if graph not in _ANNOTATIONS:
         _ANNOTATIONS[graph] = Annotations()
     return _ANNOTATIONS[graph]
 
 
 def forget() -> None:
-    """Drop the annotations of all graphs (``wh.shutdown`` and a second ``wh.init``).  Tags on ops stay; they have no
-    effect."""
+    """Drops the annotations of all graphs (``wh.shutdown`` and a second ``wh.init``).  Tags on ops stay, without effect."""
     _ANNOTATIONS.clear()
 
 
 def current_graph(caller: str) -> tf.Graph:
-    """The graph that ops are being added to, for ``caller``.
+    """The graph to which ops are currently added, for ``caller``.
 
     Raises:
-        AnnotationError: eager execution, where there is no graph to annotate, or a function that is being traced.
+        AnnotationError: eager execution, in which there is no graph to annotate, or a function that is being traced.
     """
     if tf.executing_eagerly():
         raise AnnotationError(
-            f"{caller} is about the ops of a graph, but TensorFlow is executing eagerly. Use it inside a function: write "
+            f"{caller} applies to ops of a graph, but TensorFlow is executing eagerly. Use it inside a function: write "
             "@tf.function above the training step; or build the model inside `with tf.Graph().as_default():`.")
     graph = v1.get_default_graph()
     if not graph.building_function:
@@ -163,7 +162,7 @@ def current_graph(caller: str) -> tf.Graph:
             "condition or function call is in one TaskGraph: put the annotation around the whole call.")
     if function_tracing() is None:
         raise AnnotationError(
-            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.4 on, and this is "
+            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf can divide from TensorFlow 2.4 on, but this is "
             f"{tf.__version__}. Build and train the model in graph mode: tf.compat.v1.disable_eager_execution() first, no "
             "tf.function, a tf.compat.v1.train optimizer and tf.compat.v1.Session.")
     return graph
@@ -172,23 +171,22 @@ def current_graph(caller: str) -> tf.Graph:
 @contextlib.contextmanager
 def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
              name: Optional[str] = None) -> Iterator[Annotation]:
-    """Put every op that is created inside the block, in ``graph``, into one TaskGraph.
+    """Puts every op of ``graph`` that is created inside the block into one TaskGraph.
 
     Without ``name`` each block is a new TaskGraph.  A name that was used before continues that TaskGraph, with the same
-    strategy and device count.  Ops of other graphs are not touched, so a function body (of ``tf.while_loop`` or
-    ``tf.cond`` on TensorFlow 2) belongs to the TaskGraph of the op that calls it.
+    strategy and device count.  Ops of other graphs are not affected, so a function body (of ``tf.while_loop`` or ``tf.cond``
+    in TensorFlow 2) belongs to the TaskGraph of the op that calls it.
 
     Raises:
-        AnnotationError: nested annotations, or arguments without a meaning.
+        AnnotationError: nested annotations, or invalid arguments.
     """
     annotations = annotations_of(graph)
     outer = _open_annotation(graph)
     if outer is not None:
         raise AnnotationError(
-            f"wh.{strategy} inside wh.{outer.strategy} (TaskGraph {outer.name!r}): annotations do not nest. Close the "
-            f"outer `with` block before opening "
-            "the inner one; parallelism within parallelism comes from the device counts (nested data parallelism) or "
-            "from wh.set_default_strategy.")
+            f"wh.{strategy} inside wh.{outer.strategy} (TaskGraph {outer.name!r}): annotations do not nest. Close the outer "
+            "`with` block before opening the inner one; to nest parallelism, use the device counts (nested data parallelism) "
+            "or wh.set_default_strategy.")
     item = annotations.enter(strategy, device_count, name)
     annotations._open = item
     try:
@@ -200,19 +198,18 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
 
 def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
                          name: Optional[str] = None) -> Annotation:
-    """Put every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).
+    """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).
     A later call replaces an earlier one.
 
     Raises:
-        AnnotationError: inside an annotation, or arguments without a meaning.
+        AnnotationError: inside an annotation, or invalid arguments.
     """
     annotations = annotations_of(graph)
     outer = _open_annotation(graph)
     if outer is not None:
         raise AnnotationError(
-            f"wh.set_default_strategy inside wh.{outer.strategy} (TaskGraph {outer.name!r}): it is for the ops "
-            f"outside every annotation. Call "
-            "it before the `with` block.")
+            f"wh.set_default_strategy inside wh.{outer.strategy} (TaskGraph {outer.name!r}): it is for the ops outside every "
+            "annotation. Call it before the `with` block.")
     _check_arguments(strategy, device_count)
     replaced = annotations.default
     index = annotations.next_index() if replaced is None else replaced.index
@@ -224,7 +221,7 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
 
 
 def forget_default_strategy(graph: tf.Graph) -> None:
-    """Take back what :func:`set_default_strategy` said, if it was called."""
+    """Undoes :func:`set_default_strategy`, if it was called."""
     annotations = annotations_of(graph)
     annotations.items = [item for item in annotations.items if item is not annotations.default]
     annotations.default = None
@@ -232,11 +229,11 @@ def forget_default_strategy(graph: tf.Graph) -> None:
 
 @contextlib.contextmanager
 def gradient_call(graph: tf.Graph, ys: Any, xs: Any, first: Any = None) -> Iterator[GradientCall]:
-    """Tag the ops created inside as backward ops of one gradient call; the caller fills in ``grads`` with
-    :func:`gradient_names`.  The call is kept when the block ends without an exception.
+    """Tags the ops created inside as backward ops of one gradient call; the caller fills in ``grads`` with
+    :func:`gradient_names`.  The call is kept if the block ends without an exception.
 
     Args:
-        first: the gradients that it begins with, where the caller gives them.
+        first: the gradients with which it begins, if the caller gives them.
     """
     annotations = annotations_of(graph)
     given = any(grad is not None for grad in (first if isinstance(first, (list, tuple)) else [first]))
@@ -282,7 +279,7 @@ def densified(grads: Sequence[Any], xs: Any) -> List[Any]:
     """Sparse gradients as tensors: repeated rows added up, zeros elsewhere.
 
     Args:
-        xs: what the gradients were taken by, one or a list.
+        xs: what the gradients are with respect to, one or a list.
     """
     found = []
     for grad, x in zip(grads, xs if isinstance(xs, (list, tuple)) else [xs]):
@@ -314,9 +311,8 @@ def _check_arguments(strategy: str, device_count: Optional[int]) -> None:
         raise AnnotationError("strategy {!r} is not one of {}.".format(strategy, ", ".join(STRATEGIES)))
     if device_count is not None and (isinstance(device_count, bool) or not isinstance(device_count, int)
                                      or device_count < 1):
-        raise AnnotationError(f"wh.{strategy}({device_count!r}): the device count must be a whole number of at least "
-                              f"1, or left out for all "
-                              "devices.")
+        raise AnnotationError(f"wh.{strategy}({device_count!r}): the device count must be a whole number of at least 1, or "
+                              "left out for all devices.")
 
 
 def _call_text(strategy: str, device_count: Optional[int]) -> str:

@@ -1,4 +1,4 @@
-"""Everything the main path needs to know of a tf.Graph, without TensorFlow in it."""
+"""Everything that the main path needs to know about a tf.Graph, without TensorFlow objects."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Captured(NamedTuple):
     scope: numbers of the FORWARD and BACKWARD ops.
     task_graph: TaskGraph of every op, -1 outside the region.
     specs: the TaskGraphs.
-    variable_homes: variable op -> its TaskGraph, for variables the region reads.
-    gradient_home: gradient tensor -> TaskGraph of the variable it updates.
-    gradients: (gradient tensor, variable op) in the order the gradients become ready.
+    variable_homes: variable op -> its TaskGraph, for variables that the region reads.
+    gradient_home: gradient tensor -> TaskGraph of the variable that it updates.
+    gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
     sources: batch inputs and their batch dimension.
     has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
     is_annotated: whether the TaskGraphs are the user's annotations.
     axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
     stated: layouts of tensors that the user states, or that follow from how inputs are used.
-    recording: what all this was read from; None: it is not needed any more.
+    recording: the source of all this; None: it is no longer needed.
     """
 
     graph: OpGraph
@@ -74,12 +74,13 @@ class Captured(NamedTuple):
 
     @property
     def static_examples(self) -> Optional[int]:
-        """Examples of a mini-batch, as the graph's shapes say."""
+        """The number of examples of a mini-batch, according to the graph's shapes."""
         return static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
 
     @property
     def examples(self) -> Optional[int]:
-        """Examples of a mini-batch, as the graph's shapes say; else of the first one, if inputs were looked at."""
+        """The number of examples of a mini-batch, according to the graph's shapes; else that of the first one, if the shapes of
+        its inputs were learned."""
         known = self.static_examples
         given = self.definitions.given
         names = {self.graph.tensor_name(tensor): (dim, self._rows(tensor)) for tensor, dim in self.sources.items()}
@@ -87,7 +88,7 @@ class Captured(NamedTuple):
         return known if known is not None else next(iter(fed), None)
 
     def sized(self, batch: int) -> OpGraph:
-        """The op graph with mini-batches of so many examples, where it does not say another size; see :func:`sized`."""
+        """The op graph with mini-batches of ``batch`` examples unless it says another size; see :func:`sized`."""
         rows = {tensor: self._rows(tensor) for tensor in self.sources}
         return sized(self.definitions, self.graph, self.sources, batch, rows)
 
@@ -97,7 +98,7 @@ class Captured(NamedTuple):
         return 1 if layout is None else sum(layout.blocks or (1,))
 
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
-        """How the batch goes through the graph from its sources."""
+        """How the batch passes through the graph from its sources."""
         axis = self.axis
         is_asked = options.sync is not None or options.together
         if axis is not None and not is_asked and not (options.sections and (axis.unknown or axis.inexact)):
@@ -105,8 +106,9 @@ class Captured(NamedTuple):
         return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
 
     def with_rows_beside(self) -> Captured:
-        """With the inputs as sources, too, that come from the input pipeline together with sources, and that nothing needs single
-        rows of (labels of which a loss compares all pairs): where there are several mini-batches, each has rows of its own."""
+        """The same with further sources: inputs that come from the input pipeline together with sources, and of which no op needs
+        single rows (such as labels of which a loss compares all pairs).  If there are several mini-batches, each has its own
+        rows of these."""
         pulls = {pull for tensor in self.sources for pull in _pulls(self.graph, tensor)}
         sizes = {self._first(tensor) for tensor, dim in self.sources.items() if dim == 0 and self._rows(tensor) == 1}
         beside = {tensor: 0 for tensor in self.inputs_beside if self._first(tensor) in sizes
@@ -115,7 +117,7 @@ class Captured(NamedTuple):
 
     @property
     def inputs_beside(self) -> List[int]:
-        """Inputs with a first dimension that are not divided, and of which the user does not say so."""
+        """Inputs with a first dimension that are not divided, although the user has not said so."""
         return [tensor for tensor in _candidates(self.graph, self.scope) if tensor not in self.sources and self.graph.tensors[
             tensor].shape and self.graph.tensor_name(tensor) not in self.stated]
 
@@ -123,7 +125,7 @@ class Captured(NamedTuple):
         return (self.graph.tensors[tensor].shape or (-1,))[0]
 
     def step(self, region: Region, processes: int = 1) -> TrainingStep:
-        """What passes make a Program of."""
+        """The step from which passes make a Program."""
         update, across = find_update(region, self.variable_homes, self.gradient_home), None
         if processes > 1 and self.recording is not None and self.recording.results is not None:
             across = of_function(region, self.sources, self.recording.results)
@@ -137,7 +139,7 @@ class Captured(NamedTuple):
 
 
 def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:
-    """Record a graph, find its phases, TaskGraphs, variables and batch inputs; see :func:`captured_from`."""
+    """Records a graph, and finds its phases, TaskGraphs, variables and batch inputs; see :func:`captured_from`."""
     return captured_from(recording_of(graph), is_pipeline, plan)
 
 
@@ -146,10 +148,10 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
 
     Args:
         is_pipeline: there will be several micro-batches, so TaskGraphs must be able to run one after the other.
-        plan: its TaskGraphs in place of the annotations'; those that hold the batch part of another count to that one.
+        plan: its TaskGraphs replace the annotations'; one that has the batch part of another counts as that one.
 
     Raises:
-        AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
+        AnnotationError: invalid annotations, or TaskGraphs that cannot be stages.
         UnknownShapeError: a batch input of unknown rank.
     """
     ops, phases, annotations = recording.graph, recording.phases, recording.annotations
@@ -189,7 +191,7 @@ def _scope(ops: OpGraph) -> FrozenSet[int]:
 
 
 def _gradients(phases: Phases) -> Tuple[Tuple[int, int], ...]:
-    """(gradient tensor, variable op), as they become ready."""
+    """(gradient tensor, variable op), in the order in which they become ready."""
     order: Dict[int, int] = {}
     for target in phases.targets:
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
@@ -197,8 +199,8 @@ def _gradients(phases: Phases) -> Tuple[Tuple[int, int], ...]:
 
 
 def _is_planned_model(ops: OpGraph, phases: Phases, plan: Plan) -> bool:
-    """Whether this is a model that does not train and ``plan`` was made for.  Its ops then get their phases; what a script has
-    added runs once, on its results.
+    """Whether this is a model that does not train and for which ``plan`` was made.  If so, its ops get their phases.  Ops that a
+    script has added run once, on its results.
 
     Raises:
         PlanError: see :func:`_check_frozen`.
@@ -215,7 +217,7 @@ def _is_planned_model(ops: OpGraph, phases: Phases, plan: Plan) -> bool:
 
 
 def _mark_phases(ops: OpGraph, added: Collection[str]) -> None:
-    """Phases of a model that does not train; ``added`` ops are no part of it."""
+    """Sets the phases of a model that does not train; ``added`` ops are not part of it."""
     model_phases(ops)
     for op in ops.ops:
         if op.phase is Phase.FORWARD and op.name in added:
@@ -224,7 +226,7 @@ def _mark_phases(ops: OpGraph, added: Collection[str]) -> None:
 
 def _check_frozen(phases: Phases) -> None:
     """Raises:
-    PlanError: the model has variables, so that nobody can tell initialisers and savers from it.
+    PlanError: the model has variables, so its ops cannot be told apart from initialisers and savers.
     """
     if len(phases.variables):
         raise PlanError("the plan is for a model that does not train and has variables; freeze it "
@@ -235,10 +237,10 @@ def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequenc
     """The same graph with other TaskGraphs.
 
     Args:
-        members: names of the forward ops of each; ops that none names join as un-annotated ones do.
+        members: names of the forward ops of each TaskGraph; other ops join one as un-annotated ops do.
 
     Raises:
-        AnnotationError: they cannot run one after the other.
+        AnnotationError: the TaskGraphs cannot run one after the other.
     """
     variables = captured.phases.variables
     found = assign_planned(captured.graph, members, variables)
@@ -256,7 +258,7 @@ def _with_task_graphs(captured: Captured, task_graphs: TaskGraphs, specs: Tuple[
 
 
 def _readers_at_home(found: TaskGraphs, variables: Variables) -> TaskGraphs:
-    """Ops that take a handle run where the variable is."""
+    """Puts ops that take a handle into the variable's TaskGraph."""
     of = list(found.of)
     for reader, read in variables.read_by.items():
         if of[reader] >= 0 and read[0] in found.homes:
@@ -288,7 +290,7 @@ def _task_graphs(
 
 
 def _as_before(ops: OpGraph, before: Captured, variables: Variables) -> TaskGraphs:
-    """Ops keep their TaskGraph; what wh.split made says its own."""
+    """Ops keep their TaskGraph; ops that wh.split made are tagged with theirs."""
     home = {op.name: before.task_graph[op.id] for op in before.graph.ops}
     return complete(ops, [home.get(op.name, -1) for op in ops.ops], variables)
 
@@ -304,7 +306,7 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
         changed = "shapes of variables" if plan.graph.split("-")[0] == fingerprint.split("-")[0] else \
             "the model, the optimizer or the annotations"
         raise OtherGraphError(
-            f"the plan was made for graph {plan.graph}, this graph is {fingerprint}: {changed} changed; make a new plan "
+            f"the plan was made for graph {plan.graph}, but this graph is {fingerprint}: {changed} changed; make a new plan "
             "(wh.current_plan().to_json())"
         )
     for task in plan.task_graphs:
@@ -321,7 +323,7 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
 
 
 def _pulls(ops: OpGraph, tensor: int) -> Set[int]:
-    """Ops that take elements from an input pipeline, and that a tensor of the input side follows from."""
+    """Ops that take elements from an input pipeline and from which a tensor of the input side follows."""
     behind = reached([ops.tensors[tensor].op], lambda index: () if ops.ops[index].type in PULLS else (
         ops.tensors[t].op for t in ops.ops[index].inputs))
     return {index for index in behind if ops.ops[index].type in PULLS}

@@ -10,12 +10,12 @@ from whale_tf.profiler.op_cost import FREE, op_costs
 
 
 def captured_chain(captured: Captured, region: Region, batch: int) -> Chain:
-    """The chain of a graph with mini-batches of ``batch`` examples, where the graph does not say another size.
+    """The chain of a graph with mini-batches of ``batch`` examples, unless the graph says another size.
 
-    Gradients that no update needs (of inputs and constants) cost nothing: a Session does not compute them.
+    Gradients that no update needs (of inputs and constants) cost nothing, because a Session does not compute them.
 
     Raises:
-        PlanError: the model has no part to cut, or its costs are not known.
+        PlanError: the model cannot be cut anywhere, or its costs are not known.
     """
     ops = captured.sized(batch)
     parameters = {variable: captured.phases.variables[variable].bytes for _, variable in captured.gradients}

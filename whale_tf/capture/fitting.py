@@ -1,6 +1,6 @@
 """What Keras and TensorFlow 2 do around training steps: what ``fit`` iterates over, and who writes files.
 
-In a job of several processes ``fit`` takes this process' share of the data; ``evaluate``, ``predict`` and validation take all of
+In a job of several processes ``fit`` takes this process's share of the data; ``evaluate``, ``predict`` and validation take all of
 it, in every process, so that all log the same numbers.  Only process 0 writes.
 """
 from __future__ import annotations
@@ -14,15 +14,15 @@ from whale_tf._tf_compat import seeded, tf
 from whale_tf.capture.tapes import is_body, traced_function
 
 Function = Callable[..., Any]
-_KERAS_2 = ("keras.src", "tf_keras.src")  # of TensorFlow 2.13 to 2.15, and beside later ones
-_OLD_KERAS_2 = ("keras", "tensorflow.python.keras")  # where several processes do not train by functions
-_WRITERS = ("CSVLogger", "RemoteMonitor", "TensorBoard")  # callbacks that do nothing but write
+_KERAS_2 = ("keras.src", "tf_keras.src")  # of TensorFlow 2.13 to 2.15, and installed beside later ones
+_OLD_KERAS_2 = ("keras", "tensorflow.python.keras")  # with these, several processes do not train functions
+_WRITERS = ("CSVLogger", "RemoteMonitor", "TensorBoard")  # callbacks that only write
 
 
 class _Thread(threading.local):
     """Attributes:
-        depth: methods of Keras models under way that iterate over datasets themselves.
-        expects_data: ``fit`` has begun, and has not made an iterator of its training data yet.
+        depth: number of running methods of Keras models that themselves iterate over datasets.
+        expects_data: ``fit`` has begun, but has not yet made an iterator of its training data.
     """
 
     depth = 0
@@ -33,7 +33,7 @@ _thread = _Thread()
 
 
 def iterates() -> bool:
-    """Whether it is Keras that iterates over datasets now."""
+    """Whether Keras is iterating over datasets now."""
     return _thread.depth > 0
 
 
@@ -41,7 +41,7 @@ Place = Tuple[Any, str, Callable[[Function, Any], Function]]  # owner, attribute
 
 
 def attributes() -> Iterator[Place]:
-    """What is hooked in every Keras that is loaded."""
+    """The attributes that are hooked in every loaded Keras."""
     for root in (*_KERAS_2, *_OLD_KERAS_2):
         yield from _of_keras_2(root)
     yield from _of_keras_3()
@@ -106,12 +106,12 @@ def _fit(original: Function, callbacks: Any) -> Function:
 
 
 def _runner() -> Any:
-    """The class that has the method by which Keras 2 runs a training step where no strategy is open."""
+    """The class with the method that runs Keras 2's training step if no tf.distribute strategy is open."""
     return next(kind for kind in type(tf.distribute.get_strategy()).__mro__ if "run" in vars(kind))
 
 
 def _run_in_loop(original: Function, callbacks: Any) -> Function:
-    """With ``steps_per_execution`` Keras 2 traces its step in a loop's body.  A function of its own can be divided."""
+    """Makes Keras 2's step a separate function, which can be divided, if ``steps_per_execution`` puts it into a loop's body."""
 
     def run(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         graph = traced_function()
@@ -122,7 +122,7 @@ def _run_in_loop(original: Function, callbacks: Any) -> Function:
 
 
 def _data_handler_init(original: Function, callbacks: Any) -> Function:
-    """Arrays that ``fit`` shuffles are shuffled alike in all processes."""
+    """Makes ``fit`` shuffle arrays in the same way in all processes."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         seed = callbacks.shuffle(None) if _thread.expects_data else None
@@ -132,7 +132,7 @@ def _data_handler_init(original: Function, callbacks: Any) -> Function:
 
 
 def _configure_dataset(original: Function, callbacks: Any) -> Function:
-    """Gives ``fit``, whose training data is what the first handler is made for, this process' share of it."""
+    """Gives ``fit`` this process's share of its training data, for which it makes its first handler."""
 
     def configure(self: Any, strategy: Any, x: Any, steps_per_epoch: Any, *args: Any, **kwargs: Any) -> None:
         original(self, strategy, x, steps_per_epoch, *args, **kwargs)
@@ -146,7 +146,7 @@ def _configure_dataset(original: Function, callbacks: Any) -> Function:
 
 
 def _epoch_iterator_init(original: Function, callbacks: Any) -> Function:
-    """Gives the iterator of ``fit``'s training data, which is the first that it makes, what stands in its data's place."""
+    """Replaces the data of ``fit``'s training iterator, which is the first iterator that it makes."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -175,7 +175,7 @@ def _only_writes(callback: Any) -> bool:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def written_once(original: Function, callbacks: Any) -> Function:
-    """A function that writes files, and returns nothing."""
+    """For a function that writes files and returns nothing."""
 
     def write(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if callbacks.writes() else None
@@ -191,7 +191,7 @@ def checkpoint_write(original: Function, callbacks: Any) -> Function:
 
 
 def checkpoint_save(original: Function, callbacks: Any) -> Function:
-    """``tf.train.Checkpoint.save``: it counts its calls, in all processes."""
+    """``tf.train.Checkpoint.save``, which counts its calls in all processes."""
 
     def save(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
         if callbacks.writes():

@@ -1,4 +1,4 @@
-"""Variables of a tf.function: they live outside, and its graph has a placeholder for the handle of each.
+"""Variables of a tf.function: they live outside it, and its graph has a placeholder for the handle of each.
 
 ::
 
@@ -14,14 +14,14 @@ from whale_tf.ir.across import SUMS
 
 
 class Handle(NamedTuple):
-    """What the op graph says in the placeholder's place: a variable's op, with the attributes that such an op has."""
+    """What the op graph has instead of the placeholder: a variable's op, with the attributes of such an op."""
 
     type: str
     attrs: Dict[str, Any]
 
 
 def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
-    """The placeholders of a function's graph that stand for variables, by name; of other graphs none."""
+    """The placeholders of a function's graph that stand for variables, by name; other graphs have none."""
     found: Dict[str, Handle] = {}
     summed = _summed(graph)
     for tensor in getattr(graph, "inputs", ()):
@@ -35,18 +35,18 @@ def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
 
 
 def _summed(graph: tf.Graph) -> Set[str]:
-    """Placeholders of variables that say of themselves that their values add up over replicas: what metrics count."""
+    """Placeholders of variables which declare that their values are summed over replicas, such as the counts of metrics."""
     captured = inside(graph) if hasattr(graph, "captures") else {}
     return {captured[id(variable.handle)].op.name for variable in captured_variables(graph)
             if variable.aggregation == tf.VariableAggregation.SUM}
 
 
 def captured_variables(graph: tf.Graph) -> List[Any]:
-    """A function's variables, in the order in which it was found to use them."""
+    """A function's variables, in the order of their first use."""
     known = {id(variable.handle): variable for variable in getattr(graph, "variables", ())}
     return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known] if known else []
 
 
 def inside(graph: tf.Graph) -> Dict[int, tf.Tensor]:
-    """What stands in a function's graph for each tensor that it captured, by ``id`` of the tensor outside."""
+    """The placeholder in a function's graph of each tensor that it captured, by ``id`` of the tensor outside."""
     return {id(outer): inner for outer, inner in graph.captures}

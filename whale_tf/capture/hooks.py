@@ -1,8 +1,8 @@
 """The hooks into TensorFlow: one table, installed and removed together.
 
-A hook replaces one attribute of a TensorFlow class or module by a wrapper around the original.  The wrappers do no
-work of their own: gradient calls are noted in :mod:`whale_tf.capture.annotations`, everything about sessions,
-graphs and savers goes to the :class:`Callbacks` that :func:`install` was given.
+A hook replaces one attribute of a TensorFlow class or module by a wrapper around the original.  The wrappers do no work
+themselves: gradient calls are noted in :mod:`whale_tf.capture.annotations`, and everything about sessions, graphs and savers goes
+to the :class:`Callbacks` that :func:`install` was given.
 """
 from __future__ import annotations
 
@@ -36,35 +36,34 @@ class Callbacks(NamedTuple):
     that takes it decides whether and how to call it.  The defaults change nothing.
 
     Attributes:
-        gradients: (gradients, what they were taken by) -> the gradients that the caller gets.
-        outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function, where it cannot be
+        gradients: (gradients, what they are with respect to) -> the gradients that the caller gets.
+        outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function that cannot be
             rewritten): training that neither a Session nor a function runs.
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
-        jacobian: (graph), before a tape takes a Jacobian by variables in the graph of a tf.function.
-        forward_mode: (), before derivatives by variables are taken forwards, by a ForwardAccumulator.
+        jacobian: (graph), before a tape takes a Jacobian with respect to variables in the graph of a tf.function.
+        forward_mode: (), before a ForwardAccumulator takes derivatives with respect to variables.
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
-        may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
-        arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if it can be.
-        call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
+        may_use_xla: (), whether Keras may compile a model with XLA if the script did not explicitly ask for it.
+        arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if possible.
+        call: (concrete function, original), for every call of a tf.function, eagerly or in another function's graph.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
-        traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
-        made: (concrete function), that graph has become one.
+        traced: (graph, attributes), when a tf.function has been traced; its graph can still be edited.
+        made: (concrete function), when it has been made from that graph.
         before_call: (captured tensors), before a concrete function runs, or is called in another.
-        before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
+        before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not called for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
         create_session: (session creator, original, whether it is a chief's) -> a session, initialised or restored.
         run: (session, original, fetches, feed_dict, options, run_metadata) -> the fetched values.
         make_callable: (session, original, fetches, feed_list, accept_options) -> a callable.
         partial_run_setup: (session, original, fetches, feeds) -> a handle.
-        before_extend: (session), before the session takes over ops that are new in its graph; every way to run ends
-            here.
+        before_extend: (session), before the session takes over new ops of its graph; all ways to run lead here.
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
         add_event: (original, event), for every event that goes to an event file.
-        dataset: (dataset) -> the dataset to make an iterator of.
-        training_data: (Keras' adapter of the data that ``fit`` trains on) -> one to take its place.
-        training_batches: (dataset that Keras 2's ``fit`` trains on, mini-batches of an epoch or None) -> what takes its place,
-            and how many processes share it.
+        dataset: (dataset) -> the dataset from which to make an iterator.
+        training_data: (Keras' adapter of the data that ``fit`` trains on) -> the adapter to use instead.
+        training_batches: (dataset that Keras 2's ``fit`` trains on, mini-batches of an epoch or None) -> the dataset to use
+            instead, and how many processes share it.
         divides: (), whether training steps are divided.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
@@ -100,8 +99,8 @@ class Callbacks(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """``wrapper(original, callbacks)`` returns what stands in for ``owner.attribute``; ``tell`` is called with what stands there
-    from then on, where others than the owner must know."""
+    """``wrapper(original, callbacks)`` returns the replacement of ``owner.attribute``; ``tell`` is called with each new value if
+    others than the owner must know it."""
 
     owner: Any
     attribute: str
@@ -111,8 +110,8 @@ class Hook(NamedTuple):
 
 # -- gradient calls -------------------------------------------------------------------------------------------------
 def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
-    """Notes the call.  TensorFlow re-enters for function bodies (``src_graph`` is another graph) and for composite
-    tensors: the outermost call counts."""
+    """Notes the call.  TensorFlow re-enters for function bodies (``src_graph`` is another graph) and for composite tensors; only
+    the outermost call counts."""
     parameters = inspect.signature(original)
 
     def wrapper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,11 +134,11 @@ def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
 
 
 def _maybe_compile(original: Function, callbacks: Callbacks) -> Function:
-    """Tags the ops made by one op's gradient function with the name of that op."""
+    """Tags the ops that an op's gradient function makes with the op's name."""
 
     def wrapper(scope: str, op: tf.Operation, func: Any, grad_fn: Function) -> Any:
         graph = v1.get_default_graph()
-        if op.graph is not graph:  # a body of the backward pass, about a body of the forward pass
+        if op.graph is not graph:  # a body of the backward pass, for a body of the forward pass
             return original(scope, op, func, grad_fn)
         with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=op.name.encode())}):
             return original(scope, op, func, grad_fn)
@@ -147,7 +146,7 @@ def _maybe_compile(original: Function, callbacks: Callbacks) -> Function:
 
 
 def _imperative_grad(original: Function, callbacks: Callbacks) -> Function:
-    """What every ``GradientTape.gradient`` ends in: those of Keras' ``fit``, of optimizers' ``minimize``, of training loops.
+    """Every ``GradientTape.gradient`` calls this: those of Keras' ``fit``, of optimizers' ``minimize``, and of training loops.
     A tape in a graph that a Session runs is found in that graph."""
     parameters = inspect.signature(original)
 
@@ -177,7 +176,7 @@ def _forward_accumulator(original: Function, callbacks: Callbacks) -> Function:
 
 
 def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any], first: Any) -> Any:
-    """Gradients where TensorFlow 2 executes eagerly, but in functions."""
+    """Gradients in functions, while TensorFlow 2 executes eagerly outside them."""
     graph = tapes.traced_function()
     if tapes.has_variables(xs):
         if graph is None:
@@ -196,14 +195,14 @@ def _create_concrete_function(original: Function, callbacks: Callbacks) -> Funct
             try:
                 return original(other, type_context, type(func_graph)(func_graph.name), tracing_options)
             except (TypeError, ValueError):
-                pass  # the function asks for a static size; if this is another mistake, it comes again
+                pass  # the function asks for a static size; any other error will occur again
         return original(function_type, type_context, func_graph, tracing_options)
     return create
 
 
 def _capture(original: Function, callbacks: Callbacks) -> Function:
-    """Placeholders of what a function captures from eager execution have the same names in every process, so that a plan of it
-    can be run again.  TensorFlow's own name is a count of all that was executed before."""
+    """Gives the placeholders of tensors that a function captures from eager execution the same names in every process, so that
+    its plan can be run again.  TensorFlow's own names count everything that was executed before."""
 
     def capture(self: Any, tensor: Any, name: Optional[str] = None, shape: Any = None) -> Any:
         if name is None and not hasattr(tensor, "graph"):
@@ -213,7 +212,7 @@ def _capture(original: Function, callbacks: Callbacks) -> Function:
 
 
 def _call_flat(original: Function, callbacks: Callbacks) -> Function:
-    """What runs a concrete function, or calls it in another."""
+    """Runs a concrete function, or calls it in another one."""
 
     def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         callbacks.before_call(captured_inputs)
@@ -233,7 +232,7 @@ def _function_call(original: Function, callbacks: Callbacks) -> Function:
 
 
 def _concrete_function(original: Any, callbacks: Callbacks) -> Any:
-    """What makes a concrete function of each graph that was traced: a constructor or, since TensorFlow 2.14, a class method."""
+    """Makes a concrete function from each traced graph: a constructor or, since TensorFlow 2.14, a class method."""
     is_constructor = inspect.isfunction(original)
     make = original if is_constructor else original.__func__
 
@@ -386,7 +385,7 @@ if _TRACING is not None:
         Hook(tf.autodiff.ForwardAccumulator, "__init__", _forward_accumulator),
         Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
     )
-if _TRACING is not None and _TRACING.compilation is not None:  # what several processes need
+if _TRACING is not None and _TRACING.compilation is not None:  # only several processes need these
     HOOKS += (
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
         Hook(tf.data.Dataset, "__iter__", _dataset_iter),
@@ -410,7 +409,7 @@ _callbacks: Any = None
 
 
 def install(callbacks: Callbacks) -> None:
-    """Put all hooks in place.  Installing again replaces the callbacks; wrappers never stack.
+    """Installs all hooks.  Installing again replaces the callbacks; wrappers never stack.
 
     Raises:
         UnsupportedTensorFlowError: this TensorFlow lacks something that is hooked.
@@ -423,7 +422,7 @@ def install(callbacks: Callbacks) -> None:
 
 
 def install_keras() -> None:
-    """Put hooks into every Keras that has been loaded since, where TensorFlow's functions can be rewritten."""
+    """Installs hooks in every Keras that has been loaded since, if TensorFlow's functions can be rewritten."""
     if _installed and _TRACING is not None:
         found = {place[:2]: Hook(*place) for place in (*layers.places(), *fitting.attributes())}
         _put([found[place] for place in found if place not in {item.hook[:2] for item in _installed}])
@@ -448,7 +447,7 @@ def _put(hooks: Sequence[Hook]) -> None:
 
 
 def uninstall() -> None:
-    """Put every original object back; nothing happens where no hook is installed."""
+    """Restores all original objects; does nothing if no hook is installed."""
     while _installed:
         hook, original, _ = _installed.pop()
         setattr(hook.owner, hook.attribute, original)
@@ -460,6 +459,6 @@ def installed() -> bool:
 
 
 def original_run(session: Any) -> Function:
-    """TensorFlow's own ``run`` of a session, hooks or not."""
+    """TensorFlow's own ``run`` of a session, whether it is hooked or not."""
     return next(
         (functools.partial(item.original, session) for item in _installed if item.hook[:2] == (BaseSession, "run")), session.run)

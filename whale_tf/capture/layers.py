@@ -1,4 +1,4 @@
-"""Annotations around Keras layers: remembered by the layer, entered again wherever the layer is called in a tf.function.
+"""Annotations around Keras layers: a layer remembers its annotation, and enters it whenever a tf.function calls the layer.
 
 Keras builds a model eagerly and calls its layers again when ``fit`` traces the training step, long after the user's ``with`` has
 ended::
@@ -7,7 +7,7 @@ ended::
         x = Dense(8)(inputs)        the layer remembers the annotation, and so does this call of it
     model.fit(...)                  traces Dense.__call__ inside `with wh.replicate(1)`
 
-A functional model keeps a node for each call.  A layer that several blocks share is called in the block of its node.
+A functional model has a node for each call.  A layer that several blocks share is called in the block of the node.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = Callable[..., Any]
 
 
 class _Remembered(NamedTuple):
-    """What a layer knows of the block it was made or first called in."""
+    """What a layer knows about the block in which it was made or first called."""
 
     strategy: str
     device_count: Optional[int]
@@ -39,8 +39,8 @@ class _Thread(threading.local):
     """Attributes:
         block: the annotation that is open in eager execution.
         has_layers: some layer remembers it.
-        calls: layers' ``__call__`` under way.
-        node: what the node remembers that a functional model is about to call.
+        calls: number of running ``__call__`` of layers.
+        node: what the node that a functional model is about to call remembers.
     """
 
     block: Optional[_Remembered] = None
@@ -50,7 +50,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_known: MutableMapping[Any, _Remembered] = weakref.WeakKeyDictionary()  # of layers, and of what functional models call
+_known: MutableMapping[Any, _Remembered] = weakref.WeakKeyDictionary()  # of layers, and of nodes of functional models
 _count = itertools.count()
 
 
@@ -58,7 +58,7 @@ class LayersBlock(ContextManager):
     """An annotation in eager execution.
 
     Raises:
-        AnnotationError: on leaving it, if no layer was made or called inside; on entering it, inside another.
+        AnnotationError: on exit, if no layer was made or called inside; on entry, inside another annotation.
     """
 
     def __init__(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> None:
@@ -76,7 +76,7 @@ class LayersBlock(ContextManager):
         _thread.block = None
         if kind is None and not has_layers:
             raise AnnotationError(
-                f"wh.{self._block.strategy} is about the ops of a function or a graph, but TensorFlow is executing eagerly, and "
+                f"wh.{self._block.strategy} applies to ops of a function or a graph, but TensorFlow is executing eagerly, and "
                 "no Keras layer was made or called inside. Use it inside a function: write @tf.function above the training step.")
 
 
@@ -86,12 +86,12 @@ def is_calling() -> bool:
 
 
 def forget() -> None:
-    """Layers that are made from now on remember; those that were made before do no more."""
+    """Makes layers created so far forget their annotations; layers created from now on remember theirs."""
     _known.clear()
 
 
 def places() -> Iterator[Tuple[Any, str, Callable[[Function, Any], Function]]]:
-    """(class, attribute, what wraps it) of every Keras that is loaded: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
+    """(class, attribute, wrapper) for every loaded Keras: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
     keras_2 = ((f"{root}.engine.{name}", attributes) for root in ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
                for name, attributes in _KERAS_2)
     for place, attributes in (*_KERAS_3, *keras_2):
@@ -102,7 +102,7 @@ def places() -> Iterator[Tuple[Any, str, Callable[[Function, Any], Function]]]:
 
 
 def load() -> None:
-    """Load ``tf.keras``, which most releases of TensorFlow do when it is first used."""
+    """Loads ``tf.keras``, which most releases of TensorFlow load on first use."""
     try:
         importlib.import_module(tf.keras.layers.Layer.__module__)
     except (ImportError, AttributeError):
@@ -137,7 +137,8 @@ def layer_call(original: Function, callbacks: Any) -> Function:
 
 
 def node_arguments(original: Function, callbacks: Any) -> Function:
-    """What a functional model reads right before it calls a node, or before it infers a node's shapes: then nothing is called."""
+    """A functional model reads a node's arguments right before it calls the node, or before it infers its shapes without a
+    call."""
 
     def arguments(self: Any, tensors: Any) -> Any:
         _thread.node = _known.get(self) if traced_function() is not None else None
@@ -146,7 +147,8 @@ def node_arguments(original: Function, callbacks: Any) -> Function:
 
 
 def _own(item: Any) -> Optional[_Remembered]:
-    """The annotation of a layer; of a model whose layers have other ones, these count: it was only put together there."""
+    """The annotation of a layer; none for a model whose layers have others, which count instead: the model was only assembled
+    inside its annotation."""
     known = _known.get(item)
     if known is None or not hasattr(item, "_flatten_layers"):
         return known

@@ -1,5 +1,5 @@
-"""Op graphs of frozen models and MetaGraphs, for profiles, without running anything.  Large constants of a frozen model are
-its parameters."""
+"""Op graphs of frozen models and MetaGraphs, for profiles, without running anything.  A frozen model's large constants are its
+parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelFile(NamedTuple):
 
 
 def read_model_file(path: str) -> ModelFile:
-    """A ``.pb`` (GraphDef) or ``.meta`` (MetaGraphDef) file.
+    """Reads a ``.pb`` (GraphDef) or ``.meta`` (MetaGraphDef) file.
 
     Raises:
         PlanError: the file is missing or of another kind.
@@ -46,13 +46,13 @@ def read_model_file(path: str) -> ModelFile:
     scope = model_phases(ops)
     inputs = {t: None for i in sorted(scope) for t in ops.ops[i].inputs if ops.producer(t).phase is Phase.INPUT}
     if not inputs:
-        raise GraphError(f"no op of {path!r} reads an input (a placeholder or an iterator), so it is no model")
+        raise GraphError(f"no op of {path!r} reads an input (a placeholder or an iterator), so it is not a model")
     axis = find_batch_axis(ops, list(inputs), scope)
     return ModelFile(graph, ops, find_region(ops, [0] * len(ops.ops), axis, list(axis.sources)), axis.sources)
 
 
 def file_chain(model: ModelFile, batch: int) -> Chain:
-    """The chain of a model as if it were trained: what it computes from examples is kept for a backward pass."""
+    """The chain of a model as if it were trained: all that it computes from examples is kept for a backward pass."""
     ops = sized(definitions_of(model.graph), model.ops, model.sources, batch)
     chain = chain_of(model.region._replace(graph=ops), op_costs(ops, batch), _parameters(ops, model.region), batch)
     made = [[ops.ops[i] for i in segment if i in model.region.batch_level] for segment in chain.ops]
@@ -62,7 +62,7 @@ def file_chain(model: ModelFile, batch: int) -> Chain:
 
 
 def _parameters(ops: OpGraph, region: Region) -> Dict[int, int]:
-    """Sizes of variables, or of a frozen model's constants that hold floats."""
+    """Sizes of variables, or of a frozen model's constants of floats."""
     found: Dict[int, int] = {}
     for index in region.ops:
         op = ops.ops[index]

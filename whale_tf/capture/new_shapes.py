@@ -1,4 +1,4 @@
-"""Shapes of new nodes, by TensorFlow's own shape inference, in a graph of its own that holds no more than it must."""
+"""Shapes of new nodes, from TensorFlow's own shape inference in a separate graph that is as small as possible."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Shape
 from whale_tf.ir.traits import VARIABLES
 
-_GIVEN = "given"  # scope of what stands for tensors of known shape
+_GIVEN = "given"  # scope of placeholders for tensors of known shape
 
 
 def with_new_shapes(step: Recording, edit: StagedEdit, names: Iterable[str], known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    """``known``, and the shapes of all outputs of staged nodes that it lacks.
+    """``known``, and the shapes of all outputs of staged nodes that it does not have.
 
     Args:
-        names: of the staged nodes.
+        names: names of the staged nodes.
         known: shapes of new tensors, by name.
     """
     found = dict(known)
@@ -38,7 +38,7 @@ def with_new_shapes(step: Recording, edit: StagedEdit, names: Iterable[str], kno
 
 
 class _Aside:
-    """A graph with the nodes whose shapes are asked for, the constants and variables they read, and placeholders for the rest."""
+    """A graph with the nodes whose shapes are wanted, the constants and variables they read, and placeholders for the rest."""
 
     def __init__(self, step: Recording, edit: StagedEdit, known: Mapping[str, Shape], wanted: Set[str]) -> None:
         self._step, self._edit, self._known, self._wanted = step, edit, known, wanted
@@ -77,7 +77,8 @@ class _Aside:
         return self._edit.node(name) if name in self._edit else self._step.definitions.node(name)
 
     def _is_taken_along(self, edge: str) -> bool:
-        """Constants decide shapes; no placeholder stands for a variable's handle or reference."""
+        """Whether a node is included: constants determine shapes, and a placeholder cannot stand for a variable's handle or
+        reference."""
         op_type = self._definition(edge.partition(":")[0]).op
         return op_type == "Const" or op_type in VARIABLES
 

@@ -5,7 +5,7 @@
     placeholder, iterator            INPUT
           |            variable
           v           /   ^
-       forward ops <--    | writes             N: what the gradient calls compute, and all it needs
+       forward ops <--    | writes             N: what the gradient calls compute, and all that this needs
           |               |
        backward ops       |
           |               |
@@ -18,8 +18,8 @@ Everything is decided on the op graph, from the names that the gradient calls le
 * N is the set of ancestors of all ``ys`` and of all gradients of variables.
 * The cut is the set of edges from a gradient of a variable to an op outside N.  A gradient that is used on the way to a
   later gradient call (a gradient penalty) stays inside N.
-* An op that writes a variable never is in N: state is written once per step, on merged values.  An op of N that waits
-  for such a write by control edge is listed in ``Phases.waits``.
+* An op that writes a variable is never in N: state is written once per step, from merged values.  An op of N that waits for
+  such a write by a control edge is listed in ``Phases.waits``.
 """
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from whale_tf.ir.walk import reached
 
 
 class Target(NamedTuple):
-    """The gradient of one variable by one gradient call: ``tensors`` is (gradient,), or (values, indices) or (values,
-    indices, dense_shape) of a sparse one."""
+    """The gradient of one variable from one gradient call: ``tensors`` is (gradient,) or, for a sparse one, (values, indices) or
+    (values, indices, dense_shape)."""
 
     call: int
     variable: int
@@ -47,7 +47,7 @@ class Target(NamedTuple):
 
 
 class CutEdge(NamedTuple):
-    """Gradient ``tensor`` enters op ``op``, outside N, at input ``position``."""
+    """Gradient ``tensor`` is read by op ``op``, outside N, at input ``position``."""
 
     tensor: int
     op: int
@@ -55,10 +55,10 @@ class CutEdge(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Op ``op`` of N waits, by control edge, for ``on``, which is or needs a write of a variable.
+    """Op ``op`` of N waits, by a control edge, for ``on``, which is or needs a write of a variable.
 
-    A clone cannot wait for the op: the write may need the merged values of all clones.  The update must wait for it in
-    the clones' place."""
+    A clone cannot wait for ``on``, because the write may need the merged values of all clones.  The update must wait for it
+    instead."""
 
     op: int
     on: int
@@ -71,7 +71,7 @@ class Phases(NamedTuple):
         targets: gradients of variables, by call and variable.
         cut: edges from them to ops outside N, ordered by op.
         waits: see :class:`Wait`.
-        writes_inside: ops of N that write variables and also compute something N needs (a loop, a cond or a function
+        writes_inside: ops of N that write variables and also compute something that N needs (a loop, a condition or a function
             call with an assignment in its body).
         variables: the graph's variables.
     """
@@ -84,18 +84,18 @@ class Phases(NamedTuple):
 
 
 def find_phases(graph: OpGraph, annotations: Annotations) -> Phases:
-    """Set ``op.phase`` of every op and find the cut.  Calling it again gives the same result.
+    """Sets ``op.phase`` of every op and finds the cut.  Calling it again gives the same result.
 
-    A variable's own op is FORWARD if N reads it, else APPLY, OTHER or INIT after whoever uses it.
+    A variable's own op is FORWARD if N reads it, else APPLY, OTHER or INIT like the ops that use it.
 
     Raises:
-        GraphError: a gradient call names a tensor the graph does not have.
+        GraphError: a gradient call names a tensor that the graph does not have.
     """
     return _Finder(graph, annotations).run()
 
 
 class _Finder:
-    """Marks ops phase by phase; an op keeps the first phase it gets."""
+    """Marks ops phase by phase; an op keeps the first phase that it gets."""
 
     def __init__(self, graph: OpGraph, annotations: Annotations) -> None:
         self.graph = graph
@@ -127,8 +127,8 @@ class _Finder:
         try:
             return self.graph.tensor(name)
         except (KeyError, IndexError):
-            raise GraphError(f"a gradient call used tensor {name!r}, which the graph does not have. Were its annotations "
-                             "taken from another graph?") from None
+            raise GraphError(f"a gradient call used tensor {name!r}, which the graph does not have. Are the annotations from "
+                             "another graph?") from None
 
     def _producers(self, names: Iterable[str]) -> List[int]:
         return [self.graph.tensors[self._tensor(name)].op for name in names]
@@ -146,8 +146,8 @@ class _Finder:
         return tuple(targets)
 
     def _learn_shape(self, gradient: int, x: int, variable: int) -> None:
-        """A gradient has the shape of what it is taken by, also where TensorFlow has lost it (``tf.tensordot`` of a batch of
-        unknown size)."""
+        """A gradient has the shape of the tensor that it is with respect to, even if TensorFlow has lost it (as for
+        ``tf.tensordot`` of a batch of unknown size)."""
         tensors = self.graph.tensors
         known = self.variables[variable].shape if tensors[x].dtype == "resource" else tensors[x].shape
         shape = tensors[gradient].shape
@@ -156,7 +156,7 @@ class _Finder:
 
     # -- N --------------------------------------------------------------------------------------------------------
     def _find_region(self, targets: Tuple[Target, ...]) -> Tuple[Wait, ...]:
-        """Fill ``self.region`` with N; the control edges from N to writes, which were not followed."""
+        """Fills ``self.region`` with N; returns the control edges from N to writes, which were not followed."""
         plain_writes = {op for op in self.writes if not self.graph.ops[op].body}
 
         def grow(roots: Iterable[int]) -> List[int]:
@@ -184,9 +184,9 @@ class _Finder:
             self._mark([op], Phase.BACKWARD if is_backward else Phase.FORWARD)
 
     def _forward_helpers(self) -> Set[int]:
-        """Ops that a gradient call put into the forward pass: a loop's iteration counter, the stacks and accumulators
-        that keep its intermediate values.  They are the call's ops that its own ``ys`` need, or that run inside a loop
-        of the forward pass, and what those need."""
+        """Ops that a gradient call put into the forward pass: a loop's iteration counter, and the stacks and accumulators that
+        keep its intermediate values.  They are the call's ops that its own ``ys`` need, or that run inside a loop of the forward
+        pass, and the ops that those need."""
         helpers: Set[int] = set()
         if not any(op.type in _SCOPED for op in self.graph.ops):
             return helpers
@@ -205,8 +205,8 @@ class _Finder:
 
     # -- the other phases -----------------------------------------------------------------------------------------
     def _mark_input(self) -> None:
-        """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose
-        default is computed by the model is part of the model, as is a Python function of what it computes."""
+        """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose default the
+        model computes is part of the model, and so is a Python function of the model's values."""
         ops = self.graph.ops
         from_variables = self._descendants(self.variables.items, control=False)
         sources = {op.id for op in ops if (traits(op.type).is_input or traits(op.type).role is Role.HOST)
@@ -219,11 +219,11 @@ class _Finder:
         self._mark(self._ancestors(sources, brings_data, control=True), Phase.INPUT)
 
     def _mark_apply(self, cut: Tuple[CutEdge, ...], restored: Set[int]) -> None:
-        """APPLY: what follows the cut and leads to a write of a variable (a summary of a gradient does not), the NoOps
-        that group the writes, and what the writes need from outside N.
+        """APPLY: ops that follow the cut and lead to a write of a variable (a summary of a gradient does not), the NoOps that
+        group the writes, and the ops outside N that the writes need.
 
-        Of the writes that must happen before them (control edges), those of state computed by N, such as BatchNorm's
-        averages, are not part of the update."""
+        If the writes wait (by control edges) for writes of state that N computes, such as BatchNorm's averages, these are not
+        part of the update."""
         ops = self.graph.ops
         after_cut = self._descendants({edge.op for edge in cut},
                                       lambda op: op not in self.region and op not in restored)
@@ -272,7 +272,7 @@ class _Finder:
                     self._mark([op.id], Phase.INIT)
 
     def _mark_save(self, restored: Set[int]) -> None:
-        """Save and restore ops, what follows them, and what serves nothing else."""
+        """Save and restore ops, the ops after them, and ops that serve nothing else."""
         ops = self.graph.ops
         saving = self._descendants([op.id for op in ops if traits(op.type).role in (Role.SAVE, Role.RESTORE)], self._is_free)
         self._mark(saving | restored, Phase.SAVE)
@@ -291,7 +291,7 @@ class _Finder:
             self._mark([variable.op], Phase.INIT)
 
     def _mark_unused(self) -> None:
-        """What a gradient call made for nobody: TensorFlow computes the gradients of all operands of an op."""
+        """Ops of gradient calls that nobody needs: TensorFlow computes the gradients of all operands of an op."""
         asked = {self.graph.tensors[self._tensor(name)].op for call in self.calls for grad in call.grads if grad is not None
                  for name in ((grad,) if isinstance(grad, str) else grad) if name is not None}
         for op in reversed(self.graph.ops):
@@ -306,14 +306,14 @@ class _Finder:
                 self.phase[op] = phase
 
     def _ancestors(self, roots: Iterable[int], allowed: Callable[[int], bool], control: bool) -> Set[int]:
-        """``roots`` and their ancestors, walking through ``allowed`` ops only."""
+        """``roots`` and their ancestors, reached only through ``allowed`` ops."""
         ops, tensors = self.graph.ops, self.graph.tensors
         return reached(filter(allowed, roots), lambda op: filter(
             allowed, [*(tensors[t].op for t in ops[op].inputs), *(ops[op].control_inputs if control else ())]))
 
     def _descendants(self, roots: Iterable[int], allowed: Callable[[int], bool] = lambda op: True,
                      control: bool = True) -> Set[int]:
-        """``roots`` and their descendants, walking through ``allowed`` ops only."""
+        """``roots`` and their descendants, reached only through ``allowed`` ops."""
         return reached(roots, lambda op: filter(allowed, self.successors[op] if control else [
             user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]))
 
@@ -322,7 +322,7 @@ _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put o
 
 
 def _successors(graph: OpGraph) -> List[List[int]]:
-    """For every op the ops that wait for it, data and control."""
+    """For every op, the ops that wait for it, by data or control edges."""
     successors: List[List[int]] = [[] for _ in graph.ops]
     for op in graph.ops:
         for source in graph.predecessors(op):
@@ -338,7 +338,7 @@ def _ops_in_forward_loops(graph: OpGraph) -> Set[int]:
     """Ops inside a v1 while loop that was not made by a gradient call; a loop's frame is where its Enter ops lead."""
     forward_frames = {op.attrs["frame_name"] for op in graph.ops
                       if op.type in ENTERS and not _is_backward(op)}
-    frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames its outputs are in, outermost first
+    frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames of its outputs, outermost first
     inside = set()
     for op in graph.ops:
         frames = [frame_of.get(source, ()) for source in graph.predecessors(op)]

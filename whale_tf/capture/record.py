@@ -1,7 +1,7 @@
 """``tf.Graph`` -> :class:`~whale_tf.ir.graph.OpGraph`, from one GraphDef export.
 
-Reading ops one by one through the C API costs several calls per op; one export costs a single call, and everything but
-shapes and dtypes of top-level outputs (cached on the Python objects) is then read from the protocol buffer.
+Reading ops one by one through the C API costs several calls per op; an export costs a single call, and then everything except
+shapes and dtypes of top-level outputs (cached on the Python objects) is read from the protocol buffer.
 
 Function bodies become op graphs too, shared by all ops that call the function.  A body starts with one ``_Arg`` op per
 parameter and ends with one ``_Retval`` op per result, both with an ``index`` attribute.
@@ -30,7 +30,7 @@ _Outputs = List[Tuple[Shape, str]]
 
 
 class _Node(NamedTuple):
-    """A node before it is numbered: its edges are by place in the export."""
+    """A node before it is numbered: its edges refer to places in the export."""
 
     name: str
     type: str
@@ -43,16 +43,16 @@ class _Node(NamedTuple):
 
 
 def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mapping[str, Shape] = NO_SHAPES) -> OpGraph:
-    """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
-    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.
+    """The ops of ``graph`` in creation order.  They are moved only if a later op feeds an earlier one (TensorFlow adds inputs to
+    a loop when it is differentiated), so that the order is topological except for ``NextIteration`` edges.
 
-    Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
-    rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
-    functions as their names and tensors as arrays.  A variable that a tf.function captured is a variable here, too.
+    Ops of gradient calls have phase BACKWARD, all others FORWARD; :func:`whale_tf.capture.phases.find_phases` finds the other
+    phases.  Constants of up to 4096 elements have their value (read-only); attributes are plain Python values, with functions as
+    their names and tensors as arrays.  A variable that a tf.function captured is a variable here, too.
 
     Args:
         graph_def: ``graph.as_graph_def()``, if the caller has it.
-        shapes: of tensors, beside what the graph knows of them.
+        shapes: shapes of tensors, in addition to what the graph knows about them.
     """
     with garbage_collection_paused():
         graph_def = graph.as_graph_def() if graph_def is None else graph_def
@@ -66,10 +66,10 @@ def record_anew(
     """The op graph after a pass, with new ops and moved edges.
 
     Args:
-        definitions: what the pass made of the graph's.
-        successors: op that others do the work of now -> the one that its gradients belong to.
+        definitions: the graph's definitions after the pass.
+        successors: op whose work others do now -> the op to which its gradients belong.
         dropped: ops that are left out.
-        shapes: of the new ops' tensors; what is not listed has unknown rank.
+        shapes: shapes of the new ops' tensors; tensors that are not listed have unknown rank.
     """
     with garbage_collection_paused():
         return _Recorder(definitions.graph, definitions.library).anew(before, definitions, successors, dropped, shapes)
@@ -123,7 +123,7 @@ class _Recorder:
 
     @staticmethod
     def _kept(op: Op, before: OpGraph, places: Dict[str, int], successors: Mapping[str, str], definition: Any) -> _Node:
-        """An op that was there before; ``definition``: where its edges have moved, else None."""
+        """An op that existed before; ``definition``: its new one if its edges have moved, else None."""
         attrs = dict(op.attrs)
         if op.type == "Const":
             attrs["value"] = op.value
@@ -182,7 +182,7 @@ class _Recorder:
         return nodes
 
     def _python_graph(self, name: str) -> Optional[tf.Graph]:
-        """The FuncGraph behind a function, where TensorFlow still has it (not for imported graphs)."""
+        """The FuncGraph behind a function, if TensorFlow still has it (not for imported graphs)."""
         return getattr(self._graph._functions.get(name), "graph", None)
 
     def _argument_shape(self, function: Any, python_graph: Optional[tf.Graph], index: int) -> Shape:
@@ -229,7 +229,7 @@ class _Recorder:
         return {name: self._value(attr[name]) for name in attr if name != "_output_shapes"}
 
     def _defaults_of(self, type_: str) -> Dict[str, Any]:
-        """Attributes that an op of this type has where its definition does not give them."""
+        """Attributes that an op of this type has if its definition does not give them."""
         if type_ not in self._defaults:
             attrs = getattr(self._signature(type_), "attr", ())
             self._defaults[type_] = {
@@ -258,7 +258,7 @@ class _Recorder:
         return self._shapes.setdefault(shape, shape)
 
     def _bodies_of(self, definition: Any) -> Optional[Dict[str, OpGraph]]:
-        """The functions an op calls: by attribute name, ``name[i]`` in a list, its own type if that is a function."""
+        """The functions that an op calls: by attribute name, as ``name[i]`` in a list; by its type, if that is a function."""
         if not self._functions:
             return None
         bodies = {}
@@ -289,7 +289,7 @@ def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
 
 
 def _more_of(shape: Shape, known: Shape) -> Shape:
-    """A shape with what is known of it beside."""
+    """A shape, completed with what else is known about it."""
     if shape is None or known is None or len(shape) != len(known):
         return known if shape is None else shape
     return tuple(theirs if mine is None else mine for mine, theirs in zip(shape, known))
@@ -336,8 +336,8 @@ def _function_edge(text: str, starts: Dict[str, Dict[str, int]]) -> Tuple[str, i
 
 
 def _order(nodes: List[_Node]) -> Sequence[int]:
-    """Places in an order where producers come first: the given order if it is one, else the topological order nearest
-    to it (Kahn's algorithm, smallest place first).  Edges out of NextIteration close the loops and do not count.
+    """Places in an order in which producers come first: the given order if it is one, else the nearest topological order (Kahn's
+    algorithm, smallest place first).  Edges out of NextIteration close the loops and do not count.
 
     Raises:
         GraphError: a cycle without NextIteration.

@@ -1,4 +1,4 @@
-"""A graph as it was written down once, and as a pass over its ops leaves it: what capture starts from."""
+"""A graph as it was recorded once, and as a pass over its ops leaves it: capture starts from this."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from whale_tf.ir.graph import OpGraph, Shape
 
 
 class Recording(NamedTuple):
-    """A step as single ops.  A pass over ops takes one and gives another; neither it nor the tf.Graph is edited.
+    """A step as single ops.  A pass over ops takes one and returns another; neither it nor the tf.Graph is edited.
 
     Attributes:
         graph: the ops, with their phases.
-        phases: what else was found of them.
-        annotations: the TaskGraphs' annotations and the gradient calls, in names of ``graph``.
+        phases: what else was found with the phases.
+        annotations: the TaskGraphs' annotations and the gradient calls, with names of ``graph``.
         definitions: NodeDefs of the ops, which emission clones.
-        replaced: tensor or op of the user's graph -> what is computed in its place.
-        returned: names of a tf.function's results; None: of a graph that Sessions run.
+        replaced: tensor or op of the user's graph -> what is computed instead.
+        returned: names of a tf.function's results; None: Sessions run the graph.
     """
 
     graph: OpGraph
@@ -36,11 +36,11 @@ class Recording(NamedTuple):
 
     @property
     def results(self) -> Optional[List[int]]:
-        """A tf.function's results; None: this is no function."""
+        """A tf.function's results; None: this is not a function."""
         return None if self.returned is None else [self.graph.tensor(self.computed(name)) for name in self.returned]
 
     def computed(self, name: str) -> str:
-        """The tensor that is computed in the place of one."""
+        """The tensor that is computed instead of tensor ``name``."""
         while name in self.replaced:
             name = self.replaced[name]
         return name
@@ -58,10 +58,10 @@ class Recording(NamedTuple):
 
         Args:
             edit: what it staged, begun after ``definitions``; never committed.
-            calls: the gradient calls, in names of the new ops.
-            successors: op whose work others do now -> the one that what was made by differentiating it belongs to.
-            shapes: of new tensors, by name.
-            replaced: of the step after the pass.
+            calls: the gradient calls, with names of the new ops.
+            successors: op whose work others do now -> the op to which its gradients belong.
+            shapes: shapes of new tensors, by name.
+            replaced: that of the step after the pass.
             kept: ops with a successor that others still read, and that stay in the step.
         """
         definitions = edit.definitions()
@@ -75,7 +75,7 @@ class Recording(NamedTuple):
 
 
 def recording_of(graph: tf.Graph) -> Recording:
-    """Write a graph down."""
+    """Records a graph."""
     annotations = copy.copy(annotations_of(graph))
     definitions = definitions_of(graph, dict(annotations.shapes))
     annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
@@ -85,14 +85,14 @@ def recording_of(graph: tf.Graph) -> Recording:
 
 
 def renamed_call(call: GradientCall, ys: List[str], xs: List[str], grads: List[Any]) -> GradientCall:
-    """The same gradient call of other tensors."""
+    """The same gradient call with other tensors."""
     new = GradientCall(call.index, ys, xs, call.given)
     new.grads, new.first_op, new.last_op = grads, call.first_op, call.last_op
     return new
 
 
 def renamed(names: Any, replaced: Mapping[str, str]) -> Any:
-    """Names of a gradient call, by what is in the place of each."""
+    """Names of a gradient call, each replaced if it is in ``replaced``."""
     if isinstance(names, (list, tuple)):
         return type(names)([renamed(name, replaced) for name in names])
     return replaced.get(names, names)

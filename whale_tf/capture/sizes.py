@@ -1,4 +1,4 @@
-"""The shapes a graph has with a given batch size, or given ranks of inputs, by TensorFlow's own shape inference."""
+"""A graph's shapes for a given batch size, or for given ranks of inputs, from TensorFlow's own shape inference."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ NO_ROWS: Mapping[int, int] = {}
 def sized(
     definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int, rows: Mapping[int, int] = NO_ROWS
 ) -> OpGraph:
-    """The op graph with every unknown size that follows from the batch filled in; what is still unknown then counts as the
+    """The op graph with all unknown sizes that follow from the batch filled in; those that are still unknown then count as the
     batch, too.
 
-    The inputs' definitions get the size, and the whole graph is imported once more, into a graph of its own: a Reshape to
-    ``[-1, hidden]`` then has its number of rows.  Nothing is edited in the graph itself.
+    The inputs' definitions get the size, and the whole graph is imported again into a separate graph: a Reshape to
+    ``[-1, hidden]`` then has its number of rows.  The graph itself is not edited.
 
     Args:
-        definitions: of the ops.
+        definitions: definitions of the ops.
         sources: batch inputs, by tensor, and their batch dimension.
-        rows: how many rows of one belong to an example, where not one.
+        rows: how many rows of an input belong to an example, if not one.
 
     Raises:
-        PlanError: with that batch size the sizes of the graph contradict each other.
+        PlanError: with this batch size, the sizes of the graph contradict each other.
     """
     unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
     shapes: Dict[str, Shape] = {}
@@ -52,10 +52,10 @@ def sized(
 
 
 def of_unknown_rank(definitions: Definitions) -> Dict[str, Shape]:
-    """Shapes of tensors as they follow from the given ones, of which the rank alone is sure.
+    """Shapes of tensors that follow from the given ones, of which only the rank is certain.
 
     Raises:
-        UnsupportedOpError: no graph like this has inputs of these ranks.
+        UnsupportedOpError: the graph does not allow inputs of these ranks.
     """
     if not definitions.given:
         return {}
@@ -84,7 +84,7 @@ def _is_unknown(shape: Shape, dim: int) -> bool:
 
 
 def _set(node: Any, index: int, dim: int, batch: int) -> None:
-    """Write the size into the definition of an input."""
+    """Writes the size into the definition of an input."""
     shape = None
     if node.op.startswith("Placeholder") and not node.attr["shape"].shape.unknown_rank:
         shape = node.attr["shape"].shape
@@ -95,14 +95,14 @@ def _set(node: Any, index: int, dim: int, batch: int) -> None:
 
 
 def _describe(node: Any, op: Op) -> None:
-    """Turn the placeholder of a variable's handle, of which a GraphDef does not say whose it is, into a variable."""
+    """Turns the placeholder of a variable's handle into a variable, because a GraphDef does not say whose handle it is."""
     node.op = op.type
     node.attr["dtype"].type = tf.as_dtype(op.attrs["dtype"]).as_datatype_enum
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(op.attrs["shape"]).as_proto())
 
 
 def _inferred(definitions: Definitions, graph_def: GraphDef, given: Mapping[str, Sequence[Optional[int]]]) -> Dict[str, Shape]:
-    """Shapes of all tensors of a graph, some of which are given."""
+    """Shapes of all tensors of a graph, of which some are given."""
     with tf.Graph().as_default() as copy:
         stand_ins = {
             name: v1.placeholder(definitions.graph.get_tensor_by_name(name).dtype, shape, f"whale_given/{number}")

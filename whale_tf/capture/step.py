@@ -18,11 +18,11 @@ from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 from whale_tf.program import ONCE, UPDATE
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepTensor, StepVariable
 
-_PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # what is put before the names of an op's parts
+_PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # prefix of the names of an op's parts
 
 
 def part_of(name: str) -> str:
-    """The op that one of this name is a part of; empty: of none."""
+    """The op of which the op of this name is a part; empty: it is not a part."""
     found = _PART.match(name)
     return name[found.end():] if found else ""
 
@@ -31,9 +31,9 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
     """The region's ops and the update's, with their TaskGraphs.
 
     Args:
-        captured: the graph as it runs: divided, where the plan divides it.
+        captured: the graph as it runs: divided if the plan divides it.
         region: its graph has static shapes, those of a mini-batch of ``batch``.
-        fingerprint: of the graph as the user wrote it, which plans are made for.
+        fingerprint: that of the graph as the user wrote it, for which plans are made.
     """
     graph = region.graph
     update = _update_ops(captured, graph)

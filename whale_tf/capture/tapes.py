@@ -1,7 +1,7 @@
-"""Gradients that are taken in tf.functions: noted as gradient calls of the function's graph.
+"""Notes gradients that are taken in tf.functions as gradient calls of the function's graph.
 
-A tape calls the gradient function of each op that it saw.  The op's own name goes to the tape in the place of a name scope, comes
-back with that call, and tags what the gradient function makes.
+A tape calls the gradient function of each op that it saw.  The op's own name goes to the tape instead of a name scope, comes back
+with that call, and tags the ops that the gradient function makes.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Depth(threading.local):
     value = 0
 
 
-depth = _Depth()  # gradient calls of this thread that are under way
+depth = _Depth()  # number of running gradient calls of this thread
 
 
 def traced_function() -> Optional[tf.Graph]:
-    """The graph of the tf.function that is being traced; None: nothing is, or this TensorFlow has no place to rewrite it."""
+    """The graph of the tf.function that is being traced; None: there is none, or this TensorFlow has no place to rewrite it."""
     if tf.executing_eagerly() or not eager_outside_functions() or function_tracing() is None:
         return None
     return v1.get_default_graph()
@@ -41,7 +41,8 @@ def has_variables(xs: Any) -> bool:
 
 
 def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]], first: Any = None) -> Any:
-    """What ``gradients`` returns for ``ys`` by ``xs``, as a gradient call of a function's graph, unless one is under way."""
+    """What ``gradients`` returns for ``ys`` with respect to ``xs``, noted as a gradient call of a function's graph unless one is
+    running."""
     if depth.value:
         return gradients()
     depth.value += 1
@@ -58,7 +59,7 @@ def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[An
 
 
 def _in_graph(graph: tf.Graph, captured: Dict[int, tf.Tensor], values: Any) -> List[Optional[tf.Tensor]]:
-    """What stands for each tensor or variable in the graph; None: nothing does, so that nothing in it depends on that."""
+    """The tensor in the graph that stands for each tensor or variable; None: there is none, so nothing in it depends on this."""
     found = []
     for value in values if isinstance(values, (list, tuple)) else [values]:
         value = getattr(value, "handle", value)
@@ -67,7 +68,7 @@ def _in_graph(graph: tf.Graph, captured: Dict[int, tf.Tensor], values: Any) -> L
 
 
 def record_gradient(original: Function, callbacks: Any) -> Function:
-    """Gives tapes an op's name for its scope's."""
+    """Gives tapes an op's name instead of its scope's."""
     tracing = function_tracing()
 
     def record(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
@@ -79,9 +80,9 @@ def record_gradient(original: Function, callbacks: Any) -> Function:
 
 
 def gradient_function(original: Function, callbacks: Any) -> Function:
-    """Tags the ops made by one op's gradient function with the name of that op.
+    """Tags the ops that an op's gradient function makes with the op's name.
 
-    The op may be of another graph: then nothing is tagged."""
+    If the op is in another graph, nothing is tagged."""
 
     def differentiate(op_name: str, attrs: Any, count: int, inputs: Any, outputs: Any, grads: Any, skipped: Any,
                       forward: str) -> Any:

@@ -1,11 +1,11 @@
-"""Which TaskGraph every forward and backward op belongs to (Whale 3.1: a TaskGraph is what one primitive annotates).
+"""To which TaskGraph each forward and backward op belongs (Whale 3.1: a TaskGraph is what one primitive annotates).
 
-* A forward op is in the TaskGraph it was created under.  Outside all annotations it is in the default strategy's
+* A forward op is in the TaskGraph under which it was created.  Outside all annotations it is in the default strategy's
   TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.
-* A backward op is in its forward op's TaskGraph, whatever it was created under.  Backward ops without a forward op
+* A backward op is in its forward op's TaskGraph, regardless of where it was created.  Backward ops without a forward op
   (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
-  those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say which call
-  of a function a call in the backward pass belongs to: it is the latest one whose results it reads.
+  those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say to which
+  call of a function a call in the backward pass belongs: it is the latest one whose results it reads.
 * A variable's home is the first TaskGraph that reads it in the forward pass.
 """
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TaskGraphs(NamedTuple):
 
 
 class Detour(NamedTuple):
-    """A path that leaves TaskGraph ``task_graph`` and comes back: ``path`` lists the ops.  Where no single path exists
-    but two TaskGraphs wait for each other, the path continues at another op of the same TaskGraph."""
+    """A path that leaves TaskGraph ``task_graph`` and comes back: ``path`` lists the ops.  If there is no single path, but two
+    TaskGraphs wait for each other, the path continues at another op of the same TaskGraph."""
 
     task_graph: int
     path: Tuple[int, ...]
@@ -50,7 +50,7 @@ def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variabl
 
 
 def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: Variables) -> TaskGraphs:
-    """TaskGraph membership from a plan's lists of forward ops; ops that no list names join as un-annotated ones do."""
+    """TaskGraph membership from a plan's lists of forward ops; other ops join one as un-annotated ops do."""
     of = [-1] * len(graph.ops)
     for index, names in enumerate(members):
         for name in names:
@@ -61,7 +61,7 @@ def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: 
 
 
 def complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
-    """Membership of all ops from that of some; what wh.split made says it itself."""
+    """Membership of all ops from that of some; ops that wh.split made are tagged with theirs."""
     for op in graph.ops:
         if op.phase not in (Phase.FORWARD, Phase.BACKWARD):
             of[op.id] = -1
@@ -79,8 +79,8 @@ def complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
 def find_detour(graph: OpGraph, task_graphs: TaskGraphs, variables: Optional[Variables] = None) -> Optional[Detour]:
     """None if the TaskGraphs can run one after the other, as pipeline stages must; else a path that shows why not.
 
-    TaskGraphs can be put in an order, and then are convex, exactly when the graph of TaskGraphs that forward edges make
-    has no cycle.  Edges out of variables and their reads do not count: a shared variable is no activation.
+    TaskGraphs can be ordered, and then are convex, if and only if the graph of TaskGraphs formed by forward edges has no cycle.
+    Edges out of variables and their reads do not count: a shared variable is not an activation.
     """
     variables = find_variables(graph) if variables is None else variables
     edges = _crossing_edges(graph, task_graphs, variables)
@@ -93,7 +93,7 @@ def find_detour(graph: OpGraph, task_graphs: TaskGraphs, variables: Optional[Var
 def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
                  variables: Optional[Variables] = None) -> None:
     """Raises:
-        AnnotationError: :func:`find_detour` finds one; the message shows the path.
+        AnnotationError: :func:`find_detour` finds a detour; the message shows the path.
     """
     detour = find_detour(graph, task_graphs, variables)
     if detour is None:
@@ -101,8 +101,8 @@ def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
     steps = " -> ".join(f"{graph.ops[op].name} (TaskGraph {task_graphs.of[op]})" for op in detour.path)
     raise AnnotationError(
         f"TaskGraph {detour.task_graph} ({names[detour.task_graph]!r}) is not convex: a path leaves it and comes "
-        f"back, so it cannot be a pipeline stage: {steps}. Put "
-        "the ops in between under the same annotation, or open a new annotation where the path comes back.")
+        f"back, so it cannot be a pipeline stage: {steps}. Put the ops in between under the same annotation, or open a new "
+        "annotation where the path comes back.")
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -111,13 +111,12 @@ def check_bodies(graph: OpGraph) -> None:
         AnnotationError: an annotation inside a function body.
     """
     for op in graph.ops:
-        # an input pipeline may be made under an annotation; it runs once, whatever its functions are tagged with
+        # an input pipeline may be made under an annotation; it runs once, regardless of its functions' tags
         tagged = _annotated_inside(op, set()) if op.phase in (Phase.FORWARD, Phase.BACKWARD) else None
         if tagged is not None:
             raise AnnotationError(
                 f"op {tagged.name!r} is annotated inside the function body of {op.name!r} ({op.type}). A loop, "
-                f"condition or function call is in "
-                "one TaskGraph: put `with wh.replicate(...)` around the whole call.")
+                "condition or function call is in one TaskGraph: put `with wh.replicate(...)` around the whole call.")
 
 
 def _annotated_inside(op: Op, seen: Set[int]) -> Optional[Op]:
@@ -143,11 +142,11 @@ def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
         where = f"wh.{item.strategy} (TaskGraph {item.name!r})"
         if Phase.BACKWARD in phases[item.index]:
             raise AnnotationError(
-                f"{where} holds backward ops only. Backward ops follow their forward ops, so an annotation around the "
-                "optimizer or tf.gradients means nothing: put it around the part of the model it should hold.")
+                f"{where} contains only backward ops. Backward ops follow their forward ops, so an annotation around the "
+                "optimizer or tf.gradients has no effect: put it around the part of the model that it is meant for.")
         raise AnnotationError(
-            f"{where} holds no op of the forward pass of any loss that is differentiated. Put it around a part of the model, "
-            "or remove it.")
+            f"{where} contains no op of the forward pass of any loss that is differentiated. Put it around a part of the "
+            "model, or remove it.")
 
 
 # -- membership -----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def _assign_backward(graph: OpGraph, of: List[int]) -> None:
 
 
 def _users(graph: OpGraph, phase: Phase) -> List[List[int]]:
-    """For every op the ops of ``phase`` that wait for it."""
+    """For every op, the ops of ``phase`` that wait for it."""
     users: List[List[int]] = [[] for _ in graph.ops]
     for op in graph.ops:
         if op.phase is phase:
@@ -211,7 +210,8 @@ def _users(graph: OpGraph, phase: Phase) -> List[List[int]]:
 
 
 def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int]:
-    """Who reads is who uses the value: a reference variable has one ``read`` op, created where the variable was."""
+    """The first TaskGraph that uses each variable's value; the ``read`` op of a reference variable does not count, because it was
+    created with the variable."""
     homes = {}
     for variable in variables:
         readers = [op for op in variable.reads if graph.ops[op].phase is Phase.FORWARD]
@@ -227,7 +227,7 @@ def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int
 
 
 # -- convexity ------------------------------------------------------------------------------------------------------
-_Crossings = Dict[int, Dict[int, Tuple[int, int]]]  # TaskGraph -> later TaskGraph -> one edge (producer, consumer)
+_Crossings = Dict[int, Dict[int, Tuple[int, int]]]  # TaskGraph -> later TaskGraph -> an edge (producer, consumer)
 
 
 def _crossing_edges(graph: OpGraph, task_graphs: TaskGraphs, variables: Variables) -> _Crossings:
@@ -270,7 +270,7 @@ def _cycle(edges: _Crossings) -> Optional[List[int]]:
 
 
 def _path(graph: OpGraph, task_graphs: TaskGraphs, cycle: List[int], edges: _Crossings) -> Tuple[int, ...]:
-    """Ops of a path out of ``cycle[0]`` and back, else the edges of the cycle one after the other."""
+    """Ops of a path out of ``cycle[0]`` and back, else the edges of the cycle in order."""
     of, home = task_graphs.of, cycle[0]
     came_from: Dict[int, int] = {}
     for op in graph.ops:  # in topological order: ops outside, reached from inside

@@ -1,7 +1,7 @@
-"""Phases of graphs that have no record of gradient calls: frozen models and MetaGraphs.
+"""Phases of graphs without a record of gradient calls: frozen models and MetaGraphs.
 
-In a MetaGraph of a training script the forward pass is what the ops of the ``gradients`` scopes read, and all it needs; in a
-frozen model it is everything.
+In a MetaGraph of a training script, the forward pass is what the ops of the ``gradients`` scopes read, and all that this needs;
+in a frozen model it is everything.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
 
 
 def model_phases(ops: OpGraph) -> FrozenSet[int]:
-    """Give every op of a model its phase: FORWARD, INPUT or OTHER.
+    """Gives every op of a model its phase: FORWARD, INPUT or OTHER.
 
     Returns:
-        the ops of the forward pass.
+        The ops of the forward pass.
     """
     scope = _forward(ops)
     for op in ops.ops:
@@ -30,7 +30,7 @@ def model_phases(ops: OpGraph) -> FrozenSet[int]:
 
 
 def training_phases(ops: OpGraph) -> None:
-    """After :func:`model_phases`: the phases of a training step, if there is one: updates, and what else these need."""
+    """Sets, after :func:`model_phases`, the phases of a training step, if there is one: updates, and what else these need."""
     for op in ops.ops:
         if op.phase is Phase.OTHER and traits(op.type).is_update:
             op.phase = Phase.APPLY

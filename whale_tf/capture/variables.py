@@ -1,8 +1,8 @@
 """The variables of an op graph: which ops read, write and initialise each of them.
 
-A reference variable (``VariableV2``) hands out a reference tensor, a resource variable (``VarHandleOp``) a handle.
-Both are followed through ops that pass them on (``Identity``, ``Switch``, ``Enter``, the output of ``Assign``, ...) and
-into function bodies; what the ops at the end do decides whether they read or write.
+A reference variable (``VariableV2``) returns a reference tensor, a resource variable (``VarHandleOp``) a handle.  Both are
+followed through ops that pass them on (``Identity``, ``Switch``, ``Enter``, the output of ``Assign``, ...) and into function
+bodies; the ops at the end determine whether the variable is read or written.
 """
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Variable(NamedTuple):
         shape, dtype: of the value (``dtype`` without ``_ref``).
         is_resource: a ``VarHandleOp``.
         reads: ops that need the value, in op order (``Identity`` of a reference, ``ReadVariableOp``, gathers, ...).
-        writes: ops that change the value, in op order, the initializer among them.
+        writes: ops that change the value, in op order, including the initializer.
         initializer: the initial Assign, or -1.
-        aliases: tensors that refer to the variable, its own output first.
+        aliases: tensors that refer to the variable; its own output is the first.
         slots: variables updated by the same ``Apply*`` op (momentum, Adam's m and v, ...).
     """
 
@@ -42,7 +42,7 @@ class Variable(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the value; 0 where a dimension is not known, or the size of an element (strings)."""
+        """Size of the value; 0 if a dimension is not known, or the size of an element (strings)."""
         sizes = [0] if self.shape is None else [size or 0 for size in self.shape]
         try:
             itemsize = np.dtype(self.dtype.replace("bfloat16", "float16")).itemsize
@@ -52,7 +52,7 @@ class Variable(NamedTuple):
 
 
 class Variables:
-    """The variables of an op graph by op number, in op order, and what each op reads and writes of them."""
+    """The variables of an op graph by op number, in op order, and which of them each op reads and writes."""
 
     def __init__(self, items: Dict[int, Variable]) -> None:
         self.items = items
@@ -69,7 +69,7 @@ class Variables:
 
     @property
     def initializers(self) -> Dict[int, int]:
-        """Variable -> the write that initialises it, where there is one."""
+        """Variable -> the write that initialises it, if there is one."""
         return {variable.op: variable.initializer for variable in self if variable.initializer >= 0}
 
     def __iter__(self) -> Iterator[Variable]:
@@ -92,7 +92,7 @@ class _Uses(NamedTuple):
 
 
 def find_variables(graph: OpGraph) -> Variables:
-    """All variables of ``graph`` (those created inside function bodies are local to them and not listed)."""
+    """All variables of ``graph``, except those created inside function bodies, which are local to them."""
     follow = _Follower()
     uses = {op.id: follow.uses(graph, op.outputs[0]) for op in graph.ops if op.type in VARIABLES}
     updated_by: Dict[int, List[int]] = {}  # Apply* op -> its variables
@@ -113,14 +113,15 @@ def find_variables(graph: OpGraph) -> Variables:
 
 
 def optimizer_state(graph: OpGraph, variables: Variables, trained: Collection[int]) -> Dict[int, List[int]]:
-    """Trained variable -> the variables that its optimizer keeps for it, whether one op updates them or many elementary ones.
+    """Trained variable -> the variables that its optimizer keeps for it, whether one op updates them or many elementary ops do.
 
-    These are written in every step and lead to the write of a trained variable; what leads to several (a step count, the
-    powers of Adam's decay rates) belongs to the one it reaches first::
+    These are written in every step and lead to the write of a trained variable.  One that leads to several (a step count, the
+    powers of Adam's decay rates) belongs to the first::
 
         m ──> m' = b m + (1 - b) g ──> w' = w - r m'          m belongs to w
 
-    Of several that one op writes (a condition around the update) it belongs to one of its size, each of which gets as many.
+    If one op (a condition around the update) writes several trained variables, it belongs to one of its own size; each of these
+    gets the same number.
     """
     found: Dict[int, List[int]] = {}
     for variable in variables:
@@ -150,14 +151,14 @@ def _first_reached(graph: OpGraph, variables: Variables, variable: Variable, tra
 
 
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:
-    """Whether ``variable`` is what some ``Apply*`` op trains (its first input), not a slot itself."""
+    """Whether ``variable`` is not itself a slot, but trained by an ``Apply*`` op (as its first input)."""
     aliases = set(found.aliases)
     return any(traits(graph.ops[writer].type).is_update and graph.ops[writer].inputs[0] in aliases
                for writer in found.writes)
 
 
 def _initializer(graph: OpGraph, variable: Op, writes: Set[int]) -> int:
-    """The initial Assign: ``<variable>/Assign`` as TensorFlow names it, else the first plain Assign."""
+    """The initial Assign: ``<variable>/Assign``, TensorFlow's name for it, else the first plain Assign."""
     plain = [op for op in sorted(writes) if graph.ops[op].type in ("Assign", "AssignVariableOp")]
     for op in plain:
         if graph.ops[op].name == variable.name + "/Assign":
@@ -166,7 +167,7 @@ def _initializer(graph: OpGraph, variable: Op, writes: Set[int]) -> int:
 
 
 class _Follower:
-    """Follows references; results inside function bodies are remembered, since bodies are shared."""
+    """Follows references; results inside function bodies are remembered, because bodies are shared."""
 
     def __init__(self) -> None:
         self._inside: Dict[Tuple[int, int], Tuple[bool, bool]] = {}
@@ -204,7 +205,7 @@ class _Follower:
         for body in (op.body or {}).values():
             key = (id(body), argument)
             if key not in self._inside:
-                self._inside[key] = (False, False)  # a recursive function adds nothing to its own first visit
+                self._inside[key] = (False, False)  # a recursive call adds nothing to the first visit
                 self._inside[key] = self._argument_effect(body, argument)
             reads |= self._inside[key][0]
             writes |= self._inside[key][1]
@@ -215,11 +216,11 @@ class _Follower:
             if op.type == "_Arg" and op.attrs["index"] == argument:
                 found = self.uses(body, op.outputs[0])
                 return bool(found.reads), bool(found.writes)
-        return True, False  # captured by a dataset function, at an offset of its own: such functions only read
+        return True, False  # captured by a dataset function, at an offset that is not known here: such functions only read
 
 
 def _writes(graph: OpGraph, op: Op, position: int) -> bool:
-    """Whether the input at ``position`` is a reference that ``op`` writes through."""
+    """Whether the input at ``position`` is a reference through which ``op`` writes."""
     row = traits(op.type)
     if row.is_update:  # the variable and its slots: the leading references
         return all(_is_reference(graph, source) for source in op.inputs[:position + 1])
@@ -238,7 +239,7 @@ def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
     elif op.type in WHILES:
         candidates = [op.outputs[position]] if position < len(op.outputs) else []
     elif position == 0 and op.outputs:
-        candidates = [op.outputs[0]]  # Assign, Scatter*, Apply* hand the written reference on
+        candidates = [op.outputs[0]]  # Assign, Scatter*, Apply* pass on the written reference
         return [output for output in candidates if graph.tensors[output].dtype.endswith("_ref")]
     else:
         return []
@@ -251,8 +252,8 @@ def _is_reference(graph: OpGraph, tensor: int) -> bool:
 
 
 def home_variable(graph: OpGraph, variables: Variables, tensor: int) -> Optional[int]:
-    """The variable that ``tensor`` stands for in a gradient call: the one it refers to, or whose value it is (an
-    ``Identity`` or ``ReadVariableOp`` right behind it)."""
+    """The variable that ``tensor`` stands for in a gradient call: the one to which it refers, or whose value it is (an
+    ``Identity`` or ``ReadVariableOp`` right after it)."""
     if tensor in variables.alias_of:
         return variables.alias_of[tensor]
     producer = graph.producer(tensor)

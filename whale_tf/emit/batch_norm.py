@@ -1,7 +1,7 @@
 """The pass ``sync_batch_norm``: batch normalisation in single ops, so that its statistics can be those of the whole mini-batch.
 
-The fused kernels take mean and variance inside the op, each replica and micro-batch over its own examples.  In single
-ops the statistics are tensors, which are summed over all clones where they are used::
+The fused kernels compute mean and variance inside the op, so each replica and micro-batch uses only its own examples.  With
+single ops, the statistics are tensors, which are summed over all clones where they are used::
 
     before   x ──> FusedBatchNormV3 ──┬──> y             after   x ──┬──> Mean ──> ... ──> Rsqrt ──┐
                                       └──> mean, ...                 └─────────> Sub ──> Mul ──────┴──> Add ──> y
@@ -12,7 +12,7 @@ With ``N`` the number of elements per channel (Ioffe and Szegedy 2015, Algorithm
     h = (x - mean) r           y = scale h + offset
     doffset = sum(dy)          dscale = sum(dy h)          dx = scale r (dy - doffset / N - h dscale / N)
 
-``N`` comes from a Shape op even where the shape is known: a clone sees fewer examples, and a constant would hide that.
+``N`` comes from a Shape op even if the shape is known: a clone sees fewer examples, and a constant would hide that.
 
 The single ops are built in a graph of their own, with a placeholder for each tensor of the step that they read, and become
 new nodes of the step.
@@ -34,14 +34,14 @@ from whale_tf.ir.traits import BATCH_NORM_GRADIENTS, BATCH_NORMS
 from whale_tf.ir.units import frames
 
 TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
-_OUTSIDE = "outside"  # scope of what stands for the step's own ops
+_OUTSIDE = "outside"  # scope of stand-ins for the step's own ops
 
 
 def sync_batch_norm(step: Recording) -> Recording:
-    """The step with single ops in the place of the fused batch normalisations that use batch statistics and that an update needs.
+    """The step with single ops instead of the fused batch normalisations that use batch statistics and that an update needs.
 
-    Nothing happens to a graph that has no update of a variable yet.  Data formats NHWC, NCHW, NDHWC and NCDHW; inputs of half
-    precision are normalised in float32, as the kernels do.
+    A graph that has no update of a variable yet stays as it is.  Data formats NHWC, NCHW, NDHWC and NCDHW; inputs of half
+    precision are normalised in float32, as in the kernels.
 
     Raises:
         UnsupportedOpError: one is inside a while loop or a function body, which cannot wait for other clones.
@@ -74,7 +74,7 @@ def _check_reachable(graph: OpGraph, found: Sequence[Op]) -> None:
 
 
 def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
-    """A fused batch normalisation in the functions that an op calls."""
+    """A fused batch normalisation inside the functions that an op calls."""
     for body in (op.body or {}).values():
         if id(body) in seen:
             continue
@@ -88,13 +88,12 @@ def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
 
 def _unreachable(op: Op, where: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        f"sync_batch_norm: {op.name!r} ({op.type}) is inside {where}, where its statistics cannot be summed over the "
-        f"replicas; move the "
-        "batch normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)")
+        f"sync_batch_norm: {op.name!r} ({op.type}) is inside {where}, where its statistics cannot be summed over the replicas; "
+        "move the batch normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)")
 
 
 class _Statistics(NamedTuple):
-    """Per channel `[C]`, of one input: mean, variance and ``1 / sqrt(variance + epsilon)``; ``count``: N, a scalar."""
+    """Of one input, per channel `[C]`: mean, variance and ``1 / sqrt(variance + epsilon)``; ``count``: N, a scalar."""
 
     mean: tf.Tensor
     variance: tf.Tensor
@@ -103,15 +102,15 @@ class _Statistics(NamedTuple):
 
 
 class _Decomposer:
-    """Builds the single ops of one fused op after the other, then stages all of them and moves the edges."""
+    """Builds the single ops of each fused op in turn, then stages all of them and moves the edges."""
 
     def __init__(self, step: Recording) -> None:
         self._step, self._graph = step, step.graph
         self._aside = tf.Graph()
-        self._inputs: Dict[int, tf.Tensor] = {}  # tensor of the step -> what stands for it
-        self._waits: Dict[int, tf.Operation] = {}  # op of the step -> what stands for it
-        self._names: Dict[str, str] = {}  # what stands for something -> the name of that
-        self._results: Dict[int, tf.Tensor] = {}  # tensor of a fused op -> what is read in its place
+        self._inputs: Dict[int, tf.Tensor] = {}  # tensor of the step -> its stand-in
+        self._waits: Dict[int, tf.Operation] = {}  # op of the step -> its stand-in
+        self._names: Dict[str, str] = {}  # stand-in -> name of the original
+        self._results: Dict[int, tf.Tensor] = {}  # tensor of a fused op -> what is read instead
         self._statistics: Dict[int, _Statistics] = {}  # of each forward op
 
     def run(self, ops: Sequence[Op]) -> Recording:
@@ -137,7 +136,7 @@ class _Decomposer:
         return self._step.after(edit, calls, successors, self._shapes(), {**self._step.replaced, **replaced}, needed)
 
     def _forward(self, op: Op) -> List[tf.Tensor]:
-        """y, the running mean and variance (unbiased), the batch's mean and variance."""
+        """y, the running mean and variance (unbiased), and the batch's mean and variance."""
         x, scale, offset, old_mean, old_variance = [self._operand(tensor) for tensor in op.inputs[:5]]
         channels = _Channels(op, scale.dtype)
         x = channels.cast(x)
@@ -161,10 +160,10 @@ class _Decomposer:
             dy - channels.spread(doffset / found.count) - normalised * channels.spread(dscale / found.count))
         return [tf.cast(dx, self._dtype(op.outputs[0])), dscale, doffset]
 
-    # -- the step's tensors and ops, aside ----------------------------------------------------------------------------
+    # -- stand-ins for the step's tensors and ops --------------------------------------------------------------------------
     @contextlib.contextmanager
     def _in_place_of(self, op: Op) -> Iterator[None]:
-        """New ops get the tags, the device and the control inputs of ``op``, and names below its own."""
+        """Gives new ops the tags, device and control inputs of ``op``, and names below its own."""
         aside, attrs = self._aside, self._step.definitions.node(op.name).attr
         tags = {name: attrs[name] for name in TAGS if name in attrs}
         if op.forward >= 0:
@@ -176,7 +175,7 @@ class _Decomposer:
                 yield
 
     def _operand(self, tensor: int) -> tf.Tensor:
-        """What stands for a tensor of the step, outside all scopes."""
+        """The stand-in for a tensor of the step, outside all scopes."""
         if tensor in self._results:
             return self._results[tensor]
         if tensor not in self._inputs:
@@ -187,7 +186,7 @@ class _Decomposer:
         return self._inputs[tensor]
 
     def _wait(self, op: int) -> tf.Operation:
-        """What stands for an op of the step that is waited for."""
+        """The stand-in for an op of the step that other ops wait for."""
         results = [self._results[tensor] for tensor in self._graph.ops[op].outputs if tensor in self._results]
         if results:
             return results[0].op
@@ -200,7 +199,7 @@ class _Decomposer:
         return tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
 
     def _successor(self, op: int) -> str:
-        """Name of the op that makes the first output of a fused op now; any other op's own name."""
+        """Name of the op that now makes the first output of a fused op; for any other op its own name."""
         outputs = self._graph.ops[op].outputs
         return self._results[outputs[0]].op.name if outputs and outputs[0] in self._results else self._graph.ops[op].name
 
@@ -214,7 +213,7 @@ class _Decomposer:
         edit.insert(node)
 
     def _move_readers(self, edit: StagedEdit, op: Op, successors: Dict[str, str]) -> bool:
-        """Readers of a fused op turn to what is in its place.
+        """Moves readers of a fused op to its replacement.
 
         Returns:
             Whether some stay: gradient ops that no update needs read the kernel's own reserves.
@@ -251,7 +250,7 @@ def _free(step: Recording, scope: str) -> str:
 
 
 class _Channels:
-    """Which dimensions of a fused op's input count elements, and how values `[C]` meet the input."""
+    """Which dimensions of a fused op's input count elements, and how values `[C]` broadcast to the input."""
 
     def __init__(self, op: Op, dtype: tf.DType) -> None:
         data_format = op.attrs["data_format"]
@@ -267,7 +266,7 @@ class _Channels:
         return tf.cast(x, self._dtype)
 
     def spread(self, value: tf.Tensor) -> tf.Tensor:
-        """`[C]` in a shape that broadcasts against the input."""
+        """`[C]` in a shape that broadcasts to the input's."""
         return value if self._shape is None else tf.reshape(value, self._shape)
 
     def mean(self, x: tf.Tensor) -> tf.Tensor:

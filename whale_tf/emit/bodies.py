@@ -1,12 +1,12 @@
-"""Functional control flow in clones: each clone calls copies of the loop's or branch's functions with its own numbers.
+"""Functional control flow in clones: each clone calls copies of the loop's or branches' functions with its own numbers.
 
 ::
 
     original     y = While(x, body=body_7)              body_7(i, x)            { ... Reshape(x, [48, 4]) ... }
     clones       y = While(x, body=body_7_whale)        body_7_whale(i, x)      { ... Reshape(x, [24, 4]) ... }
 
-Constants of a clone's size are written into the copy, which all clones of that size share.  Numbers that are known at
-run time only (a clone's weight, size or start) become further parameters::
+Constants that depend on a clone's size are written into the copy, which all clones of that size share.  Numbers that are known
+only at run time (a clone's weight, size or start) become further parameters::
 
     clones       y = While(x, w, body=body_7_whale)     body_7_whale(i, x, w)   { ... Mul(x, w) ... }
 """
@@ -32,11 +32,11 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.traits import WHILES
 
 TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
-RUN_TIME = "$"  # begins the name of a number that is known at run time only: no tensor is called so
+RUN_TIME = "$"  # begins the name of a number that is known only at run time; no tensor has such a name
 
 
 class _Numbers(NamedTuple):
-    """What the functions that a clone calls differ by; None: known at run time only, or of no concern."""
+    """Numbers in which the functions that clones call differ; None: known only at run time, or irrelevant."""
 
     size: Optional[int]
     total: Optional[int]
@@ -49,7 +49,7 @@ class _Calls(NamedTuple):
 
     Attributes:
         functions: attribute (``body``, ``branches[0]``) -> name of the function.
-        run_time: numbers that all of the functions take as further parameters.
+        run_time: numbers that all these functions take as further parameters.
     """
 
     functions: Dict[str, str]
@@ -67,10 +67,10 @@ class Bodies:
         self._count = 0
 
     def localise(self, op: Op, place: Clone) -> None:
-        """Let a clone of ``op`` call functions that fit its part of the mini-batch.
+        """Makes a clone of ``op`` call functions that fit its part of the mini-batch.
 
         Raises:
-            UnsupportedOpError: a function does what clones of it cannot do each for itself.
+            UnsupportedOpError: a function does something that clones cannot do separately.
         """
         node = self._context.edit.node(f"{self._context.scope(place)}/{op.name}")
         self.localise_in(op, node, place, lambda number, dtype, of: canonical_edge(of(place)))
@@ -79,8 +79,8 @@ class Bodies:
         """The same for a copy of ``op`` anywhere.
 
         Args:
-            argument: (number, dtype, the tensor that holds it for a clone) -> what the copy reads for a number that is known at
-                run time only.
+            argument: (number, dtype, the tensor that holds it for a clone) -> what the copy reads for a number that is known
+                only at run time.
         """
         calls = self._calls_of(op, node, self._context.region.batch, op, place)
         _call(node, op, calls, [
@@ -113,7 +113,7 @@ class Bodies:
         return _Calls(functions, run_time)
 
     def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
-        """A copy of a function with the conversions, constants, shapes and seeds of a clone."""
+        """A copy of a function, with the conversions, constants, shapes and seeds of a clone."""
         self._check(axis, outermost)
         copy = FunctionCopy(self._context.tf_graph, name)
         context = BodyContext(self._context, axis, self._context.home(outermost))
@@ -128,9 +128,9 @@ class Bodies:
         for index in axis.shared:
             if not is_seeded(copy.node(axis.graph.ops[index].name)):
                 raise UnsupportedOpError(
-                    f"op {axis.graph.ops[index].name!r} ({axis.graph.ops[index].type}) in a body of "
-                    f"{outermost.name!r} draws random numbers that must be the same on all devices; give it a "
-                    f"seed, or draw them before {outermost.name!r} and pass them in"
+                    f"op {axis.graph.ops[index].name!r} ({axis.graph.ops[index].type}) in a body of {outermost.name!r} draws "
+                    f"random numbers that must be the same on all devices; give it a seed, or draw them before "
+                    f"{outermost.name!r} and pass them in"
                 )
         for index in sorted({index for index, _ in axis.bodies}):
             inner = axis.graph.ops[index]
@@ -139,16 +139,16 @@ class Bodies:
         return copy
 
     def _check(self, axis: BatchAxis, outermost: Op) -> None:
-        """A gradient's static divisor is one model replica's size; which one it is cannot be told in a body."""
+        """Refuses means over a static batch size if there are several mini-batches: a mean's gradient divides by the size of one
+        model replica's mini-batch, and in a body this divisor cannot be identified."""
         if self._converter.division.mini_batches > 1 and self._converter.division.batch is not None:
             for op in axis.graph.ops:
                 if op.type == "Mean" and op.outputs[0] in axis.layouts and axis.layout(op.outputs[0]).is_partial:
                     raise UnsupportedOpError(
-                        f"op {op.name!r} in a body of {outermost.name!r} takes a mean over the batch, whose size is "
-                        f"static, and model replicas "
-                        f"(or processes) take mini-batches of their own; take the mean outside of {outermost.name!r}, "
-                        f"leave the batch size open "
-                        "(drop_remainder=False), or set io.nested_batch to 'divide'"
+                        f"op {op.name!r} in a body of {outermost.name!r} takes a mean over the batch, whose size is static, but "
+                        f"model replicas or processes take mini-batches of their own; take the mean outside of "
+                        f"{outermost.name!r}, leave the batch size open (drop_remainder=False), or set io.nested_batch to "
+                        "'divide'"
                     )
 
     # ------------------------------------------------------------------------------------------------------ numbers
@@ -164,7 +164,7 @@ class Bodies:
         )
 
     def _concern(self, axis: BatchAxis) -> Tuple[bool, bool]:
-        """Whether it matters to a body where in the batch a clone's examples lie, and which clone it is."""
+        """Whether a body depends on where in the batch a clone's examples are, and on which clone it is."""
         if id(axis) not in self._concerns:
             inner = [self._concern(body) for body in axis.bodies.values()]
             placed = any(isinstance(c, (Slice, Offset)) for steps in axis.conversions.values() for c in steps)
@@ -188,7 +188,7 @@ class Bodies:
         return str(self._converter.totals(op, home)[int(what[len("total") :])])
 
     def _fresh(self, name: str) -> str:
-        """A function name that is not taken."""
+        """A function name that is not in use."""
         while True:
             candidate = f"{name}_whale_{self._count}"
             self._count += 1
@@ -197,7 +197,7 @@ class Bodies:
 
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
-    """Replace one operand of a function's op, or one of its results."""
+    """Replaces one operand of a function's op, or one of the function's results."""
     axis, home = converter.context.region.batch, converter.context.home(op)
     if (op.id, position) in axis.localise:
         name = converter.localised(op, position, place)
@@ -212,7 +212,7 @@ def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, pl
 
 
 def _call(node: NodeDef, op: Op, calls: _Calls, inputs: Sequence[str]) -> None:
-    """Let a functional op call other functions, with further inputs."""
+    """Makes a functional op call other functions, with further inputs."""
     for attribute, function in calls.functions.items():
         name, _, index = attribute.partition("[")
         if index:
@@ -241,7 +241,7 @@ def _static(number: Number) -> Optional[int]:
 
 
 class BodyContext(Context):
-    """The rewrite seen from inside a function: its own graph and analysis, and the device of whoever calls it."""
+    """The rewrite as seen from inside a function: the function's graph and analysis, and its caller's device."""
 
     def __init__(self, outer: Context, axis: BatchAxis, home: int) -> None:
         region = outer.region._replace(graph=axis.graph, batch=axis)
@@ -260,7 +260,7 @@ class BodyContext(Context):
 
 
 class _BodyConverter(Converter):
-    """Conversions inside a function: a number of the clone is a constant, or stands for a parameter to come."""
+    """Conversions inside a function: a number of the clone is a constant, or stands for a later parameter."""
 
     def __init__(self, context: Context, nodes: Nodes, outer: Converter, outermost: Op) -> None:
         super().__init__(context, nodes, outer.division, outer.inputs, outer.communicator)
@@ -284,9 +284,9 @@ class _BodyConverter(Converter):
     def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
         if self.division.is_together:
             raise UnsupportedOpError(
-                f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, and the loss puts the "
-                "mini-batches of model replicas or processes together; set io.nested_batch to 'divide', or let one process drive "
-                "all devices")
+                f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, but the loss combines "
+                "the mini-batches of model replicas or processes; set io.nested_batch to 'divide', or let one process drive all "
+                "devices")
         return super().rows(op, task_graph, place, False, scope)
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""Bridges between TaskGraphs that cut a micro-batch at different places, lowered to ops (the recipes: whale_tf/bridges)."""
+"""Bridges between TaskGraphs that divide a micro-batch differently, lowered to ops (for the recipes see whale_tf/bridges)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whale_tf.program import Call
 
 
 class Bridges:
-    """Stages what crosses from one TaskGraph to another; each crossing is staged once."""
+    """Stages transfers between TaskGraphs, each once."""
 
     def __init__(self, converter: Converter) -> None:
         self._converter = converter
@@ -24,9 +24,9 @@ class Bridges:
         self._bridges: Dict[Tuple[int, int, Clone, int], str] = {}
 
     def bridge(self, call: Call, tensor: int, shard: int = 0) -> str:
-        """A tensor as the clone of a bridge's call needs it.
+        """A tensor in the form that the clone of a bridge's call needs.
 
-        Every device of a ``split`` consumer (``shard``) gathers the examples itself, rather than from its first device.
+        Each device of a ``split`` consumer (``shard``) gathers the examples itself instead of taking them from the first device.
         """
         context = self.context
         layout, consumer = context.region.batch.layout(tensor), context.program.bodies[call.body].task_graph
@@ -72,10 +72,10 @@ class Bridges:
             return nodes.concat(names, layout.dim, scope + "/concat", dtype, device)
         if blocks is None:
             raise UnsupportedOpError(
-                f"tensor {context.graph.tensor_name(tensor)!r} crosses from TaskGraph "
-                f"{context.plan.task_graphs[producer].name!r} to {context.plan.task_graphs[consumer].name!r} with "
-                f"different replicas, and how its dimension {layout.dim} follows "
-                "from the batch size is not known; use equal replica counts, or a static shape"
+                f"tensor {context.graph.tensor_name(tensor)!r} goes from TaskGraph "
+                f"{context.plan.task_graphs[producer].name!r} to {context.plan.task_graphs[consumer].name!r}, which has other "
+                f"replicas, and whale_tf does not know how its dimension {layout.dim} follows from the batch size; use equal "
+                "replica counts, or a static shape"
             )
         parts = []
         for index, block in enumerate(blocks):
@@ -111,7 +111,7 @@ class Bridges:
     def _bridge_partial(
         self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, scope: str
     ) -> str:
-        """Sum over the producer's replicas, divided again.
+        """The sum over the producer's replicas, divided again.
 
         ``v'_j = V w_j^(1-k) / sum_j' w_j'`` makes ``sum_j w_j^k v'_j = V``.
         """
@@ -143,7 +143,7 @@ class Bridges:
     def _rescale(
         self, name: str, tensor: int, power: int, producer: int, piece: Clone, consumer: int, place: Clone, scope: str
     ) -> str:
-        """From a value relative to one clone's weight to one relative to another's."""
+        """Converts a value relative to one clone's weight to one relative to another's."""
         if power == 0:
             return name
         name = self._converter.scale(name, tensor, power, producer, piece, scope + "/from")

@@ -6,10 +6,10 @@
     functions    whale_t0_forward(x, w) { matmul; relu } -> relu
     graph        whale/g0_m0_r0/t0_forward = PartitionedCall(x of this clone, w, f=whale_t0_forward)
 
-A function holds the constants and conversions of a clone (see ``emit/convert.py``), so clones with the same sizes share one.
-Numbers that are known at run time only, and values of the whole mini-batch, are further arguments.  A tensor that is fetched but
-that no function returns is computed by calls of its own: anew, or, in a run that updates variables, from what the step's calls
-return, since these have read the variables before the update.
+A function contains the constants and conversions of a clone (see ``emit/convert.py``), so clones with the same sizes share one.
+Numbers that are known only at run time, and values of the whole mini-batch, are further arguments.  If a tensor is fetched that
+no function returns, separate calls compute it: from scratch or, in a run that updates variables, from what the step's calls
+return, because these read the variables before the update.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Argument(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of the graph's library; ``results``: dtypes of what it returns."""
+    """A function of the graph's library; ``results``: dtypes of its results."""
 
     name: str
     is_stateful: bool
@@ -54,13 +54,13 @@ class Function(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What concerns all calls of a body.
+    """Facts that hold for all calls of a body.
 
     Attributes:
-        waits: ops elsewhere that an op of it waits for.
-        sources: batch inputs whose shares decide numbers inside it.
-        calls_functions: it has functional ops (loops, conditions) of its own.
-        is_seeded: it draws random numbers.
+        waits: ops elsewhere that an op of the body waits for.
+        sources: batch inputs whose shares determine numbers inside the body.
+        calls_functions: the body has functional ops (loops, conditions).
+        is_seeded: the body draws random numbers.
     """
 
     waits: Sequence[int]
@@ -99,10 +99,10 @@ class Calls:
             self._call(body, call.clone, barriers)
 
     def export(self, tensor: int, beside_update: Optional[Context] = None) -> None:
-        """Stage calls that compute a tensor which no function returns.
+        """Stages calls that compute a tensor which no function returns.
 
         Args:
-            beside_update: where its names go if the same run updates variables.
+            beside_update: context for its names if the same run updates variables.
 
         Raises:
             UnsupportedOpError: it would be computed from variables that the same run updates in place.
@@ -111,8 +111,8 @@ class Calls:
         if has_reference_variables(context.program):
             raise UnsupportedOpError(
                 f"{graph.tensor_name(tensor)!r} is fetched in a run that updates reference variables in place, and emit is "
-                "'call', so that it would be computed from values before or after the update; set emit to 'inline', use resource "
-                "variables (tf.compat.v1.enable_resource_variables()), or fetch it in a run without the update")
+                "'call', so it might be computed from values after the update; set emit to 'inline', use resource variables "
+                "(tf.compat.v1.enable_resource_variables()), or fetch it in a run without the update")
         body = context.program.bodies[context.program.body_of()[graph.tensors[tensor].op]]
         own = {index for other in context.program.bodies if other.task_graph == body.task_graph and other.step in CLONED
                for index in other.ops}
@@ -127,9 +127,9 @@ class Calls:
         drawn = [graph.ops[index].name for index in sorted(needed & self._seeded)]
         if drawn and beside_update is not None:
             warnings.warn(
-                f"{graph.tensor_name(tensor)!r} is fetched from a step whose bodies are called as functions. It is computed anew "
-                f"for the fetch, and random op {drawn[0]!r} draws other numbers for it than for the step; set emit to 'inline' "
-                "to see the step's own value")
+                f"{graph.tensor_name(tensor)!r} is fetched from a step that runs as calls of functions. It is computed again for "
+                f"the fetch, and random op {drawn[0]!r} draws other numbers than in the step; set emit to 'inline' to see the "
+                "step's own value")
         part = body._replace(name=f"{body.name}/{context.flat(tensor)}", runs=tuple(sorted(needed)), waits=(), outputs=(tensor,))
         for clone in context.clones(body.task_graph):
             self._call(part, clone, ())
@@ -158,19 +158,19 @@ class Calls:
         return self._functions[key]
 
     def _numbers(self, body: Body, clone: Clone) -> Hashable:
-        """What the functions of a body's clones differ by."""
+        """Numbers in which the functions of a body's clones differ."""
         facts, found = self._facts_of(body), []
         position = self._operands.converter.division.position(body.task_graph, clone)
         for source in facts.sources:
             share = self._operands.inputs.shares(source, body.task_graph, clone.g)
-            start = share.starts[position] if facts.calls_functions else None  # elsewhere this is an argument
+            start = share.starts[position] if facts.calls_functions else None  # in other bodies it is an argument
             found.append(tuple(None if isinstance(n, str) else n for n in (share.sizes[position], share.total, start)))
         return tuple(found), (clone.g, clone.r) if facts.is_seeded else None
 
     def _facts_of(self, body: Body) -> _Facts:
         if body.name not in self._facts:
             graph, axis, members = self.context.graph, self.context.region.batch, set(body.runs)
-            own = members.union(body.ops)  # what is left out of the function is nothing to wait for
+            own = members.union(body.ops)  # nothing waits for an op that is left out of the function
             functional = members & self._functional
             numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
             self._facts[body.name] = _Facts(
@@ -182,7 +182,7 @@ class Calls:
         return self._facts[body.name]
 
     def _build(self, body: Body, clone: Clone) -> Function:
-        """The function that a clone calls, staged."""
+        """Stages the function that a clone calls."""
         context, graph = self.context, self.context.graph
         copy = FunctionCopy(context.tf_graph)
         arguments = _Arguments(copy)
@@ -235,7 +235,7 @@ class Calls:
             return converter.localised(op, position, clone)
         conversions = axis.conversions.get(key, ())
         reduced = [n for n, each in enumerate(conversions) if isinstance(each, Reduce)]
-        # a value of the whole mini-batch takes the place of the clone's
+        # a value of the whole mini-batch replaces the clone's
         name = self.context.flat(tensor) if reduced else value(tensor)
         for conversion in conversions[reduced[-1] if reduced else 0:]:
             name = converter.convert(name, tensor, conversion, home, clone, op)
@@ -244,7 +244,7 @@ class Calls:
         return name
 
     def _attributes(self, op: Op, copy: FunctionCopy, clone: Clone, arguments: _Arguments) -> None:
-        """What differs from the original beside operands: shapes, seeds, and the functions that it calls itself."""
+        """Changes what differs from the original besides operands: shapes, seeds, and the functions that the op calls."""
         if op.id in self._shaped:
             open_shapes(copy.node(op.name), op, self.context.region.batch)
         if op.id in self._seeded:
@@ -255,7 +255,7 @@ class Calls:
                 lambda number, dtype, of: arguments.add(("run time", op.id, number), dtype, of))
 
     def _fresh(self, body: str) -> str:
-        """A function name that is not taken."""
+        """A function name that is not in use."""
         while True:
             name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
             self._count += 1
@@ -264,7 +264,7 @@ class Calls:
 
 
 class _Arguments:
-    """The parameters of a function that is being built, each once."""
+    """The parameters of a function under construction, each once."""
 
     def __init__(self, copy: FunctionCopy) -> None:
         self._copy = copy
@@ -282,8 +282,8 @@ class _Arguments:
 
 
 class _CallConverter(Converter):
-    """Conversions inside a function: a number of the clone is a constant where it is known now, else a parameter.  Where its
-    examples begin is a parameter always, since that differs from clone to clone."""
+    """Conversions inside a function.  A number of the clone is a constant if it is known now, else a parameter.  The start of its
+    examples is always a parameter, because it differs from clone to clone."""
 
     def __init__(self, context: Context, nodes: Nodes, outer: Converter, arguments: _Arguments) -> None:
         super().__init__(context, nodes, outer.division, outer.inputs, outer.communicator)
@@ -343,7 +343,7 @@ class _CallConverter(Converter):
 def control_for(
     context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
 ) -> Optional[str]:
-    """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
+    """The op that a clone or copy waits for if the original waits for op ``wait``; None: it does not wait."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):
         return None if wait in after and all(wait not in waits for waits in context.region.rereads.values()) else op.name

@@ -18,18 +18,18 @@ from whale_tf.program import EVERY
 
 
 class _Part(NamedTuple):
-    """The ops of one TaskGraph on one level, and where they touch the rest of the graph."""
+    """The ops of one TaskGraph on one level, and their connections to the rest of the graph."""
 
     ops: Sequence[Op]
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
-    waits: Sequence[int]  # ops elsewhere that some op has a control edge from
-    random: Sequence[Op]  # ops whose clones draw numbers of their own
-    shaped: Sequence[Op]  # ops with an attribute that holds the whole batch's size
+    waits: Sequence[int]  # ops elsewhere from which some op has a control edge
+    random: Sequence[Op]  # ops whose clones draw their own numbers
+    shaped: Sequence[Op]  # ops with an attribute that contains the whole batch's size
     functional: Sequence[Op]  # ops that call functions
 
 
 def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
-    """Stage all clones, or all calls.
+    """Stages all clones, or all calls.
 
     Args:
         after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
@@ -125,7 +125,7 @@ def _clone(
 
 
 def _all_clones(context: Context, operands: Operands, wait: int) -> str:
-    """What a section waits for where the original waits for a cloned op, or for one of another section."""
+    """What a section waits for if the original waits for a cloned op, or for an op of another section."""
     op = context.graph.ops[wait]
     if wait in context.region.sections:
         return context.op_in(op, EVERY)

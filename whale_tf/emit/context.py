@@ -1,4 +1,4 @@
-"""What every pass of the rewrite shares: the graph, the plan, names and devices of the clones, and the staged edit."""
+"""What all passes of the rewrite share: the graph, the plan, names and devices of the clones, and the staged edit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Place = Union[Clone, Copy]
 
 
 class Gathered(NamedTuple):
-    """What training reads in the place of variables that only one process has (:mod:`whale_tf.emit.gathered`).
+    """What training reads instead of variables that only one process has (:mod:`whale_tf.emit.gathered`).
 
     Attributes:
-        tensors: tensor that follows from variables alone, or a variable's reference -> the tensor in its place.
-        ops: op that computes such a tensor -> the op in its place.
+        tensors: tensor that depends only on variables, or a variable's reference -> its replacement.
+        ops: op that computes such a tensor -> its replacement.
         alone: boolean that is False in a run by itself -> the variables of other processes that this run then reads.
     """
 
@@ -42,22 +42,22 @@ class Context:
 
     Attributes:
         tf_graph: the graph being edited.
-        tf_ops: the op graph's ops in it, by number; of those that passes made the node, until it is in the graph.
+        tf_ops: the op graph's ops in it, by number; for an op that a pass made, its node until it is in the graph.
         graph, region: see there.
         plan: the part of it that this process runs.
         program: the step that the plan runs.
         is_called: batch-level ops run as calls of functions, one for each of the program's calls, and not as clones of each op.
         processes: all processes, and which of them this is.
         devices: TensorFlow device string of every device of the cluster.
-        host: where input pipelines and small integer arithmetic run.
+        host: device of input pipelines and small integer arithmetic.
         edit: collects all new nodes.
         variables: home TaskGraph of every variable of the region and of the update, by op number.
         homes: what runs, and is merged, where a variable has its home.
-        owners: which process updates a variable, where homes are divided over several.
-        gathered: what training reads in the place of variables that only one process has.
+        owners: which process updates a variable, if homes are divided over several processes.
+        gathered: what training reads instead of variables that only one process has.
         pinned: ops that take a shared variable's handle, by name -> its device.
-        dropped: names of ops that clones do not wait for where the originals do.
-        rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
+        dropped: names of ops for which the originals wait, but not the clones.
+        rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Context:
         self._suffix = ""
         self._scope = ROOT
         index = 0
-        while self._scope in graph:  # a user's op may be called so
+        while self._scope in graph:  # a user's op may have this name
             index += 1
             self._scope = f"{ROOT}_{index}"
 
@@ -110,7 +110,7 @@ class Context:
         return copies(self.plan, task_graph)
 
     def copy_for(self, task_graph: int, place: Place) -> Copy:
-        """The copy of a TaskGraph's step-level ops and variables that a place, of this TaskGraph or of another one, reads."""
+        """The copy of a TaskGraph's step-level ops and variables that is read at a place of this or another TaskGraph."""
         return copy_for(self.plan, task_graph, place)
 
     def clones(self, task_graph: int) -> List[Clone]:
@@ -118,24 +118,24 @@ class Context:
         return clones(self.plan, task_graph)
 
     def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
-        """The device of a clone or a copy (first field: model replica, last field: replica); under ``split`` the replica has
-        several devices, and an op's ``shard`` says which."""
+        """The device of a clone or a copy (first field: model replica, last field: replica).  Under ``split`` the replica has
+        several devices, and ``shard`` says which."""
         task = self.plan.task_graphs[task_graph]
         if place == EVERY:
             place = ORIGINAL
         return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
 
     def device_of(self, op: Op) -> str:
-        """The device of an original op of the step level, of the update, or of a variable: its home, or else that of the first
-        copy of its TaskGraph."""
+        """The device of an original step-level op, of an op of the update, or of a variable: its home, or else the device of the
+        first copy of its TaskGraph."""
         home = self.homes.ops.get(op.id)
         if home is not None:
             return self.devices[home]
         return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, self.shard(op))
 
     def merged_on(self, tensor: int) -> str:
-        """The device that the clones' values of a tensor meet on: the home of the variable that they are for, or else that of the
-        first copy of the tensor's TaskGraph."""
+        """The device where the clones' values of a tensor are merged: the home of the variable that they are for, or else the
+        device of the first copy of the tensor's TaskGraph."""
         home = self.homes.tensors.get(tensor)
         if home is not None:
             return self.devices[home]
@@ -173,7 +173,7 @@ class Context:
         return self._scopes[place]
 
     def seed(self, place: Tuple[int, ...]) -> str:
-        """What tells a clone from all others, those of other processes included: random numbers follow from it."""
+        """Distinguishes a clone from all others, including those of other processes.  Random numbers follow from it."""
         scope = self.scope(place)
         return scope if self.processes.is_chief else f"{scope}/p{self.processes.rank}"
 
@@ -204,24 +204,24 @@ class Context:
         return f"{self.scope(place)}/{op.name}"
 
     def sum_name(self, tensor: int, copy: Copy, micro_batch: Optional[int] = None) -> str:
-        """Name of a replica's sum of a tensor over its micro-batches up to one; None: what the names have in common."""
+        """Name of a replica's sum of a tensor over its micro-batches up to ``micro_batch``; None: the common prefix."""
         name = f"{self.scope(copy)}/accumulate/{self.flat(tensor)}"
         return name if micro_batch is None else f"{name}/{micro_batch}"
 
     def exported(self, tensor: int, name: str) -> None:
-        """From now on a tensor has a name outside of the functions: ``name``, below the scope of each clone."""
+        """Notes that a tensor now has a name outside of the functions: ``name``, below the scope of each clone."""
         self._results[tensor] = name
 
     def is_exported(self, tensor: int) -> bool:
-        """Whether a batch-level tensor has a name outside of the functions that are called."""
+        """Whether a batch-level tensor has a name outside of the called functions."""
         return self.is_returned(tensor) or tensor in self._results
 
     def is_returned(self, tensor: int) -> bool:
-        """Whether the step's own calls make a batch-level tensor known outside."""
+        """Whether the step's own calls return a batch-level tensor."""
         return not self.is_called or tensor in self._returned or self.graph.tensors[tensor].op not in self._body_of
 
     def beside_update(self) -> Context:
-        """The same with other names for what is exported from now on: for runs that update variables."""
+        """The same context with other names for tensors exported from now on, for runs that update variables."""
         view = copying.copy(self)
         view._results, view._suffix = dict(self._results), "_beside_update"
         return view

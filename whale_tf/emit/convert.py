@@ -1,4 +1,4 @@
-"""What happens to an operand inside a clone, as the batch axis analysis asks: slices, weights, sums over all clones."""
+"""Conversions of operands inside a clone, as the batch axis analysis asks for them: slices, weights, sums over all clones."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class Converter:
             if power != 1:
                 exponent = self.nodes.const(power, scope + "/power", dtype, device)
                 factor = self.nodes.binary("Pow", weight, exponent, scope + "/weight_power", dtype, device)
-        # the constant waits for the tensor's frame or branch where there is one
+        # if the tensor is in a frame or branch, the constant waits for it
         return self.nodes.binary("Mul", name, factor, scope + "/scaled", dtype, device)
 
     def _slice(
         self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
-        """This clone's rows of a tensor that was computed for the whole mini-batch, or for those of all model replicas and
-        processes."""
+        """This clone's rows of a tensor that was computed for the whole mini-batch, or for the mini-batches of all model replicas
+        and processes."""
         start, size, total = self.rows(op, task_graph, place, self.is_of_all(tensor, conversion, op), scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
@@ -110,8 +110,8 @@ class Converter:
     def offset(
         self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
-        """Positions within the clone's examples as positions within the mini-batch, or among the examples of all mini-batches
-        where these are put together."""
+        """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
+        mini-batches if these are put together."""
         start, _, _ = self.rows(op, task_graph, place, self.division.is_together, scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         if not isinstance(start, str):
@@ -125,7 +125,7 @@ class Converter:
     def _whole_extent(
         self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
-        """A clone's extent as the whole batch's: ``c0 + c1 B``."""
+        """A clone's extent, converted to the whole batch's: ``c0 + c1 B``."""
         totals = self.totals(op, task_graph)
         batch = totals[0]
         for index, total in enumerate(totals[1:]):
@@ -133,13 +133,12 @@ class Converter:
         return self._affine(tensor, conversion.components, batch, task_graph, place, scope)
 
     def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
-        """An extent that another TaskGraph computed for its own share, for this clone's: ``c0 + c1 b_i``."""
+        """An extent that another TaskGraph computed for its own share, converted to this clone's: ``c0 + c1 b_i``."""
         components = self.context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
-                f"{self.context.graph.tensor_name(tensor)!r} crosses between TaskGraphs with different replicas, and "
-                f"how it follows from the batch size is not known; "
-                "use equal replica counts, or static shapes"
+                f"{self.context.graph.tensor_name(tensor)!r} goes to a TaskGraph with other replicas, and whale_tf does not know "
+                "how it follows from the batch size; use equal replica counts, or static shapes"
             )
         return self._affine(tensor, components, self.size(tensor, task_graph, place), task_graph, place, scope)
 
@@ -161,8 +160,8 @@ class Converter:
         return self.nodes.binary("Add", grown, constant_name, scope, dtype, device)
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:
-        """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or all their
-        examples."""
+        """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or the examples
+        of all of them."""
         context = self.context
         producer = context.graph.producer(tensor)
         home, layout = context.home(producer), context.region.batch.layout(tensor)
@@ -190,7 +189,7 @@ class Converter:
     def _examples(
         self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
     ) -> str:
-        """All clones' values of a sharded tensor, those of other processes included, in the order of the examples: block by
+        """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes."""
         if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
             here = self.concatenated(tensor, layout, home, pieces, scope, device)
@@ -205,7 +204,7 @@ class Converter:
         return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
 
     def _gathered(self, here: str, tensor: int, dim: int, scope: str, device: str) -> str:
-        """Rows of all processes along ``dim``; their number may differ from process to process."""
+        """Rows of all processes along ``dim``; their number may differ between processes."""
         if self.communicator.processes == 1:
             return here
         rank, dtype = self.rank(tensor), self.context.dtype(tensor)
@@ -222,7 +221,7 @@ class Converter:
         return self.nodes.add("Transpose", scope, [name, order], device, T=dtype, Tperm=tf.int32)
 
     def input_of_all(self, source: int, task_graph: int) -> str:
-        """A batch input with the examples of all mini-batches, in their order."""
+        """A batch input with the examples of all mini-batches, in order."""
         key = ("input of all", source)
         if key not in self._converted:
             scope, device = self.context.name("input_of_all", self.context.flat(source)), self.context.host
@@ -250,7 +249,7 @@ class Converter:
         return self.join_blocks(tensor, layout, home, pieces, scope, device)
 
     def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
-        """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of one shape."""
+        """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of the same shape."""
         if kind == "sum":
             return self.nodes.add_n(terms, scope, dtype, device)
         op_type = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "any": "LogicalOr", "all": "LogicalAnd"}[kind]
@@ -264,7 +263,7 @@ class Converter:
         return total
 
     def localised(self, op: Op, position: int, place: Clone) -> str:
-        """A shape operand with the static batch size baked in, rewritten for this clone's examples."""
+        """A shape operand that contains the static batch size, rewritten for this clone's examples."""
         home = self.context.home(op)
         share, index = self.share_of_op(op, home, place)
         size = share.sizes[index]
@@ -274,9 +273,8 @@ class Converter:
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
             raise UnsupportedOpError(
-                f"op {op.name!r} has the batch size baked into a constant, but the batch size of the input is only "
-                f"known at run time; "
-                "give the input a static batch size, or build the shape from tf.shape"
+                f"op {op.name!r} reads a constant that contains the batch size, but the batch size of the input is known only at "
+                "run time; give the input a static batch size, or build the shape from tf.shape"
             )
         old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
         new = [c[0] + c[1] * size if c is not None else kept for c, kept in zip(components, old)]
@@ -284,7 +282,8 @@ class Converter:
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
 
     def of_this_process(self, name: str, tensor: int, power: int, scope: str, device: str) -> str:
-        """A weighted sum over this process' clones as the value of its own mini-batches: times ``(B / B_here)^power``."""
+        """A weighted sum over this process's clones, converted to the value of its own mini-batches: times
+        ``(B / B_here)^power``."""
         if power == 0 or self.communicator.processes == 1:
             return name
         context, dtype = self.context, self.context.dtype(tensor)
@@ -297,7 +296,7 @@ class Converter:
         return name
 
     def rows_of_each_process(self, tensor: int, layout: Layout) -> Optional[str]:
-        """Rows that each process has of a sharded tensor, int32 `[processes]`; None: they do not follow from the examples."""
+        """How many rows of a sharded tensor each process has, int32 `[processes]`; None: it does not follow from the examples."""
         source = self.context.region.batch.source_of.get(tensor)
         if source is None or not layout.blocks or self.communicator.processes == 1:
             return None
@@ -329,13 +328,13 @@ class Converter:
         return self.division.weight(source, task_graph, place, dtype, self.inputs.names(source))
 
     def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
-        """Shares of the mini-batch that an op's operands or results follow, and the clone's position in them."""
+        """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
         source = self.source_of_op(op)
         return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
     def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
-        """First example, number of examples, and examples of all clones: of a clone's mini-batch, or (``of_all``) of the
-        mini-batches of all model replicas and processes one behind the other."""
+        """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
+        or (``of_all``) in the concatenated mini-batches of all model replicas and processes."""
         share, position = self.share_of_op(op, task_graph, place)
         start, total = share.starts[position], share.total
         if of_all and self.division.mini_batches > 1:
@@ -346,7 +345,7 @@ class Converter:
         return start, share.sizes[position], total
 
     def before(self, op: Op, task_graph: int, place: Clone) -> Number:
-        """Examples of the mini-batches before a clone's own, those of other processes included."""
+        """How many examples the mini-batches before a clone's own have, including those of other processes."""
         source = self.source_of_op(op)
         key = ("before", source, task_graph, place.g)
         if key not in self._before:
@@ -358,15 +357,15 @@ class Converter:
         return self._before[key]
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
-        """Whether a tensor that is cut into rows has those of all mini-batches: as what a section computes, or what was combined
-        over all clones and has as many rows as there are examples.  A constant has those of one."""
+        """Whether a tensor that is cut into rows has the rows of all mini-batches.  Results of a section do, and so do values
+        combined over all clones with as many rows as there are examples.  A constant has the rows of one mini-batch."""
         shape = self.context.graph.tensors[tensor].shape
         return self.context.graph.tensors[tensor].op in self.context.region.sections or (
             self.division.is_together and shape is not None and shape[conversion.dim] is None)
 
     def totals(self, op: Op, task_graph: int) -> List[Number]:
-        """Examples of every mini-batch that model replicas take, or of the one that they share, and of those that other
-        processes take."""
+        """The number of examples of each model replica's mini-batch, or of the one that they share, and of the mini-batches of
+        other processes."""
         source = self.source_of_op(op)
         here = [self.inputs.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
         elsewhere = self.division.elsewhere(source, task_graph, self.inputs.names(source))
@@ -397,7 +396,7 @@ class Converter:
     def rows_each(
         self, rows: int, name: str, tensor: int, dim: int, examples: Number, scope: str, device: str
     ) -> Number:
-        """Rows of each example; where the analysis does not know them (-1), measured on a value of so many examples."""
+        """Rows of each example; if the analysis does not know them (-1), measured on a value with ``examples`` examples."""
         if rows != -1:
             return rows
         shape = self.nodes.add("Shape", scope + "/shape", [name], device, T=self.context.dtype(tensor), out_type=tf.int32)
@@ -430,16 +429,15 @@ class Converter:
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
         if shape is None:
             raise UnsupportedOpError(
-                f"tensor {self.context.graph.tensor_name(tensor)!r} has to be divided over clones, but its rank is "
-                f"not known; set its shape "
-                "with tf.ensure_shape"
+                f"tensor {self.context.graph.tensor_name(tensor)!r} has to be divided over clones, but its rank is not known; "
+                "set its shape with tf.ensure_shape"
             )
         return len(shape)
 
     def join_blocks(
         self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
     ) -> str:
-        """Clones' values of a sharded tensor as the whole: block by block, each block from all clones."""
+        """The whole of a sharded tensor from the clones' values: block by block, each block from all clones."""
         assert layout.blocks is not None
         parts = [
             self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")

@@ -1,9 +1,9 @@
-"""How many examples each clone works on, and where they lie in the mini-batch.
+"""How many examples each clone works on, and where they are in the mini-batch.
 
-A mini-batch of ``B`` examples is divided level by level (model replicas where they share one mini-batch, micro-batches,
-replicas), each level in proportion to its slices: with running totals ``c_0 = 0 <= c_1 <= ... <= c_n``, part ``i`` of
-``b`` examples is ``floor(b c_{i+1} / c_n) - floor(b c_i / c_n)`` of them.  Boundaries are monotone in ``c``, so two
-TaskGraphs with different replica counts cut the same micro-batch consistently, and a ragged last batch just works.
+A mini-batch of ``B`` examples is divided level by level (model replicas if they share one mini-batch, micro-batches, replicas),
+at each level in proportion to the slices: with running totals ``c_0 = 0 <= c_1 <= ... <= c_n``, part ``i`` of ``b`` examples has
+``floor(b c_{i+1} / c_n) - floor(b c_i / c_n)`` of them.  Boundaries are monotone in ``c``, so two TaskGraphs with different
+replica counts cut the same micro-batch consistently, and an uneven last batch needs no special case.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Shares(NamedTuple):
     total: Number
     sizes: Tuple[Number, ...]
     starts: Tuple[Number, ...]
-    vector: Optional[str] = None  # the sizes as one int32 tensor, where they are not known now
-    check: Tuple[str, ...] = ()  # op that fails at run time when a clone would get no example
+    vector: Optional[str] = None  # the sizes as one int32 tensor, if they are not known now
+    check: Tuple[str, ...] = ()  # op that fails at run time if a clone would get no example
 
 
 def running(slices: Optional[Sequence[int]], count: int) -> List[int]:
@@ -46,7 +46,7 @@ def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
 
 
 def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
-    """Sizes of all parts of ``batch`` examples, the last level running fastest."""
+    """Sizes of all parts of ``batch`` examples; the last level varies fastest."""
     parts = [batch]
     for level in totals:
         parts = [b * high // level[-1] - b * low // level[-1] for b in parts for low, high in zip(level, level[1:])]
@@ -54,13 +54,13 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
 
 
 def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = False) -> None:
-    """Refuse a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
+    """Refuses a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
 
     Args:
-        may_be_uneven: the graph is of this one batch size (the last of an epoch, say), and others have graphs of their own.
+        may_be_uneven: the graph is only for this batch size (such as the last of an epoch); other sizes have their own graphs.
 
     Raises:
-        PlanError: with the sizes that would work.
+        PlanError: it names sizes that would work.
     """
     for index, task in enumerate(plan.task_graphs):
         sizes = divide(batch, levels(plan, index, own))
@@ -83,16 +83,16 @@ def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = Fal
 
 
 class Division:
-    """Shares of every TaskGraph in every mini-batch (one mini-batch per model replica with ``own``, else one in all).
+    """Shares of every TaskGraph in every mini-batch (with ``own`` one mini-batch per model replica, else a single one).
 
     Args:
         own: model replicas take their own mini-batches.
-        batch: examples of a mini-batch, None when only known at run time.
+        batch: examples of a mini-batch; None: known only at run time.
         sources: batch input tensors and their batch dimension.
         communicator: adds up the examples of all processes, each of which takes its own mini-batches.
 
     Attributes:
-        is_even: all clones of every TaskGraph work on the same number of examples, known now.
+        is_even: all clones of every TaskGraph work on the same number of examples, which is known now.
         is_together: sections put the examples of all mini-batches together.
     """
 
@@ -143,7 +143,7 @@ class Division:
         return self._shares[key]
 
     def position(self, task_graph: int, clone: Clone) -> int:
-        """Place of a clone in its mini-batch's shares."""
+        """Position of a clone in the shares of its mini-batch."""
         plan = self._context.plan
         count = plan.task_graphs[task_graph].replica_count
         return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
@@ -151,7 +151,7 @@ class Division:
     def weight(
         self, source: int, task_graph: int, clone: Clone, dtype: tf.DType, names: Sequence[str]
     ) -> Union[float, str]:
-        """``w_i = b_i / B``: a number, or the name of a scalar; ``names``: the source's tensor per model replica."""
+        """``w_i = b_i / B``: a number, or the name of a scalar; ``names``: the source's tensor for each model replica."""
         position = self.position(task_graph, clone)
         if self.batch is not None:
             share = self.shares(source, task_graph, clone.g, names[clone.g])
@@ -162,7 +162,7 @@ class Division:
         return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
 
     def elsewhere(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
-        """Examples that the other processes take in this step."""
+        """How many examples the other processes take in this step."""
         if self.batch is not None:
             return self.batch * (self.mini_batches - self.mini_batches_here)
         if self._communicator.processes == 1:
@@ -172,7 +172,7 @@ class Division:
         return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
 
     def before_this_process(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
-        """Examples of the processes before this one."""
+        """How many examples the processes before this one take."""
         communicator, rank = self._communicator, self._context.processes.rank
         if communicator.processes == 1:
             return 0
@@ -189,7 +189,7 @@ class Division:
         return nodes.add("Reshape", scope, [own, scalar], device, T=tf.int32, Tshape=tf.int32)
 
     def of_each_process(self, source: int, task_graph: int, names: Sequence[str]) -> str:
-        """Examples of each process: int32 `[processes]`."""
+        """How many examples each process takes: int32 `[processes]`."""
         key = (source, task_graph)
         if key not in self._each:
             nodes, device = self._nodes, self._context.host
@@ -201,7 +201,7 @@ class Division:
         return self._each[key]
 
     def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
-        """All processes' examples over this process' own: a number, or the name of a scalar."""
+        """Ratio of all processes' examples to this process's own: a number, or the name of a scalar."""
         if self.batch is not None or self._communicator.processes == 1:
             return float(self._communicator.processes)
         scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_ratio_{dtype.name}")
@@ -212,7 +212,7 @@ class Division:
         return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
 
     def _totals(self, source: int, task_graph: int, names: Sequence[str]) -> Tuple[str, str]:
-        """Examples of this process and of all that take part in the run, known at run time only."""
+        """Numbers of examples, known only at run time: this process's, and those of all processes in the run."""
         key = (source, task_graph)
         if key not in self._elsewhere:
             nodes, device = self._nodes, self._context.host
@@ -228,7 +228,7 @@ class Division:
         return self._elsewhere[key]
 
     def _here(self, source: int, task_graph: int, names: Sequence[str]) -> str:
-        """Examples of this process."""
+        """How many examples this process takes."""
         shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
         scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_here")
         return self._nodes.add_n([str(share.total) for share in shares], scope, tf.int32, self._context.host)
@@ -273,7 +273,7 @@ class Division:
         return Shares(total, size_names, start_names, sizes, (check,))
 
     def _divide_at_run_time(self, sizes: str, level: Sequence[int], scope: str, device: str) -> str:
-        """Each of ``sizes`` (a vector) divided as ``level`` says; a vector again."""
+        """Divides each of ``sizes`` (a vector) as ``level`` says; the result is again a vector."""
         nodes = self._nodes
         column = nodes.add(
             "ExpandDims",
@@ -320,8 +320,8 @@ class Division:
             T=tf.int32,
         )
         message = nodes.const(
-            f"whale_tf: the mini-batch has fewer examples than the {count} parts it is divided into; use a larger "
-            "batch, drop the remainder, or use fewer micro-batches. Examples:",
+            f"whale_tf: the mini-batch has fewer examples than the {count} parts it is divided into; use a larger batch, drop "
+            "the remainder, or use fewer micro-batches. Examples:",
             scope + "/message",
             tf.string,
             device,

@@ -1,4 +1,4 @@
-"""Random numbers as the local script draws them: by its own op, once per step, for the whole mini-batch.
+"""Random numbers as the local script draws them: by the script's own op, once per step, for the whole mini-batch.
 
 ::
 
@@ -7,8 +7,9 @@
     random: local    RandomUniform([B, n], seed) ──> Slice ──> clone 0
                                                 └──> Slice ──> clone 1
 
-The op is the script's own, so that a run without an update, which draws too, leaves its generator where the local script's would
-be.  Its shape must not be measured on what the model computes, because the whole mini-batch would be computed for that.
+Since this is the script's own op, a run without an update, which also draws, leaves the generator in the same state as in the
+local script.  The op's shape must not be taken from values that the model computes, because these would then have to be computed
+for the whole mini-batch.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def check_draws(context: Context, own: bool, processes: int) -> None:
     for op, inner in _draws(axis):
         why = ""
         if inner != op:
-            why = f"{inner.name!r} in a function that it calls draws for the examples of each iteration or branch"
+            why = f"{inner.name!r}, in a function that it calls, draws for the examples of each iteration or branch"
         elif op.id in in_loop:
             why = f"it is inside the while loop {in_loop[op.id][0]!r}"
         elif own or processes > 1:
             why = "model replicas or processes take mini-batches of their own; set io.nested_batch to 'divide'"
         elif axis.layout(op.outputs[0]).blocks in (None, (-1,)):
-            why = "how many rows belong to an example is not known"
+            why = "it is not known how many rows belong to an example"
         if why:
             raise UnsupportedOpError(
                 f"random is 'local', but {op.name!r} (a {op.type}) cannot draw for the whole mini-batch: {why}; draw the numbers "
@@ -50,7 +51,7 @@ def check_draws(context: Context, own: bool, processes: int) -> None:
 
 
 def _draws(axis: BatchAxis) -> Iterator[Tuple[Op, Op]]:
-    """Each op that draws for the examples, or calls a function that does, and the op that draws."""
+    """Each op that draws for the examples, or calls a function that does, with the op that draws."""
     for index in axis.own_seed:
         yield axis.graph.ops[index], axis.graph.ops[index]
     for (index, _), body in axis.bodies.items():
@@ -59,7 +60,7 @@ def _draws(axis: BatchAxis) -> Iterator[Tuple[Op, Op]]:
 
 
 def draw_whole(context: Context, converter: Converter) -> None:
-    """Draws have a shape that follows from the inputs alone."""
+    """Gives draws shapes that depend only on the inputs."""
     axis, graph = context.region.batch, context.graph
     for index in axis.own_seed if context.plan.random == LOCAL else ():
         op = graph.ops[index]
@@ -71,7 +72,7 @@ def draw_whole(context: Context, converter: Converter) -> None:
 
 
 def take_rows(context: Context, converter: Converter, op: Op, clone: Clone) -> None:
-    """Let a clone's op pass on its rows of what the original draws."""
+    """Makes a clone's op pass on its rows of the original's draw."""
     tensor = op.outputs[0]
     layout = context.region.batch.layout(tensor)
     whole = context.graph.tensor_name(tensor)

@@ -1,7 +1,7 @@
-"""Plan -> edits of the same tf.Graph: the ordered list of passes, readable top to bottom.
+"""Plan -> edits of the same tf.Graph: the ordered list of passes, which can be read from top to bottom.
 
-Everything new is staged first and committed with one import; only then are edges of existing ops moved.  So an error
-while staging leaves the graph as it was.
+Everything new is staged first and committed with one import; only then are edges of existing ops moved.  So an error during
+staging leaves the graph as it was.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from whale_tf.passes.homes import find_homes
 from whale_tf.passes.owners import find_owners
 from whale_tf.plan import Plan
 
-JOINED = ("float32", "float64", "int32", "int64")  # types of sums that travel in one message
+JOINED = ("float32", "float64", "int32", "int64")  # types of sums that are sent in one message
 
 
 class Emitted(NamedTuple):
-    """A rewritten graph: what a Session needs to know of it."""
+    """What a Session needs to know about a rewritten graph."""
 
     context: Context
     nodes: Nodes
@@ -61,15 +61,15 @@ class Emitted(NamedTuple):
     form: Form
     shared: Sequence[Shared] = ()
     sent: Sent = Sent()
-    instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
+    instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> their replacements
 
     def beside_update(self) -> Emitted:
-        """The same with merged values of its own for runs that update variables."""
+        """The same with separate merged values, for runs that update variables."""
         context = self.context.beside_update()
         return self._replace(context=context, merge=self.merge.of(context))
 
     def begin_edit(self) -> StagedEdit:
-        """What is staged from now on, such as merged values, goes into a new edit."""
+        """Begins a new edit for what is staged from now on, such as merged values."""
         edit = StagedEdit(self.context.tf_graph)
         self.context.edit = self.calls.context.edit = self.nodes.edit = edit
         return edit
@@ -86,15 +86,15 @@ def emit(
     keys: Optional[Keys] = None,
     has_run: bool = False,
 ) -> Emitted:
-    """Write a plan's step into the graph.
+    """Writes a plan's step into the graph.
 
     Args:
         plan: the part of it that this process runs.
         backend: communicator for gradients.
         devices: TensorFlow device string of each of the cluster's devices.
         processes: all processes, and which of them this is.
-        keys: numbers of this process' collectives, where there are several processes.
-        has_run: a Session has taken over the graph's ops already, and would not see that their edges move.
+        keys: numbers of this process's collectives, if there are several processes.
+        has_run: a Session has already taken over the graph's ops, and would not notice that their edges move.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
@@ -124,8 +124,8 @@ def emit(
     context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
     if context.homes.ops and has_run:
         raise PlanError(
-            f"a Session has run ops of this graph before it was divided, and so has the variables on their old devices; zero "
-            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that say the "
+            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
+            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that give the "
             "rank of every input")
     context.pinned = _pinned(context, captured)
     context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
@@ -140,7 +140,7 @@ def emit(
     if context.owners.gathered:
         assert isinstance(sums, ProcessCommunicator)
         context.gathered = gather_values(context, nodes, sums, after)
-    if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
+    if not has_run:  # else a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
@@ -188,7 +188,7 @@ def emit(
 
 
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
-    """Ops that take the handle or the reference of a variable whose copy all replicas share, and where that is."""
+    """Ops that take the handle or reference of a variable that all replicas share -> the variable's device."""
     found: Dict[str, str] = {}
     graph = captured.graph
     for tensor, variable in captured.phases.variables.alias_of.items():
@@ -196,7 +196,7 @@ def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
         if home is not None and context.plan.task_graphs[home].variables == "shared":
             device = context.device_of(graph.ops[variable])
             found.update(dict.fromkeys((graph.ops[op].name for op, _ in graph.consumers(tensor)), device))
-    for op in graph.ops if found else ():  # in the order they were made: an op is colocated with an older one
+    for op in graph.ops if found else ():  # in the order of creation: an op is colocated with an older one
         groups = (group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ()))
         found.update((op.name, found[group]) for group in groups if group in found)
     return found
@@ -224,10 +224,9 @@ def _check_writes(captured: Captured) -> None:
     for index in captured.phases.writes_inside:
         op = captured.graph.ops[index]
         raise UnsupportedOpError(
-            f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every "
-            f"micro-batch and replica "
-            "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
-            "and read its value before the write"
+            f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every micro-batch and "
+            "replica would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), and "
+            "read its value before the write"
         )
 
 
@@ -238,8 +237,8 @@ def _check_rereads(context: Context) -> None:
         if len(copies) > 1 or context.processes.graphs > 1:
             raise PlanError(
                 f"op {op.name!r} reads a variable after its update in the same step, and there are "
-                f"{len(copies) * context.processes.graphs} copies of it, which may not be updated by then: set variables to "
-                "'shared' (CPU devices of one process), or run the updates one after the other")
+                f"{len(copies) * context.processes.graphs} copies of it, which may not have been updated by then: set variables "
+                "to 'shared' (CPU devices of one process), or run the updates one after the other")
 
 
 def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
@@ -250,14 +249,14 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
         raise PlanError(
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
-            f"to 'divide' so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
+            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
         )
     layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
     blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
     if own and blocked is not None:
         raise PlanError(
             f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
-            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide' so that one mini-batch is divided")
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
     known: Set[int] = set()
     for tensor, dim in sources.items():
         shape = graph.tensors[tensor].shape
@@ -275,9 +274,9 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
     division = Division(context, nodes, own, batch, sources, sums)
     if division.mini_batches > 1 and batch == 1:
         raise PlanError(
-            "every model replica or process takes a mini-batch of one example, and the graph's shapes say so: a dimension of "
-            "size one is the batch in one place and broadcasts in another. Use a larger batch size, or an unknown "
-            "one (drop_remainder=False)"
+            "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
+            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
+            "(drop_remainder=False)"
         )
     if division.mini_batches > 1:
         division.is_together = _puts_together(context, captured, batch)
@@ -287,14 +286,14 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
 
 
 def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
-    """Whether sections put the examples of all mini-batches together.  Others meet in sums.
+    """Whether sections put the examples of all mini-batches together.  If not, mini-batches are combined only in sums.
 
     Args:
-        captured: with all inputs as sources that are known to have rows of the mini-batch.
-        batch: the static size of a mini-batch, of which there are several.
+        captured: its sources are all inputs that are known to have rows of the mini-batch.
+        batch: the static size of each of the mini-batches.
 
     Raises:
-        PlanError: an op needs that, and cannot have it.
+        PlanError: an op needs this, but it is impossible.
     """
     graph, region = context.graph, context.region
     sources = region.batch.sources
@@ -302,10 +301,10 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
     for tensor in captured.inputs_beside:
         if (graph.tensors[tensor].shape or ())[0] in firsts:
             raise PlanError(
-                f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, and model "
-                "replicas or processes take mini-batches of their own, each with another value of it: say with "
-                "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all are given the "
-                "same one")
+                f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, but model "
+                "replicas or processes take mini-batches of their own, each with another value of it: declare with "
+                "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all get the same "
+                "value")
     needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
               if tensor in sources and op in region.sections]
     for (op, position), steps in region.batch.conversions.items():
@@ -315,7 +314,7 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
             needed.append((op, tensor))
     if needed and batch is not None:
         raise _not_together(
-            context, *needed[0], f"whose size, {batch}, is static and may be part of what follows: leave the batch size open "
+            context, *needed[0], f"whose size, {batch}, is static and may be part of the computation: leave the batch size open "
             "(None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
     return bool(needed)
 
@@ -326,17 +325,17 @@ def _reader(region: Region, tensor: int) -> int:
 
 def _not_together(context: Context, op: int, tensor: int, fix: str) -> PlanError:
     return PlanError(
-        f"op {context.graph.ops[op].name!r} needs all examples of {context.graph.tensor_name(tensor)!r}, and model replicas or "
+        f"op {context.graph.ops[op].name!r} needs all examples of {context.graph.tensor_name(tensor)!r}, but model replicas or "
         f"processes take mini-batches of their own; {fix}")
 
 
 def _merge_leaving(
     context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, step: TrainingStep, shared: Dict[int, str]
 ) -> Dict[reroute.Use, str]:
-    """Stage the merged value of every tensor that leaves the region, and say which uses read it.
+    """Stages the merged value of every tensor that leaves the region, and says which uses read it.
 
     Args:
-        shared: values over all processes of tensors that have one in every step; all others have one only where a variable
+        shared: values over all processes, for tensors that have one in every step.  Other tensors have one only if a variable
             is computed from them, because it takes a collective.
     """
     moves: Dict[reroute.Use, str] = {}
@@ -344,7 +343,7 @@ def _merge_leaving(
     everywhere = across.uses
     for tensor, uses in context.region.leaving().items():
         if context.graph.tensors[tensor].dtype in ("variant", "resource"):
-            continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
+            continue  # a loop's lists and handles have no merged value; readers use the original's
         for op, position in uses:
             if op in step.update.task_graph:
                 moves[op, position] = merge.for_update(tensor, step.update.task_graph[op], ORIGINAL)
@@ -373,7 +372,7 @@ def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict
 
 
 def _run_twice(context: Context, across: Across, merge: Merge, inputs: Dict[int, str]) -> Dict[reroute.Use, str]:
-    """Clone the ops that run on the rows of all processes and, as they are, on this process' own."""
+    """Clones the ops that run on the rows of all processes; the originals run on this process's rows."""
     graph = context.graph
     entering = sorted({graph.ops[op].inputs[position] for op, position in across.uses if op in across.twice})
     names = context.edit.clone(
@@ -385,17 +384,17 @@ def _run_twice(context: Context, across: Across, merge: Merge, inputs: Dict[int,
 
 
 def _added_up(context: Context, across: Across, sums: Communicator, division: Division) -> Dict[reroute.Use, str]:
-    """What each process has counted on its own rows, added up: in one message for each type.
+    """Adds up what each process has counted on its own rows, in one message for each type.
 
     Raises:
-        PlanError: the function was traced for one batch size, which may be among what is counted.
+        PlanError: the function was traced for one batch size, which the count may contain.
     """
     graph = context.graph
     if across.added and division.batch is not None:
         op, position = across.added[0]
         raise PlanError(
-            f"{graph.tensor_name(graph.ops[op].inputs[position])!r} is counted in a mini-batch of {division.batch} examples, a "
-            "size that the function's signature prescribes and may be part of the count; leave the batch size open (None) in "
+            f"{graph.tensor_name(graph.ops[op].inputs[position])!r} is counted in a mini-batch of {division.batch} examples; "
+            "the function's signature prescribes this size, which may be part of the count; leave the batch size open (None) in "
             "input_signature")
     groups: Dict[Tuple[str, bool], List[reroute.Use]] = {}
     for use in across.added:
@@ -419,8 +418,8 @@ def _added_up(context: Context, across: Across, sums: Communicator, division: Di
 
 
 def _of_unknown_shape(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
-    """The same tensor without a static shape, where all model replicas' mini-batches together have more rows than the
-    graph says: TensorFlow refuses to move an edge between different static shapes."""
+    """The same tensor without a static shape, for when all model replicas' mini-batches together have more rows than the graph
+    says: TensorFlow refuses to move an edge between different static shapes."""
     tensor = context.graph.ops[use[0]].inputs[use[1]]
     return _resized(context, nodes, use, name) if context.region.batch.layout(tensor).is_sharded else name
 

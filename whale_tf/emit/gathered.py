@@ -1,14 +1,14 @@
-"""Values of variables that only one process has, for the step that begins (ZeRO v3; see :mod:`whale_tf.passes.owners`).
+"""Values, at the start of a step, of variables that only one process has (ZeRO v3; see :mod:`whale_tf.passes.owners`).
 
-What follows from variables alone (their reads, casts, weight decay) is there twice: as the script wrote it, on the variables
-themselves, for runs by themselves such as an evaluation; and a copy of it, on values that were sent, which training reads::
+Ops that depend only on variables (reads, casts, weight decay) exist twice: as the script wrote them, on the variables
+themselves, for runs by themselves such as an evaluation; and as a copy on values that were sent, which training reads::
 
     owner       v ──> value ──> Switch ──> CollectiveBcastSend ──> Merge ·····> value ──> cast ──> clones
     others            Switch ··> CollectiveBcastRecv ──> Merge ──> cast ──> clones
                          └─────> v ──> value ─────────────┘
 
-``together`` decides at the Switches: a run that no other process takes part in reads its own variables, to which their owners'
-values are brought before it (:mod:`whale_tf.processes.state`).
+``together`` controls the Switches: a run in which no other process takes part reads this process's variables, which get their
+owners' values before the run (:mod:`whale_tf.processes.state`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from whale_tf.passes.owners import VALUES, Message
 
 
 def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, after: Set[int]) -> Gathered:
-    """Stage the messages, and the copy of what follows from variables.
+    """Stages the messages, and the copy of the ops that depend only on variables.
 
     Args:
         after: ops outside the region that follow from it; the copy does not wait for them.
@@ -56,7 +56,7 @@ def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, aft
 
 
 def read_gathered(context: Context) -> None:
-    """Let the update read the copy.  To be called when all other edges have moved."""
+    """Makes the update read the copy.  Call this when all other edges have moved."""
     gathered, graph = context.gathered, context.graph
     for op in graph.ops:
         if op.phase is not Phase.APPLY:
@@ -97,7 +97,7 @@ class _Values:
         return [list(op.attrs["shape"]) for op in self._ops]
 
     def _own(self, together: str, root: int) -> List[str]:
-        """What the variables' owner reads: their values, once they have been sent."""
+        """What the variables' owner reads: the values, after sending them."""
         nodes, scope = self._nodes, self._scopes[0]
         reads = [self._read(op, op.name, place, ()) for place, op in enumerate(self._ops)]
         taken = [nodes.add("Switch", where + "/taken", [read, together], device, T=self._dtype)
@@ -112,7 +112,7 @@ class _Values:
                 for read, where, place in zip(reads, self._scopes, self._devices)]
 
     def _received(self, together: str, root: int) -> List[str]:
-        """What the others read: what they have received, or, in a run by itself, the variables."""
+        """What the other processes read: the received values or, in a run by itself, the variables."""
         nodes, scope, device = self._nodes, self._scopes[0], self._devices[0]
         branch = nodes.add("Switch", scope + "/branch", [together, together], device, T=tf.bool)
         waits = nodes.identity(branch + ":1", scope + "/is_together", tf.bool, device)
@@ -127,7 +127,7 @@ class _Values:
         return found
 
     def _same(self, op: Op, place: int) -> str:
-        """The same variable under another name, by which a run that trains does not reach the variable's own op."""
+        """The same variable under another name, so that a run that trains does not reach the variable's own op."""
         def shared(node: Any, original: Any) -> None:
             node.attr["shared_name"].s = node.attr["shared_name"].s or op.name.encode()
         names = self._context.edit.clone([self._context.tf_ops[op.id]], self._context.name("same"), device=self._devices[place],

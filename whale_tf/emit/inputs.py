@@ -1,4 +1,4 @@
-"""The mini-batch's way to the clones: iterators pulled once per model replica, tensors divided into parts.
+"""How the mini-batch gets to the clones: iterators are read once per model replica, and tensors are divided into parts.
 
 ::
 
@@ -59,8 +59,8 @@ class Inputs:
         return self._parts[key][self._division.position(task_graph, clone)]
 
     def _divided(self, whole: str, source: int, share: Shares, scope: str) -> List[str]:
-        """All clones' parts of a batch input.  Each block of its examples (one half of labels for two batches, say) is divided by
-        itself::
+        """All clones' parts of a batch input.  Each block of its examples (such as each half of the labels of two batches) is
+        divided separately::
 
             [a0 a1 a2 a3 | b0 b1 b2 b3]  ->  [a0 a1 | b0 b1], [a2 a3 | b2 b3]
         """
@@ -84,7 +84,7 @@ class Inputs:
         return self._division.shares(source, task_graph, g, self.whole(source, g))
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
-        """Batch inputs used outside the region where each model replica has its own: those users want all of them."""
+        """Batch inputs of which each model replica has its own, and their uses outside the region, which need all of them."""
         if not self._own_pulls:
             return {}
         graph = self._context.graph
@@ -112,8 +112,8 @@ class Inputs:
         return self._concatenated[source]
 
     def _pull_again(self) -> Dict[int, Op]:
-        """Clone every op that takes elements from an input pipeline, and what follows it on the input side, once for each
-        further model replica; iterators and queues themselves are shared."""
+        """Clones every op that takes elements from an input pipeline, and the ops after it on the input side, once for each
+        further model replica; the iterators and queues are shared."""
         graph = self._context.graph
         pulled: Dict[int, Op] = {}
         for op in graph.ops:
@@ -128,7 +128,7 @@ class Inputs:
                 self._context.name("input", f"g{g}"),
                 device=self._context.host,
                 edit=_drop_colocation,
-                # in turn, so that model replica g always gets the same mini-batch of a step
+                # in order, so that model replica g always gets the same mini-batch of a step
                 control_inputs={op.name: [before + op.name] for op in pulled.values() if op.type in PULLS},
             )
         return pulled

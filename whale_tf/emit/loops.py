@@ -1,11 +1,11 @@
-"""Version 1 while loops in clones: what a clone adds outside a loop and reads inside is brought into the loop's frame.
+"""Version 1 while loops in clones: tensors that a clone adds outside a loop and reads inside enter the loop's frame.
 
-The executor keeps the iterations of a loop apart by frames, and an op's inputs must all be of one frame::
+The executor separates the iterations of a loop by frames, and all inputs of an op must be in the same frame::
 
     before   weight ──────────────────────┐             Const and other tensors of the frame around the loop
-             x ──> Enter ──> ... ──> y ───┴─> Mul        y: of the loop's frame
+             x ──> Enter ──> ... ──> y ───┴─> Mul        y: in the loop's frame
 
-    after    constant    y ──^──> Const ──> Mul          a copy that waits for y, in every iteration anew
+    after    constant    y ──^──> Const ──> Mul          a copy that waits for y in every iteration
              otherwise   weight ──> Enter ──> Mul        a loop-invariant input: Enter(is_constant=True)
 """
 
@@ -25,7 +25,7 @@ Frames = Tuple[str, ...]  # frame names, outermost first
 
 
 def check_loops(context: Context) -> None:
-    """Refuse loops that clones cannot run.
+    """Refuses loops that clones cannot run.
 
     Raises:
         UnsupportedOpError: a loop has ops of two TaskGraphs, or draws random numbers that all clones must share.
@@ -44,15 +44,14 @@ def check_loops(context: Context) -> None:
             )
         if index in shared:
             raise UnsupportedOpError(
-                f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the "
-                f"same on all devices; draw "
-                "them before the loop"
+                f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the same on "
+                "all devices; draw them before the loop"
             )
 
 
 def enter_loops(context: Context) -> None:
-    """Bring what was staged outside of loops and is read inside into the loops' frames.  Everything that reads tensors of
-    a frame must be staged before."""
+    """Makes tensors that were staged outside of loops and are read inside enter the loops' frames.  Everything that reads
+    tensors of a frame must be staged before."""
     inside = frames(context.graph)
     if inside:
         _Entrance(context, inside).run()
@@ -97,7 +96,7 @@ class _Entrance:
 
     def run(self) -> None:
         nodes = self._edit.nodes()
-        for node in nodes:  # conversions are staged after what they read
+        for node in nodes:  # conversions are staged after the tensors that they read
             if node.name not in self._frames:
                 frame = max((self._of(edge) for edge in node.input), key=len, default=())
                 if frame:
@@ -124,7 +123,7 @@ class _Entrance:
                 node.input[position] = self._inside(edge, frame, anchor)
 
     def _inside(self, edge: str, frame: Frames, anchor: str) -> str:
-        """An outside tensor as an op of a frame reads it, alive when ``anchor`` is."""
+        """An outside tensor as an op in a frame reads it; it is alive whenever ``anchor`` is."""
         self._count += 1
         scope = self._context.name("enter", str(self._count))
         device = self._edit.node(anchor).device

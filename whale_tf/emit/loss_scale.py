@@ -1,4 +1,4 @@
-"""The pass ``loss_scale``: gradients go through the low type multiplied by a number; a step in which they overflow is skipped.
+"""The pass ``loss_scale``: gradients are multiplied by a number while they have the low type; a step with overflow is skipped.
 
 ::
 
@@ -8,11 +8,11 @@
                     ^                                           ^    └─> finite? ──┬─> runs the update's writes, or none of them
                   scale ────────────────────────────────── 1 / scale               └─> next scale
 
-The first gradients are multiplied, not the loss: a backward pass is linear in them.  Whether all gradients are finite is asked of
-the sums over all clones and processes, which are equal everywhere, so that all take the step or none.  What is not written keeps
-its value: variables, slots, counters of steps.  Writes wait for one half of a Switch, and what waited for them waits for a Merge
-of both halves.  A dynamic scale is halved when a step is skipped, and doubled after ``GROWTH_STEPS`` steps in a row (Micikevicius
-et al. 2018, section 3.2).  The scale is in variables that no checkpoint holds: it is found anew within a few steps.
+The first gradients are multiplied, not the loss: a backward pass is linear in them.  The step is taken if the gradients, summed
+over all clones and processes, are finite.  The sums are equal everywhere, so either all processes take the step or none.  If not,
+variables, slots and step counters keep their values.  Writes wait for one branch of a Switch, and ops that waited for the writes
+wait for a Merge of both branches.  A dynamic scale is halved when a step is skipped, and doubled after ``GROWTH_STEPS`` steps in
+a row (Micikevicius et al. 2018, section 3.2).  Its variables are in no checkpoint: the scale is found again within a few steps.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from whale_tf.passes.owners import GATE_ATTR
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
 ROOT = "whale/loss_scale"
-INITIAL = ROOT + "/initial"  # the op that gives the variables their first values
+INITIAL = ROOT + "/initial"  # the op that initialises the variables
 _OWN = ("current_loss_scale", "dynamic_scale")  # variables of TensorFlow's and Keras' optimizers that scale losses
-_STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and those of the scale
+_STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and the scale's variables
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -50,7 +50,7 @@ def scales_itself(graph: tf.Graph) -> bool:
 
 
 def recorded_low(graph: tf.Graph, precision: str, scale: Union[None, float, str], cluster: Cluster) -> Recording:
-    """A graph as it was written down, then in mixed precision, its gradients scaled, as far as a plan or a configuration says."""
+    """The recording of a graph, in mixed precision and with scaled gradients if a plan or a configuration asks for them."""
     state = captured_state(graph, scale) if graph.building_function and scale is not None else {}
     step = recording_of(graph)
     if precision != FLOAT32:
@@ -59,9 +59,9 @@ def recorded_low(graph: tf.Graph, precision: str, scale: Union[None, float, str]
 
 
 def captured_state(graph: tf.Graph, scale: Union[float, str]) -> Mapping[str, str]:
-    """The variables of a tf.function's scale, which it captures: what each is for -> the op that stands for its handle.
+    """The variables of a tf.function's scale, which it captures: each one's purpose -> the placeholder of its handle.
 
-    They belong to the function's first variable, so that all traces of a training step have the same ones.
+    They belong to the function's first variable, so that all traces of a training step share them.
 
     Raises:
         UnsupportedOpError: the function captures no variables.
@@ -69,8 +69,8 @@ def captured_state(graph: tf.Graph, scale: Union[float, str]) -> Mapping[str, st
     first = next(iter(captured_variables(graph)), None)
     if first is None:
         raise UnsupportedOpError(
-            f"amp.loss_scale: tf.function {graph.name!r} gets its variables as arguments; let it use the variables themselves, "
-            "or use amp 'bfloat16'")
+            f"amp.loss_scale: tf.function {graph.name!r} gets its variables as arguments; let the function use the variables "
+            "directly, or use amp 'bfloat16'")
     key = id(first), scale
     if key not in _STATES or _STATES[key][0]() is not first:
         with tf.init_scope():
@@ -84,14 +84,14 @@ def _first_values(scale: Union[float, str]) -> Sequence[Tuple[str, float]]:
 
 
 def loss_scale(step: Recording, scale: Union[float, str], state: Mapping[str, str]) -> Recording:
-    """The step with scaled gradients; nothing happens to a graph that has no update of a variable yet.
+    """The step with scaled gradients; a graph that has no update of a variable yet stays as it is.
 
     Args:
         scale: the number, or ``dynamic``.
-        state: of a tf.function: see :func:`captured_state`; empty: a Session's graph gets variables of its own.
+        state: for a tf.function see :func:`captured_state`; empty: the graph is a Session's, and gets its own variables.
 
     Raises:
-        UnsupportedOpError: a variable is read again after its update, or there is nothing that gradients begin with.
+        UnsupportedOpError: a variable is read again after its update, or the first gradients are not found.
     """
     phases = step.phases
     writes = {op for op in phases.variables.written_by if step.graph.ops[op].phase is Phase.APPLY}
@@ -101,7 +101,7 @@ def loss_scale(step: Recording, scale: Union[float, str], state: Mapping[str, st
 
 
 def _counters(step: Recording) -> Set[int]:
-    """Writes of integers that grow by a constant: what a function counts its steps with, beside the update (Keras does)."""
+    """Writes of integers that grow by a constant: a function's step counters outside the update, as in Keras."""
     graph, found = step.graph, set()
     for write, variables in step.phases.variables.written_by.items():
         op = graph.ops[write]
@@ -125,7 +125,7 @@ class _Scaler:
     """Stages the ops, then moves the edges.
 
     Attributes:
-        shapes: of new tensors, by name.
+        shapes: shapes of new tensors, by name.
     """
 
     def __init__(self, step: Recording, scale: Union[float, str], state: Mapping[str, str], writes: Set[int]) -> None:
@@ -158,8 +158,8 @@ class _Scaler:
 
     # -- the beginning of the backward pass ---------------------------------------------------------------------------
     def _first_gradients(self, calls: Set[int]) -> Tuple[Set[int], Set[int]]:
-        """The tensors that the backward passes begin with, and the ops that make these: ops of a gradient call that were made
-        from no forward op, and to which nothing leads that was.  They make zeros, too, which stay zeros."""
+        """The tensors with which the backward passes begin, and the ops that make them: ops of a gradient call that, like all ops
+        before them, were not made from a forward op.  Some of these make zeros, which stay zeros."""
         graph = self._graph
         makers: Set[int] = set()
         for op in graph.ops:
@@ -171,12 +171,12 @@ class _Scaler:
                  and (not graph.consumers(tensor) or any(reader not in makers for reader, _ in graph.consumers(tensor)))}
         if not found or any(call.given for call in self._step.annotations.gradient_calls if call.index in calls):
             raise UnsupportedOpError(
-                "amp.loss_scale: the script gives tf.gradients its first gradients (grad_ys, output_gradients); multiply "
-                "them there, and divide the gradients of variables, or set amp.loss_scale to 1")
+                "amp.loss_scale: the script gives tf.gradients its first gradients (grad_ys, output_gradients); multiply them by "
+                "a scale there, and divide the gradients of variables by it, or set amp.loss_scale to 1")
         return found, makers
 
     def _multiply(self, first: Set[int], makers: Set[int], handle: str) -> Dict[str, str]:
-        """Let readers of the first gradients read their products with the scale."""
+        """Makes readers of the first gradients read their products with the scale."""
         graph, replaced = self._graph, {}  # type: ignore[var-annotated]
         reads: Dict[int, str] = {}
         for number, tensor in enumerate(sorted(first)):
@@ -197,7 +197,7 @@ class _Scaler:
         return replaced
 
     def _tag(self, name: str, reader: Op) -> None:
-        """A node is of the backward pass, beside its reader."""
+        """Tags a node as part of the backward pass, in its reader's TaskGraph."""
         attrs, node = self._step.definitions.node(reader.name).attr, self._edit.node(name.partition(":")[0])
         for key in (PHASE_ATTR, CALL_ATTR, TASK_GRAPH_ATTR):
             if key in attrs:
@@ -205,7 +205,8 @@ class _Scaler:
 
     # -- the update ---------------------------------------------------------------------------------------------------
     def _unscale(self, tensor: int, products: Mapping[str, str], inverse: str, number: int, gone: Dict[str, Any]) -> str:
-        """Let what comes behind the cut read the gradient itself, and note it in ``gone``; whether it is finite."""
+        """Makes ops after the cut read the unscaled gradient, and notes it in ``gone``.  Returns the name of the boolean that
+        says whether it is finite."""
         graph, name = self._graph, self._graph.tensor_name(tensor)
         shape = graph.tensors[tensor].shape
         value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
@@ -234,10 +235,10 @@ class _Scaler:
         return [self._assign(variables["scale"], new, "write_scale"), self._assign(variables["steps"], steps, "write_steps")]
 
     def _gate(self, every: str, states: Sequence[str]) -> str:
-        """The update's writes run in a step whose gradients are all finite.
+        """Makes the update's writes run only in a step whose gradients are all finite.
 
         Returns:
-            The op that is done when the writes are, or are skipped.
+            The op that runs after the writes, or after they are skipped.
         """
         graph, edit = self._graph, self._edit
         switch = self._add("Switch", "which", [every, every], control=states).partition(":")[0]
@@ -265,7 +266,7 @@ class _Scaler:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
     def _variable(self, name: str, first: float) -> str:
-        """A variable, and ``first``, which gives it its first value."""
+        """Stages a variable and the op that gives it its first value."""
         handle = self._edit.add("VarHandleOp", f"{ROOT}/{name}", attrs={
             "dtype": tf.float32, "shape": tf.TensorShape([]), "shared_name": f"{ROOT}/{name}",
             "container": self._edit.graph._container or ""})
@@ -293,7 +294,7 @@ class _Scaler:
 
     def _add(self, op_type: str, name: str, inputs: Sequence[str], shape: Shape = (), control: Sequence[str] = (),
              **attrs: Any) -> str:
-        """Stage a node; the name of its first result."""
+        """Stages a node; returns the name of its first result."""
         node = self._edit.add(op_type, f"{ROOT}/{name}", inputs, control_inputs=control, attrs=attrs)
         for index in range(2):
             self.shapes[f"{node}:{index}"] = shape

@@ -1,6 +1,6 @@
-"""Back from clones to the local script's tensors: sums, weighted means and concatenations.
+"""From clones back to the local script's tensors: sums, weighted means and concatenations.
 
-The program's calls say what is added up, synchronised and merged; what a user fetches beside that is merged when it is asked for.
+The program's calls say what is added up, synchronised and merged.  Other tensors are merged when a user fetches them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Merge:
     """Merged values of batch-level tensors; each is staged once.
 
     Args:
-        compressed: gradients that travel as float16.
+        compressed: gradients that are sent as float16.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Merge:
         self._compressed = compressed
 
     def of(self, context: Context) -> Merge:
-        """The merged values of what is exported under the names of another context."""
+        """Merged values of the tensors that are exported under the names of another context."""
         return Merge(context, self._nodes, self._converter, self._communicator)
 
     def stage(self) -> None:
-        """Stage what the program's calls add up, synchronise and merge."""
+        """Stages what the program's calls add up, synchronise and merge."""
         program = self._context.program
         for call in program.calls:
             body = program.bodies[call.body]
@@ -71,12 +71,12 @@ class Merge:
 
     @property
     def is_larger(self) -> bool:
-        """Merged values have more rows than the graph's static shapes say: model replicas or processes take mini-batches of
-        their own."""
+        """Whether merged values have more rows than the graph's static shapes say, because model replicas or processes take their
+        own mini-batches."""
         return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
 
     def whole(self, tensor: int) -> str:
-        """What the local script would have computed on this process' mini-batches, on the first device of the tensor's
+        """What the local script would have computed from this process's mini-batches, on the first device of the tensor's
         TaskGraph."""
         if tensor not in self._whole:
             context = self._context
@@ -105,15 +105,15 @@ class Merge:
         return self._whole[tensor]
 
     def part(self, tensor: int) -> str:
-        """What this process adds to the sum over all processes of a partial tensor."""
+        """What this process contributes to the sum of a partial tensor over all processes."""
         home = self._context.home(self._context.graph.producer(tensor))
         scope, dtype = self._context.name("part", self._context.flat(tensor)), self._context.dtype(tensor)
         values = list(self._accumulated(tensor, home).values())
         return self._nodes.add_n(values, scope, dtype, self._context.device(home, ORIGINAL))
 
     def of_all_processes(self, tensor: int) -> str:
-        """What the local script would have computed on the mini-batches of all processes, on the first device of the
-        tensor's TaskGraph.  Every run of it waits for the other processes."""
+        """What the local script would have computed from the mini-batches of all processes, on the first device of the tensor's
+        TaskGraph.  Every run of it waits for the other processes."""
         if self._communicator.processes == 1:
             return self.whole(tensor)
         home = self._context.home(self._context.graph.producer(tensor))
@@ -122,12 +122,12 @@ class Merge:
         return self._everywhere[tensor, home][ORIGINAL]
 
     def _synchronise(self, task_graph: int, tensors: Sequence[int]) -> None:
-        """Values over all copies and processes, on every copy of a TaskGraph."""
+        """Stages values over all copies and processes, on every copy of a TaskGraph."""
         context = self._context
         first, copies = tensors[0], context.copies(task_graph)
         if context.owners.gradients.keys() >= set(tensors):
             if (first, task_graph) in self._everywhere:
-                return  # with the first micro-batch's call
+                return  # done by the first micro-batch's call
             for tensor, total in zip(tensors, self._at_owner(task_graph, tensors)):
                 self._everywhere[tensor, task_graph] = dict.fromkeys(copies, total)
             return
@@ -151,13 +151,13 @@ class Merge:
         self._everywhere.update({(tensor, task_graph): values for tensor, values in zip(tensors, found)})
 
     def _at_owner(self, task_graph: int, tensors: Sequence[int]) -> List[str]:
-        """Each micro-batch's gradients are summed over replicas and processes at once; only a variable's owner adds them up::
+        """Sums each micro-batch's gradients over replicas and processes immediately; only a variable's owner adds up these sums::
 
             micro-batch 0    all replicas ──> sum over processes ──┐
             micro-batch 1    all replicas ──> sum over processes ──┴─> Add      in another process: dropped
 
         Returns:
-            The sums; in other processes what is there when all micro-batches have been summed.
+            The sums; in other processes, tensors that exist when all micro-batches have been summed.
         """
         context, owners, dtype = self._context, self._context.owners, self._context.dtype(tensors[0])
         fp16, totals = self._compressed.issuperset(tensors), {}  # type: bool, Dict[int, List[str]]
@@ -189,7 +189,7 @@ class Merge:
         return results
 
     def _of_micro_batch(self, tensor: int, clones: Sequence[Clone], is_first: bool) -> str:
-        """The sum of a gradient over the replicas; the ops that bring a value have the names that the schedule waits for."""
+        """The sum of a gradient over the replicas; the ops that add a value have the names for which the schedule waits."""
         context, dtype, device = self._context, self._context.dtype(tensor), self._context.merged_on(tensor)
         value = self._weighted(tensor, clones[0])
         if not is_first:
@@ -201,7 +201,7 @@ class Merge:
         return value
 
     def _across(self, tensor: int, layout: Layout) -> str:
-        """The value over all processes of a tensor that is no sum, on its TaskGraph's first device."""
+        """The value over all processes of a tensor that is not a sum, on the first device of its TaskGraph."""
         context = self._context
         home = context.home(context.graph.producer(tensor))
         scope, dtype = context.name("processes", context.flat(tensor)), context.dtype(tensor)
@@ -236,7 +236,7 @@ class Merge:
         return self._sums[tensor]
 
     def _chained_at(self, tensor: int) -> Optional[int]:
-        """The home that adds up all clones' values of a gradient as they come."""
+        """The home that adds up all clones' values of a gradient as they arrive."""
         plan = self._context.plan
         return self._context.homes.tensors.get(tensor) if plan.adds_at_home and plan.num_micro_batch > 1 else None
 
@@ -248,7 +248,7 @@ class Merge:
         return self._converter.scale(total, tensor, power, home, clones[0], self._sum_scope(tensor, copy), device=device)
 
     def _add(self, tensor: int, clone: Clone, copy: Copy) -> None:
-        """Add a clone's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
+        """Adds a clone's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
         context = self._context
         if (tensor, copy) not in self._running:
             first = Clone(copy.g, backward_order(context.plan, context.home(context.graph.producer(tensor)))[0], copy.r)
@@ -278,22 +278,22 @@ class Merge:
         return self._context.sum_name(tensor, copy)
 
     def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
-        """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum less ``n - 1`` times ``c0``."""
+        """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum minus ``n - 1`` times ``c0``."""
         context = self._context
         names = [context.tensor_in(tensor, clone) for clone in clones]
         total = self._nodes.add_n(names, scope + "/sum", context.dtype(tensor), device)
         return self._less_surplus(total, names[0], tensor, len(clones) - 1, scope, device)
 
     def _less_surplus(self, total: str, one: str, tensor: int, count: int, scope: str, device: str) -> str:
-        """A sum of extents less ``count`` times their constant part, of which ``one`` of them has what is not known here."""
+        """A sum of extents minus ``count`` times their constant part; ``one``, one of the extents, supplies what is not known
+        here."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
         parts = context.region.batch.surplus(tensor)
         if parts is None:
             raise UnsupportedOpError(
-                f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that clones cannot be "
-                f"merged in; compute it outside the "
-                "model"
+                f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that prevents merging the clones' "
+                "values; compute it outside the model"
             )
         shape = context.static_shape(tensor)
         constant = np.array([0 if part is None else part for part in parts]).reshape(shape)

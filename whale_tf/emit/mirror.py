@@ -1,4 +1,4 @@
-"""Writes of a variable reach all its copies: initialisers, restores, ``load``, hand-written assigns.
+"""Makes writes of a variable (initialisers, restores, ``load``, hand-written assigns) reach all its copies.
 
 ::
 
@@ -17,7 +17,7 @@ from whale_tf.ir.traits import traits
 
 
 class VariableCopy(NamedTuple):
-    """A copy of a variable: its tensor's name, and where it lives."""
+    """A copy of a variable: its tensor's name and its device."""
 
     tensor: str
     device: str
@@ -28,7 +28,7 @@ class Mirror:
 
     Args:
         copies: for each copy of the model (by its name scope): name of a variable's op -> its copy there.
-        handled: names of writes that have clones of their own (the optimizer's).
+        handled: names of writes that have their own clones (the optimizer's).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Mirror:
         self._version = -1
 
     def update(self) -> None:
-        """Mirror all writes that are new since the last call."""
+        """Mirrors all writes that are new since the last call."""
         if not self._copies or self._graph.version == self._version:
             return
         edit = StagedEdit(self._graph)
@@ -50,13 +50,13 @@ class Mirror:
         self._version = self._graph.version
 
     def stage(self, edit: StagedEdit, added: Collection[str] = ()) -> bool:
-        """Stage a clone of each new write for every copy, which the write then waits for.
+        """Stages a clone of each new write for every copy; the write then waits for the clones.
 
         Args:
             added: names of staged nodes that may write variables.
 
         Returns:
-            Whether there are any; :meth:`finish` must know what the edit added.
+            Whether there are any; if so, :meth:`finish` must be told what the edit added.
         """
         writes = self._new_writes(edit, added)
         of = {op.name: variable for op, variable in writes}
@@ -72,15 +72,15 @@ class Mirror:
         return bool(writes)
 
     def finish(self, new: Collection[str]) -> None:
-        """The edit is in the graph: the optimizer's writes among what it added are not mirrored again.
+        """Call when the edit is in the graph: the optimizer's writes that it added are not mirrored again.
 
         Args:
-            new: names of what it added.
+            new: names of the ops that it added.
         """
         self._handled.update(new)
 
     def _new_writes(self, edit: StagedEdit, added: Collection[str]) -> List[Tuple[Original, str]]:
-        """Each write that has no clones yet, and the variable it writes."""
+        """Each write that has no clones yet, with the variable that it writes."""
         found: List[Tuple[Original, str]] = []
         users: Dict[str, List[NodeDef]] = {}
         for name in added:
@@ -94,7 +94,7 @@ class Mirror:
         return found
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
-        """Copy the values of variables that were initialised before they had copies.
+        """Copies the values of variables that were initialised before they had copies.
 
         Args:
             is_initialized: runs boolean tensors.

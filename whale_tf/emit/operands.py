@@ -1,7 +1,7 @@
 """What each clone and copy reads: its part of the inputs, its neighbours' activations, its own copy of the variables.
 
-``Operands.of(op, position, clone)`` is the name of the tensor that input ``position`` of ``op`` reads in a clone, as the
-program's calls take it; conversions of the batch axis are staged when they are asked for.  Everything is staged once and shared.
+``Operands.of(op, position, clone)`` is the name of the tensor that input ``position`` of ``op`` reads in a clone, according to
+the program's calls; conversions of the batch axis are staged on request.  Everything is staged once and shared.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Operands:
         self.inputs = inputs
         self.variable_copies = variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
-        self.reads: Optional[Reads] = None  # of variables that calls read anew
+        self.reads: Optional[Reads] = None  # of variables that each call reads again
         self._bridges = Bridges(self.converter)
-        self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call it is taken from
+        self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call that it comes from
         program = context.program
         for call in program.calls:
             task_graph, is_recipe = program.bodies[call.body].task_graph, program.bodies[call.body].is_recipe
@@ -81,7 +81,7 @@ class Operands:
         return context.tensor_in(tensor, Copy(call.clone.g, call.clone.r) if step == ONCE else call.clone)
 
     def _within(self, tensor: int, task_graph: int, place: Place) -> str:
-        """A tensor that no call gives: it is the place's own, or of outside the program."""
+        """A tensor that comes from no call: it is the place's own, or from outside the program."""
         context, producer = self.context, self.context.graph.producer(tensor)
         if producer.id in context.region.batch.shared:
             return context.tensor_in(tensor, ORIGINAL)
@@ -92,6 +92,6 @@ class Operands:
         return self.variable(producer, place) or self.inputs.whole(tensor, 0 if place.g == ALL else place.g)
 
     def variable(self, producer: Op, place: Place) -> Optional[str]:
-        """The copy of a variable that a place reads; None: ``producer`` is none of the variables that may have copies."""
+        """The copy of a variable that a place reads; None: ``producer`` is not a variable that may have copies."""
         home = self.context.variables.get(producer.id)
         return None if home is None else self.variable_copies[producer.id, self.context.copy_for(home, place)]

@@ -4,12 +4,12 @@ A call that the program puts after another waits for a barrier, which waits for 
 
     F0 ──> barrier ──> F1 ──> barrier ──> B0 ──> barrier ──> F2 ...        (backward first, two forwards ahead)
 
-Where bodies are functions, the op that calls one waits and is waited for.  Where they are clones of each op, the first ops of a
-body wait, and its last ops are waited for.
+If bodies are functions, the op that calls one waits, and the barrier waits for it.  If bodies are clones of each op, a body's
+first ops wait, and the barrier waits for its last ops.
 
-An op that waits, or is waited for, TensorFlow's graph optimizer fuses with no other: a Conv2D would run apart from its bias and
-its activation (on CPU 6% to 38% longer in all).  So an Identity in front of it waits in its place, and one behind it is waited
-for.  The optimizer takes these away again once it has fused, and gives their edges to the fused ops.
+TensorFlow's graph optimizer does not fuse ops with control edges: a Conv2D would run separately from its bias and activation (on
+CPU 6% to 38% longer in total).  So an Identity before the first op waits instead, and the barrier waits for an Identity after the
+last op.  The optimizer removes these after fusing, and gives their edges to the fused ops.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ class Order:
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
         self._before: Dict[Tuple[str, Clone], str] = {}
         for call in context.program.calls:
-            if call.after and context.program.step_of(call) != BROADCAST:  # which waits for single ops, the variables' writes
+            if call.after and context.program.step_of(call) != BROADCAST:  # which waits for the variables' writes
                 self._stage([context.program.calls[before] for before in call.after], call)
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
-        """Control inputs to add to those of a clone's ops that :meth:`gate` does not hold back, by original op name; for a
-        called body by the body's name."""
+        """Further control inputs for those of a clone's ops that :meth:`gate` does not delay, by original op name; for a called
+        body by the body's name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
 
     def before(self, body: Body, clone: Clone) -> List[str]:
-        """The barrier that a call waits for, if it waits."""
+        """The barrier that a call waits for, if any."""
         return [self._before[body.name, clone]] if (body.name, clone) in self._before else []
 
     def gate(self, task_graph: int, place: Clone) -> None:
-        """Lets the other first ops of a clone's steps wait: through an Identity of their input, so once the inputs are set."""
+        """Makes the other first ops of a clone's steps wait by means of an Identity before an input; call it once the inputs are
+        set."""
         context = self._context
         for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
             name = f"{context.scope(place)}/{op.name}"
@@ -59,7 +60,7 @@ class Order:
             set_input(context.edit, name, position, gate)
 
     def _stage(self, before: Sequence[Call], after: Call) -> None:
-        """A barrier between calls of one replica."""
+        """Stages a barrier between calls of one replica."""
         context = self._context
         then = context.program.bodies[after.body]
         task_graph, copy = then.task_graph, Copy(after.clone.g, after.clone.r)
@@ -79,10 +80,10 @@ class Order:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
 
     def _exits(self, body: Body, clone: Clone, scope: str) -> List[str]:
-        """What is waited for where a call is.
+        """The ops for which a barrier waits if it waits for a call.
 
-        Additions of gradients are waited for so that these are freed, and so that TensorFlow's graph optimizer does not fuse the
-        chain of additions into one AddN, which would keep all gradients alive.
+        It also waits for additions of gradients, so that these are freed, and so that TensorFlow's graph optimizer does not fuse
+        the chain of additions into one AddN, which would keep all gradients alive.
         """
         context = self._context
         if body.step == ACCUMULATE:
@@ -97,7 +98,7 @@ class Order:
         return self._ends[body.name]
 
     def end(self, op: Op, place: Clone, scope: str) -> str:
-        """What is waited for in place of a clone of ``op``."""
+        """What barriers wait for instead of a clone of ``op``."""
         position = self._first_floating(op.outputs)
         name = f"{self._context.scope(place)}/{op.name}"
         if position is None:
@@ -109,8 +110,8 @@ class Order:
         )
 
     def _first_floating(self, tensors: Sequence[int]) -> Optional[int]:
-        """Position of the first one of floating point numbers that is no reference to a variable: what the optimizer fuses
-        computes these."""
+        """Position of the first tensor of floating point numbers that is not a reference to a variable: the optimizer fuses ops
+        that compute such tensors."""
         for position, tensor in enumerate(tensors):
             dtype = tf.as_dtype(self._context.graph.tensors[tensor].dtype)
             if dtype.is_floating and dtype == dtype.base_dtype:
@@ -119,7 +120,7 @@ class Order:
 
 
 def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[List[Op], List[Op]]:
-    """(entries, exits) of a step: ops that no op of the step comes before, and ops outside of loops that none follows."""
+    """(entries, exits) of a step: ops without predecessors in the step, and ops outside of loops without successors in it."""
     members = {op.id for op in ops}
     entries: List[Op] = []
     followed: Set[int] = set()

@@ -1,4 +1,4 @@
-"""What processes send each other after an update that one of them runs for all (see :mod:`whale_tf.passes.owners`).
+"""Messages between processes after an update that one of them runs for all (see :mod:`whale_tf.passes.owners`).
 
 ::
 
@@ -8,11 +8,11 @@
                                      └─> Assign(w)
                    what ApplyAdam would have waited for ─┘
 
-The value that is received replaces a variable only when all that the update would have waited for is done, so that whoever reads
-the variable before its update in the local script does so here.
+The received value replaces a variable only after everything that the update would have waited for.  So an op that reads the
+variable before its update in the local script does so here, too.
 
-Under v3 values come before the forward pass (:mod:`whale_tf.emit.gathered`), and what is sent here says only that an update is
-done::
+Under v3, values are sent before the forward pass (:mod:`whale_tf.emit.gathered`), and the messages here say only that an update
+is done::
 
     owner       ApplyAdam(v, m) ──> CollectiveBcastSend(0) ──> what waited for ApplyAdam
     others      CollectiveBcastRecv ──> end ──> what waited for ApplyAdam
@@ -31,16 +31,16 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.passes.owners import DONE, GATE_ATTR, LATE, NEW, Message, Owners, ancestors
 
-UPDATES_ATTR = "_whale_updates"  # of what stands in the place of an optimizer's update
+UPDATES_ATTR = "_whale_updates"  # of an op that stands for an optimizer's update
 
 
 class Kept(NamedTuple):
-    """A variable that another process keeps: an optimizer's, or under v3 a trained one.
+    """A variable that another process keeps: an optimizer's or, under v3, a trained one.
 
     Attributes:
         name: of its op.
-        device: where it is in this process, and takes no memory while training.
-        home: the device of its owner.
+        device: its device in this process, where it takes no memory while training.
+        home: its device in the process that owns it.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Sent(NamedTuple):
     """What a Session has to know.
 
     Attributes:
-        ends: updates that one process runs for all -> what ends one in this process: the others have the new value, or this one
-            has got it.
-        follow: collectives that follow from a write, where all others lead to one.
+        ends: updates that one process runs for all -> the op after which the update is over in this process: the others have the
+            new value, or this one has received it.
+        follow: collectives after a write; all other collectives come before one.
         stand_ins: ops that stand for an update here and write nothing.
-        kept: what other processes keep.
-        replaced: fetched ops and tensors of updates -> what is fetched in their place.
+        kept: variables that other processes keep.
+        replaced: fetched ops and tensors of updates -> what is fetched instead.
     """
 
     ends: Mapping[str, str] = {}
@@ -68,7 +68,8 @@ class Sent(NamedTuple):
 
 
 def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owners: Owners) -> Sent:
-    """Stage the messages, and move what waits for an update, or reads of one.  To be called when all other edges have moved."""
+    """Stages the messages, and moves ops that wait for an update or read its results.  Call this when all other edges have
+    moved."""
     messages = _Messages(context, nodes, sums, owners)
     for message in owners.messages:
         if message.tensors:
@@ -93,8 +94,8 @@ def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owne
 class _Messages:
     """Attributes:
     writes: of each variable that is updated.
-    ends: trained variable -> what ends its update here: its value has been sent, or has arrived; and, where some of its state is
-        written after that, the message that it is.
+    ends: trained variable -> the ops after which its update is over here: its value has been sent or has arrived, and, if some of
+        its state is written after that, so has the message about this.
     stand_ins: see :class:`Sent`.
     """
 
@@ -110,7 +111,7 @@ class _Messages:
         self._gate = _gate(graph)
 
     def send_tensors(self, message: Message) -> None:
-        """Let whoever reads tensors that only the owner can compute read what the owner sent."""
+        """Makes readers of tensors that only the owner can compute read what the owner sent."""
         context, nodes, graph = self._context, self._nodes, self._context.graph
         shapes = [context.static_shape(tensor) for tensor in message.tensors]
         scopes = [context.name("sent", context.flat(tensor)) for tensor in message.tensors]
@@ -127,7 +128,7 @@ class _Messages:
                     context.edit.move_input(graph.ops[user].name, position, value)
 
     def send(self, message: Message) -> None:
-        """Stage the way of variables' new values to the other processes."""
+        """Stages the transfer of variables' new values to the other processes."""
         context, nodes = self._context, self._nodes
         ops = [context.graph.ops[variable] for variable in message.variables]
         scopes, devices = [context.name("sent", op.name) for op in ops], [context.device_of(op) for op in ops]
@@ -145,14 +146,14 @@ class _Messages:
             self.ends[op.id] = [value]
 
     def _value(self, op: Op, scope: str, device: str) -> str:
-        """A variable's value behind its update."""
+        """A variable's value after its update."""
         dtype, writes = tf.as_dtype(op.attrs["dtype"]).base_dtype, self.writes[op.id]
         kind, attrs = ("ReadVariableOp", {"dtype": dtype}) if op.type == "VarHandleOp" else ("Identity", {"T": dtype})
         waits = self._done(writes.value + writes.state, scope, device)
         return self._nodes.add(kind, scope + "/value", [op.name], device, waits, **attrs)
 
     def _done(self, writes: Sequence[int], scope: str, device: str) -> List[str]:
-        """What is there when writes are done, or skipped with the whole step."""
+        """Ops that run when writes are done, or are skipped with the whole step."""
         gate = self._gate
         if gate is None or not any(gate.taken in self._context.graph.ops[write].control_inputs for write in writes):
             return self._names(writes)
@@ -161,7 +162,7 @@ class _Messages:
         return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, skipped], device, T=tf.bool, N=2)]
 
     def send_end(self, message: Message) -> None:
-        """Stage a message that says that variables' updates are done, or what comes behind these."""
+        """Stages a message which says that variables' updates, or the writes after these, are done."""
         context, nodes, is_own = self._context, self._nodes, self._is_own(message)
         op = context.graph.ops[message.variables[0]]
         scope, device = context.name("sent", op.name, message.kind), context.device_of(op)
@@ -175,7 +176,8 @@ class _Messages:
             self.ends.setdefault(variable, []).append(end)
 
     def _stand_in(self, variable: int, arrived: str) -> str:
-        """What stands for an update that only the owner runs: it has been done, and so has all that it waits for here."""
+        """An op that stands for an update that only the owner runs: it waits until the update is done, and for everything that
+        the update waits for here."""
         context = self._context
         op = context.graph.ops[variable]
         name = self._nodes.add(
@@ -185,7 +187,7 @@ class _Messages:
         return name
 
     def _counts(self, variable: int) -> Dict[str, Any]:
-        """Attributes of what stands for an update: whether it counts as a step of an optimizer."""
+        """Attributes of an op that stands for an update: whether it counts as an optimizer's step."""
         graph = self._context.graph
         return {UPDATES_ATTR: True} if any(traits(graph.ops[op].type).is_update for op in self.writes[variable].value) else {}
 
@@ -199,7 +201,7 @@ class _Messages:
         return [self._context.graph.ops[op].name for op in ops]
 
     def _waits(self, ops: Iterable[int]) -> List[str]:
-        """What ops would have waited for in this process, which does not run them."""
+        """What ops would have waited for if this process ran them."""
         graph, edit = self._context.graph, self._context.edit
         left_out = set(self._names(self._owners.left_out))
         variables = {op.name for op in graph.ops if op.type in VARIABLES}
@@ -216,8 +218,8 @@ class _Messages:
         return sorted(found)
 
     def wait(self, op: Op) -> None:
-        """Let an op that waits for an update, or reads its result, wait for what ends it here; what leads to another update does
-        not wait for state."""
+        """Makes an op that waits for an update, or reads its result, wait for the op that ends the update here; ops before
+        another update do not wait for state."""
         graph, owners, edit = self._context.graph, self._owners, self._context.edit
         if op.id in owners.left_out:
             return
@@ -240,7 +242,7 @@ class _Messages:
                 edit.move_input(op.name, position, self.ends[self._variable_of[write]][0])
 
     def fetched(self, variable: int) -> Dict[str, Any]:
-        """What is fetched in the place of a variable's update."""
+        """What is fetched instead of a variable's update."""
         context, graph, ends = self._context, self._context.graph, self.ends[variable]
         found: Dict[str, Any] = {}
         for write in sum(self.writes[variable], ()):
@@ -257,7 +259,7 @@ class _Messages:
 
 
 class _Gate(NamedTuple):
-    """Ops of a loss scale: one that is dead in a step that is skipped, and one that is in all others."""
+    """Ops of a loss scale: one is dead in steps that are skipped, and one in all other steps."""
 
     taken: int
     skipped: int

@@ -1,4 +1,4 @@
-"""The pass ``mixed_precision``: forward and backward ops in a type of half the bytes, with casts at the borders.
+"""The pass ``mixed_precision``: forward and backward ops in a type of half the size, with casts at the borders.
 
 ::
 
@@ -6,7 +6,7 @@
     x ────────────> MatMul ──> Softmax ──> loss'         x ──> Cast ──> MatMul ──> Softmax ──> Cast ──> loss'
 
 Variables, and everything from the gradients' sums to the update, stay float32 (master weights; Micikevicius et al. 2018, section
-3.1).  A tensor has one cast for all readers in its TaskGraph, made where the tensor is, so that the low type is what crosses.
+3.1).  A tensor has one cast for all readers in its TaskGraph, made where the tensor is, so that transfers have the low type.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _REGION = (Phase.FORWARD, Phase.BACKWARD)
 
 
 def mixed_precision(step: Recording, dtype: str, devices: Set[str]) -> Recording:
-    """The step with its float32 ops in ``dtype`` where that is safe and pays.
+    """The step with its float32 ops in ``dtype`` where this is safe and worthwhile.
 
-    Nothing happens to a graph that has no update of a variable yet.  Loops, conditions and function bodies stay float32.
+    A graph that has no update of a variable yet stays as it is.  Loops, conditions and function bodies stay float32.
 
     Args:
-        devices: types of the devices that run it, "CPU" or "GPU".
+        devices: types of the devices that run the step, "CPU" or "GPU".
 
     Raises:
         ConfigError: TensorFlow has no kernel for a matrix product or convolution of the step in ``dtype``.
@@ -58,8 +58,8 @@ def mixed_precision(step: Recording, dtype: str, devices: Set[str]) -> Recording
 
 
 def _computes(device: str, dtype: str) -> Callable[[str], bool]:
-    """Whether TensorFlow computes an op type in ``dtype`` on a device.  A TensorFlow that has no kernels at all for such devices
-    says nothing of those that will run the step."""
+    """Whether TensorFlow computes an op type in ``dtype`` on a device.  A TensorFlow without any kernels for such devices says
+    nothing about the one that will run the step."""
     def computes(kind: str) -> bool:
         return has_kernel(kind, device, tf.as_dtype(dtype)) or not has_kernel(kind, device, tf.float32)
     return computes
@@ -89,7 +89,7 @@ class _Lowerer:
     """Stages copies of the low ops and the casts, then moves the edges of all other ops to these.
 
     Attributes:
-        shapes: of new tensors, by name.
+        shapes: shapes of new tensors, by name.
     """
 
     def __init__(self, step: Recording, dtype: str, typed: Dict[int, Typed], low: Set[int]) -> None:
@@ -128,7 +128,7 @@ class _Lowerer:
         return self._step.after(edit, calls, successors, self.shapes, {**self._step.replaced, **replaced})
 
     def _copy(self, op: Op) -> None:
-        """Stage a low op."""
+        """Stages a low op."""
         graph, typed = self._graph, self._typed[op.id]
         inputs = []
         for position, tensor in enumerate(op.inputs):
@@ -167,7 +167,7 @@ class _Lowerer:
         return self._cast(tensor, FLOAT32, reader) if self._is_low(tensor) else self._new(tensor)
 
     def _gradient(self, grad: Any) -> Any:
-        """Gradients meet in float32: sums over clones, and the update."""
+        """A gradient in float32, for sums over clones and for the update."""
         if isinstance(grad, (list, tuple)):
             return type(grad)([self._gradient(each) for each in grad])
         if grad is None:
@@ -176,8 +176,8 @@ class _Lowerer:
         return self._wide(tensor, self._graph.producer(tensor))
 
     def _cast(self, tensor: int, dtype: str, reader: Op) -> str:
-        """The tensor in another type: one cast where it is made, or, of an input, a constant or another op that belongs to no
-        TaskGraph, one for each TaskGraph that reads it."""
+        """The tensor in another type.  There is one cast where the tensor is made or, for an input, a constant or another op in
+        no TaskGraph, one for each TaskGraph that reads it."""
         graph = self._graph
         producer = graph.producer(tensor)
         place = producer if self._belongs(producer) else reader
@@ -201,7 +201,7 @@ class _Lowerer:
         return op.task_graph if op.task_graph >= 0 or op.forward < 0 else self._graph.ops[op.forward].task_graph
 
     def _tag(self, node: NodeDef, place: Op) -> None:
-        """A node belongs where ``place`` does."""
+        """Puts a node into the TaskGraph and phase of ``place``."""
         attrs = self._step.definitions.node(place.name).attr
         for name in _TAGS:
             if name in attrs:

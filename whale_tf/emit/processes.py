@@ -1,7 +1,7 @@
-"""What several processes share: losses over all of them, equal initial values, and runs that cannot wait in vain.
+"""What several processes share: losses over all of them, equal initial values, and runs that never wait forever.
 
-Every process rewrites its own graph and runs its own Session.  A collective ends only if all processes run it, so it may
-only be reached by what all of them do: the updates.
+Every process rewrites its own graph and runs its own Session.  A collective ends only if all processes run it, so only runs that
+all processes make may reach it: those of the updates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from whale_tf.patterns import sources
 
 
 class Shared(NamedTuple):
-    """A scalar that rides with an update: its sum over all processes is part of every run of the update.
+    """A scalar that belongs to an update: its sum over all processes is part of every run of the update.
 
     Attributes:
         tensor: of the op graph.
-        value: name of the merged value; this process' value in a run without the update.
+        value: name of the merged value; in a run without the update, this process's value is fetched.
         writes: the update's writes of variables, by op number; they wait for the value.
     """
 
@@ -39,9 +39,9 @@ class Shared(NamedTuple):
 def shared_scalars(
     context: Context, captured: Captured, merge: Merge, communicator: Communicator
 ) -> List[Shared]:
-    """The losses, each with the update made from its gradients; where there is one gradient call only, also all other
-    scalars that leave the region (for summaries and metrics).  Of the backward pass only the gradients that were asked for:
-    it also computes those of constants, which nobody reads."""
+    """The losses, each with the update made from its gradients.  If there is only one gradient call, also all other scalars that
+    leave the region (for summaries and metrics); from the backward pass only the requested gradients, because it also computes
+    those of constants, which nobody reads."""
     graph, region = context.graph, context.region
     riders: Dict[int, Set[int]] = {}
     for call in captured.gradient_calls:
@@ -95,8 +95,8 @@ def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
 
 
 def check_random(context: Context) -> None:
-    """Random numbers that must be the same on all clones, or that a section draws, are drawn by every process for itself, so they
-    need a seed.
+    """Checks that random ops have a seed if all clones must draw the same numbers or a section draws them: every process draws
+    these itself.
 
     Raises:
         UnsupportedOpError
@@ -116,10 +116,10 @@ def _draws_anew(op: Op) -> bool:
 
 
 class Kind(NamedTuple):
-    """Of a run.
+    """What a run needs.
 
     Attributes:
-        waits: for other processes.
+        waits: whether it waits for other processes.
         alone: names of the booleans that it must feed with False.
         elsewhere: variables that it reads or writes and that another process keeps.
     """
@@ -130,11 +130,11 @@ class Kind(NamedTuple):
 
 
 class Runs:
-    """Tells of a run whether it waits for other processes, and refuses one that they need not take part in.
+    """Says whether a run waits for other processes, and refuses a run in which they might not take part.
 
     Args:
-        communicator: staged all that waits for other processes.
-        follow: what of it follows from a write.
+        communicator: staged all ops that wait for other processes.
+        follow: those of these ops that follow from a write.
         elsewhere: variables that other processes keep.
         stand_ins: ops that stand for writes.
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
@@ -151,7 +151,8 @@ class Runs:
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
-        """Names of the writes of variables that running ``ops`` runs; found once, because a training loop asks at every step."""
+        """Names of the writes of variables that running ``ops`` runs; found only once, because a training loop asks in every
+        step."""
         ops = list(ops)
         key = tuple(op.name for op in ops)
         if key not in self._writes:
@@ -162,11 +163,11 @@ class Runs:
         return traits(op.type).is_write or op.name in self._stand_ins
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
-        """What running ``ops`` means to the other processes.
+        """What running ``ops`` means for the other processes.
 
         Raises:
-            UnsupportedOpError: it would, and without the update that makes the others wait for this one; or it needs what another
-                process keeps beside an update.
+            UnsupportedOpError: the run would wait for other processes without the update that makes them take part; or it has an
+                update, but also needs a variable that another process keeps.
         """
         key = tuple(op.name for op in ops)
         if key not in self._known:
@@ -178,8 +179,8 @@ class Runs:
             refused = sorted(vain - set(together))
             if refused:
                 raise UnsupportedOpError(
-                    "the run of {} needs {!r}, a value over all processes, but not the update that the other processes compute "
-                    "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
+                    "the run of {} needs {!r}, a value over all processes, but not the update for which the other processes "
+                    "compute it; they would not take part, and this process would wait forever. Fetch it together with the train "
                     "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
                 )
             alone = {together[name] for name in vain}
@@ -187,8 +188,8 @@ class Runs:
                 *(self._alone.get(name, ()) for name in alone))
             if elsewhere and found - vain:
                 raise UnsupportedOpError(
-                    "the run of {} trains, and also needs variable {!r}, which zero lets another process keep; fetch what "
-                    "follows from it in a run of its own".format(", ".join(repr(op.name) for op in ops[:5]), min(elsewhere)))
+                    "the run of {} trains, and also needs variable {!r}, which another process keeps (zero); fetch values that "
+                    "depend on it in a separate run".format(", ".join(repr(op.name) for op in ops[:5]), min(elsewhere)))
             self._known[key] = Kind(bool(found - vain), tuple(sorted(alone)), elsewhere)
         return self._known[key]
 
@@ -210,7 +211,7 @@ class Start(NamedTuple):
     """What all processes run before a session's first training step.
 
     Attributes:
-        agreement: a number for each process, to be equal: what it has staged.
+        agreement: a number for each process that says what it has staged; all must be equal.
         broadcast: gives every global variable process 0's value.
     """
 
@@ -219,13 +220,13 @@ class Start(NamedTuple):
 
 
 def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessCommunicator) -> Start:
-    """Add the ops of a :class:`Start`.
+    """Adds the ops of a :class:`Start`.
 
-    Variables whose type no collective carries (strings) keep their own initial values.
+    Variables of a type that no collective supports (strings) keep their own initial values.
 
     Args:
-        host: where variables without a device of their own are.
-        nodes, communicator: stage ops, the one by means of the other.
+        host: device of variables that have none of their own.
+        nodes, communicator: they stage ops; the communicator uses the nodes.
 
     Raises:
         UnsupportedOpError: a variable without a static shape.
@@ -240,9 +241,8 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
         shape = tf.TensorShape(op.get_attr("shape"))
         if not shape.is_fully_defined():
             raise UnsupportedOpError(
-                f"variable {op.name!r} has the shape {shape}, and its initial value has to be sent to the other "
-                f"processes; give it a static "
-                "shape"
+                f"variable {op.name!r} has the shape {shape}, but its initial value has to be sent to the other processes; give "
+                "it a static shape"
             )
         scope, device = f"whale/broadcast/{op.name}", _device_of(op) or host
         value = op.name
@@ -266,7 +266,7 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
 
 
 def _device_of(op: tf.Operation) -> str:
-    """Where an op is, or the op that it is colocated with; '' where nothing says so."""
+    """The device of an op, or of the op that it is colocated with; '' if there is none."""
     seen: Set[tf.Operation] = set()
     while op not in seen and "/task:" not in op.device:
         seen.add(op)

@@ -1,8 +1,8 @@
-"""Values of variables that every call reads anew at their homes.
+"""Values of variables that every call reads again at their homes.
 
-An Identity at the home, of which only the one call reads, so that TensorFlow sends the value for that call and frees it after the
-call's last reader.  It waits for an op of the call (:func:`whale_tf.passes.homes.reads_anew`), or, where the call is one op, for
-what the schedule puts before it.
+The call reads an Identity at the home, which no other call reads, so that TensorFlow sends the value for this call and frees it
+after the call's last reader.  The Identity waits for an op of the call (:func:`whale_tf.passes.homes.reads_anew`) or, if the call
+is one op, for the ops that the schedule puts before it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Reads:
         self._ends: Dict[Tuple[int, Clone], str] = {}
 
     def of_op(self, op: int, tensor: int, name: str, clone: Clone) -> str:
-        """What an op of a clone reads in place of a value ``name``."""
+        """What an op of a clone reads instead of a value ``name``."""
         body = self._body_of.get(op)
         return name if body is None else self.of_call(body, tensor, name, clone)
 
     def of_call(self, body: Body, tensor: int, name: str, clone: Clone) -> str:
-        """What a call reads in place of a value ``name``."""
+        """What a call reads instead of a value ``name``."""
         context = self._context
         if not body.reads or not is_value_at_home(context.graph, context.homes, tensor):
             return name
@@ -53,7 +53,7 @@ class Reads:
         return self._order.before(body, clone) + ([f"{context.scope(clone)}/{forward.name}"] if forward is not None else [])
 
     def _ended(self, op: int, clone: Clone) -> str:
-        """What waits for an op of a clone."""
+        """An op that waits for an op of a clone."""
         if (op, clone) not in self._ends:
             self._ends[op, clone] = self._order.end(self._context.graph.ops[op], clone, f"{self._context.scope(clone)}/reads")
         return self._ends[op, clone]

@@ -1,4 +1,4 @@
-"""The pass ``recompute``: forward ops that a TaskGraph does again in its backward pass.
+"""The pass ``recompute``: forward ops that a TaskGraph runs again in its backward pass.
 
 ::
 
@@ -7,9 +7,10 @@
              └───────┴──> layer' <── dy                       └──> x/again ──> layer/again ──> layer' <── dy
                                                                       ^ waits for dy
 
-The copies are ops of the backward pass.  Those that read what was kept wait for the gradient that their first reader combines
-them with, so nothing is computed before it is needed.  An Identity of what was kept waits in their place: TensorFlow's graph
-optimizer fuses no op that has a control edge.  It also keeps the optimizer from merging the copies with the originals.
+The copies are ops of the backward pass.  Those that read kept tensors wait for the gradient with which their first reader
+combines them, so nothing is computed before it is needed.  An Identity of the kept tensor waits instead of them, because
+TensorFlow's graph optimizer does not fuse ops with control edges.  It also keeps the optimizer from merging the copies with the
+originals.
 """
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ from whale_tf.planner.recompute import Readers, redone
 
 
 def recompute(captured: Captured, region: Region, plan: Plan) -> Captured:
-    """The step with what its TaskGraphs do again, as the plan says.
+    """The step with the ops that its TaskGraphs run again according to the plan.
 
     Raises:
-        PlanError: it keeps a tensor that the graph does not have.
+        PlanError: the plan keeps a tensor that the graph does not have.
     """
     assert captured.recording is not None, "the graph has been rewritten"
     readers, graph = Readers(region), region.graph
@@ -59,8 +60,8 @@ class _Again:
     """Stages copies of forward ops.
 
     Attributes:
-        names: tensor -> that of the copy of its op.
-        shapes: of new tensors, by name.
+        names: tensor -> name of the copy's tensor.
+        shapes: shapes of new tensors, by name.
     """
 
     def __init__(self, captured: Captured, edit: StagedEdit, batch_level: Collection[int]) -> None:
@@ -74,7 +75,7 @@ class _Again:
             self._suffix += "_"
 
     def copy(self, ops: Mapping[int, int]) -> None:
-        """Stage a copy of each op, behind the backward op that it waits for."""
+        """Stages a copy of each op, after the backward op that it waits for."""
         graph, definitions = self._graph, self._captured.definitions
         for index in sorted(ops):
             for tensor in graph.ops[index].outputs:
@@ -87,7 +88,8 @@ class _Again:
             self._tag(node, index, wait)
 
     def _behind(self, tensor: int, reader: int, wait: int) -> str:
-        """A tensor that was kept, for a copy of ``reader``: of the step level as it is, else behind what the copy waits for."""
+        """A kept tensor, for a copy of ``reader``: the tensor itself if it is on the step level, else its Identity after the op
+        that the copy waits for."""
         graph, op = self._graph, self._graph.ops[reader]
         name = graph.tensor_name(tensor)
         if graph.tensors[tensor].op not in self._batch_level or graph.tensors[tensor].dtype in UNSENT:
@@ -102,7 +104,7 @@ class _Again:
         return self._gates[key]
 
     def _tag(self, node: NodeDef, forward: int, wait: int) -> None:
-        """A node is of the backward pass of a forward op, and of the gradient call of what it waits for."""
+        """Tags a node as part of the backward pass of a forward op, and of the gradient call of the op that it waits for."""
         definitions, op = self._captured.definitions, self._graph.ops[forward]
         for name, value in definitions.node(op.name).attr.items():
             if name in (TASK_GRAPH_ATTR, SHARD_ATTR):

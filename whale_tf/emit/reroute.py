@@ -1,4 +1,4 @@
-"""Edits of ops that were there before: edges that left the region move to merged values."""
+"""Edits of existing ops: edges that leave the region move to merged values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def outside_after(graph: OpGraph, region: Region) -> Set[int]:
 
 
 def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int, List[int]]:
-    """Writes of variables -> ops they wait for in place of the region's ops that they follow from.
+    """Writes of variables -> ops that they wait for on behalf of the region's ops before them.
 
     With ``tf.control_dependencies(update_ops)`` around ``minimize``, backward ops wait for updates (moving averages) that
-    need merged values of all micro-batches. A clone that waited for them would wait for itself; the variables' writes do
-    so instead, which keeps the order that the user asked for: updates before the step ends.
+    need merged values of all micro-batches. A clone that waited for them would wait for itself.  The variables' writes wait for
+    them instead, which keeps the order that the user asked for: updates before the step ends.
     """
     holders: Dict[int, Set[int]] = {}
     for index in region.ops:
@@ -48,14 +48,14 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
 
 
 def move_edges(context: Context, moves: Mapping[Use, str]) -> None:
-    """Let uses outside the region read merged values."""
+    """Makes uses outside the region read merged values."""
     for (index, position), name in moves.items():
         context.edit.move_input(context.graph.ops[index].name, position, name)
 
 
 def move_controls(context: Context, after: Set[int]) -> None:
-    """Ops outside that wait for a batch-level op wait for all its clones; step-level originals wait for nothing outside
-    that follows from the region, but for updates of what they read.  Unused ops stay as they are."""
+    """Makes ops outside that wait for a batch-level op wait for all its clones.  Step-level originals do not wait for outside ops
+    that follow from the region, except updates of variables that they read.  Unused ops stay as they are."""
     graph, region = context.graph, context.region
     for op in graph.ops:
         inside = region.contains(op)
@@ -75,8 +75,8 @@ def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:
 
 
 def _place_at_home(context: Context, op: Op) -> None:
-    """Place an op of the update.  What clips a gradient is colocated with the op that computes it in the original, and must not
-    be."""
+    """Places an op of the update.  Ops that clip a gradient are colocated with the original op that computes it, which must be
+    undone."""
     at, graph = context.homes.ops, context.graph
     groups = [group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ())]
     if groups and any(name not in graph or at.get(graph.op(name).id) != at[op.id] for name in groups):
@@ -87,7 +87,7 @@ def _place_at_home(context: Context, op: Op) -> None:
 
 
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:
-    """The original ops run on the first device of their TaskGraph: variables, and whatever a fetch without an update needs.
+    """Places the original ops on the first device of their TaskGraph: variables, and ops that a fetch without an update needs.
 
     Ops that are colocated with another op follow it.
     """

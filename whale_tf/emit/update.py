@@ -14,7 +14,7 @@ from whale_tf.program import UPDATE
 
 
 def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[int, Copy], str]:
-    """Stage a copy of each variable for every copy of its home TaskGraph; returns the tensor name of each."""
+    """Stages a copy of each variable for every copy of its home TaskGraph; returns the tensor name of each."""
     names: Dict[Tuple[int, Copy], str] = {}
     for home in range(len(context.plan.task_graphs)):
         own = [index for index, task_graph in variables.items() if task_graph == home]
@@ -35,12 +35,12 @@ def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[in
 
 
 def _share_nothing(node: NodeDef, _: object) -> None:
-    """A variable of its own, not one more handle to the original's."""
+    """Makes the node a variable of its own, not another handle of the original."""
     node.attr["shared_name"].s = node.name.encode()
 
 
 def clone_update(context: Context, operands: Operands, merge: Merge) -> Dict[int, List[str]]:
-    """Stage the APPLY ops of every copy but the original.
+    """Stages the APPLY ops of every copy except the original.
 
     Returns:
         Names of the clones of each original write.

@@ -1,4 +1,4 @@
-"""Which bodies XLA compiles: those whose ops all have kernels of XLA's, as TensorFlow says."""
+"""Which bodies XLA compiles: those whose ops all have XLA kernels, according to TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EDGES = (Role.ARGUMENT, Role.RESULT, Role.NO_OP)
 
 
 def not_compiled(program: Program, plan: Plan, devices: Sequence[str]) -> Dict[str, str]:
-    """Bodies of TaskGraphs under ``xla``, and what stands against compiling each; "": nothing does.
+    """Bodies of TaskGraphs under ``xla``, and why each cannot be compiled; "": it can.
 
     Args:
         devices: TensorFlow's name of each of the cluster's devices.
@@ -33,8 +33,8 @@ def not_compiled(program: Program, plan: Plan, devices: Sequence[str]) -> Dict[s
             lacking = sorted(kind for kind in kinds if not has_xla(kind))
             if lacking:
                 raise ConfigError(
-                    f"xla is true for TaskGraph {task.name!r}, but TensorFlow {tf.__version__} compiles no called functions for "
-                    f"{lacking[0]} devices; use a TensorFlow 2 with XLA, or set xla to false")
+                    f"xla is true for TaskGraph {task.name!r}, but TensorFlow {tf.__version__} does not compile called functions "
+                    f"for {lacking[0]} devices; use a TensorFlow 2 with XLA, or set xla to false")
             found[body.name] = _elsewhere(program.graph, body, plan) or _obstacle(program.graph, body, kinds)
     if found and all(found.values()):
         raise ConfigError(f"xla is true, but no part of the step can be compiled: {'; '.join(_text(found))}; set xla to false")
@@ -53,7 +53,7 @@ def _text(bodies: Dict[str, str]) -> Sequence[str]:
 
 
 def _elsewhere(graph: OpGraph, body: Body, plan: Plan) -> str:
-    """A variable that the body takes itself (an embedding's look-up does), which XLA takes from a call's own device only."""
+    """A variable that the body itself takes, as an embedding's look-up does; XLA takes it only from the call's own device."""
     own = plan.task_graphs[body.task_graph]
     devices = {device for row in own.devices for device in row}
     for op in (graph.producer(tensor) for tensor in body.inputs if graph.tensors[tensor].dtype == "resource"):
@@ -67,9 +67,9 @@ def _obstacle(graph: OpGraph, body: Body, kinds: Set[str]) -> str:
     for op in _all_ops([graph.ops[index] for index in body.runs]):
         row = traits(op.type)
         if row.role is Role.RANDOM:
-            return f"op {op.name!r} ({op.type}) draws numbers, and XLA draws others than TensorFlow"
+            return f"op {op.name!r} ({op.type}) draws random numbers, and XLA draws others than TensorFlow"
         if row.role not in _EDGES and not all(_has_kernel(op, kind) for kind in kinds):
-            return f"op {op.name!r} ({op.type}) has no kernel of XLA's"
+            return f"op {op.name!r} ({op.type}) has no XLA kernel"
     return ""
 
 
@@ -79,7 +79,7 @@ def _has_kernel(op: Op, kind: str) -> bool:
 
 
 def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
-    """Ops, and those of the functions that they call."""
+    """Ops, and the ops of the functions that they call."""
     seen: Set[int] = set()
     stack = list(ops)
     while stack:

@@ -54,7 +54,7 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
         if by_file and reads_files(dataset):
             if not is_even:
                 raise UnsupportedOpError(
-                    "the cluster's processes differ in speed, and whole files cannot be shared in proportion to it; set "
+                    "the cluster's processes differ in speed, but whole files cannot be shared in proportion to it; set "
                     "balance.algorithm to 'even', or io.slicing to true")
             return sharded_by_file(dataset, count, rank)
 
@@ -74,8 +74,8 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
 
 
 def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
-    """A share that knows how many elements it has, and says nothing of the size of its mini-batches: a function that is traced
-    for it is for those of all processes."""
+    """A share that knows its number of elements, but says nothing about the size of its mini-batches: a function that is traced
+    for it must be valid for the mini-batches of all processes."""
     first = {spec.shape[:1].as_list()[0] if spec.shape.rank else None
              for spec in tf.nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)}
     if len(first) == 1 and None not in first:
@@ -85,12 +85,12 @@ def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
 
 
 class Adapter:
-    """Keras' adapter of training data, with this process' share of it.
+    """Keras' adapter of training data, with this process's share of the data.
 
     Args:
-        adapter: Keras'.
-        shared: a dataset -> this process' share.
-        is_seeded: the script has set a seed, so that all processes shuffle alike.
+        adapter: Keras' own.
+        shared: a dataset -> this process's share.
+        is_seeded: the script has set a seed, so that all processes shuffle in the same way.
 
     Raises:
         UnsupportedOpError: there are fewer mini-batches than processes.
@@ -115,7 +115,7 @@ class Adapter:
 
     @property
     def epochs(self) -> Adapter:
-        """Each iteration over it is an epoch."""
+        """Makes each iteration over it an epoch."""
         return self
 
     def __iter__(self) -> Any:
@@ -129,10 +129,10 @@ class Adapter:
 
 
 def whole_rounds(dataset: Any, number: Optional[int], processes: Processes) -> Any:
-    """A dataset of several epochs without the last mini-batches of each that are too few for all processes.
+    """A dataset of several epochs, without those last mini-batches of each epoch that are too few for all processes.
 
     Args:
-        number: mini-batches of an epoch; None: unknown, or of no importance.
+        number: mini-batches of an epoch; None: unknown or irrelevant.
 
     Raises:
         UnsupportedOpError: there are fewer mini-batches than processes.
@@ -147,8 +147,8 @@ def whole_rounds(dataset: Any, number: Optional[int], processes: Processes) -> A
 def _check_mini_batches(number: Optional[int], processes: Processes) -> None:
     if number is not None and number < processes.count:
         raise UnsupportedOpError(
-            f"fit was given data of {number} mini-batches, but each of {processes.count} processes takes one of "
-            f"every {processes.count}; use a smaller batch_size, or set io.slicing to false for data that is shared already")
+            f"fit was given data of {number} mini-batches, but each of {processes.count} processes takes one of every "
+            f"{processes.count}; use a smaller batch_size, or set io.slicing to false if the data is already shared")
 
 
 def _of_open_size(part: Any) -> Any:
@@ -160,8 +160,8 @@ def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: 
     speeds = () if cluster is None else process_speeds(cluster, processes)
     if len(set(speeds)) < 2:
         what = "files, or mini-batches where none are read" if by_file else "mini-batches"
-        return f"Input pipelines: each of {processes.count} processes takes one of {processes.count} {what}.\n"
-    return "Input pipelines: of the examples of {} mini-batches the processes take {}.\n".format(
+        return f"Input pipelines: each of {processes.count} processes takes one of every {processes.count} {what}.\n"
+    return "Input pipelines: from the examples of {} mini-batches, the processes take {}.\n".format(
         processes.count, " : ".join(map(str, speeds)))
 
 
@@ -186,7 +186,7 @@ def _check_batched(dataset: Any) -> None:
     if any(shape.rank == 0 for shape in shapes):
         raise UnsupportedOpError(
             "the cluster's processes differ in speed and take unequal parts of every mini-batch, but the elements of a dataset "
-            "have the shapes {}, one of which has no batch dimension; batch() it before an iterator is made, or set "
+            "have the shapes {}, one of which has no batch dimension; batch() it before making an iterator, or set "
             "balance.algorithm to 'even' or io.slicing to false".format(", ".join(map(str, shapes))))
 
 
@@ -212,9 +212,8 @@ def take_all(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type == "OneShotIterator":
             raise UnsupportedOpError(
-                f"iterator {op.name!r} takes one process' share of its dataset, but one process drives a pipeline "
-                f"across processes, and "
-                "needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false"
+                f"iterator {op.name!r} takes one process's share of its dataset, but one process drives a pipeline across "
+                "processes, and needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false"
             )
         if op.type == "Const" and op.name.split("/")[-2:-1] and op.name.split("/")[-2].startswith(SCOPE):
             value = 1 if op.name.split("/")[-1].startswith("count") else 0

@@ -1,4 +1,4 @@
-"""tf.functions that several processes run together: each call waits for the others, and the first makes all start equal.
+"""tf.functions that several processes run together: each call waits for the others, and the first makes variables equal.
 
 ::
 
@@ -24,7 +24,7 @@ class Functions:
     """See the module's docstring.
 
     Args:
-        shares_input: whether datasets are shared with the other processes, which then must shuffle alike.
+        shares_input: whether datasets are shared with the other processes, which then must shuffle in the same way.
     """
 
     def __init__(self, runtime: Runtime, shares_input: Callable[[], bool]) -> None:
@@ -36,12 +36,12 @@ class Functions:
         self._equal: Set[str] = set()  # variables that have process 0's values
 
     def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator) -> None:
-        """A function's graph has collectives now."""
+        """Call when a function's graph contains collectives."""
         self._staged[graph] = communicator.staged
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 
     def call(self, function: Any, original: Callable[[], Any]) -> Any:
-        """A concrete function is called, eagerly or in the graph of another one."""
+        """Calls a concrete function, eagerly or in the graph of another one."""
         inside = self._inside.get(function.graph)
         if inside is None:
             return original()
@@ -57,11 +57,11 @@ class Functions:
         return original()
 
     def _start(self, graph: tf.Graph) -> None:
-        """Before a rewritten graph runs for the first time: is it the same in all processes?  Its variables take process 0's
-        values.
+        """Checks, before a rewritten graph runs for the first time, that it is the same in all processes, and gives its variables
+        process 0's values.
 
         Raises:
-            PlanError: it is not the same, or another process does not come to it.
+            PlanError: it is not the same, or another process does not reach it.
         """
         if graph in self._started:
             return
@@ -84,22 +84,22 @@ class Functions:
                 instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy()
         except tf.errors.DeadlineExceededError:
             raise PlanError(
-                f"tf.function {name!r} runs here for the first time, and another process has not come to it within "
+                f"tf.function {name!r} runs here for the first time, but another process has not reached it within "
                 f"{self._runtime.start_timeout_s:.0f} s (communication.start_timeout_s): all processes must run the same "
                 "training functions in the same order") from None
         self._runtime.check_agreement(digests[::2])
         if len(set(digests[1::2])) > 1:
             raise PlanError(
-                "tf.random.set_seed was called with different seeds in the processes ({}), so that they shuffle differently, and "
-                "their shares of a dataset overlap; use the same seed in all, or set io.slicing to false for data that is shared "
-                "already".format(", ".join(map(str, digests[1::2]))))
+                "tf.random.set_seed was called with different seeds in the processes ({}), so they shuffle differently, and "
+                "their shares of a dataset overlap; use the same seed in all, or set io.slicing to false if the data is already "
+                "shared".format(", ".join(map(str, digests[1::2]))))
 
     def _seed(self) -> int:
         seed = global_seed()
         return -1 if seed is None or not self._shares_input() else int(seed)
 
     def _take(self, variable: Any) -> None:
-        """The value of process 0's variable."""
+        """Gives a variable the value that it has in process 0."""
         processes, keys = self._runtime.processes, self._runtime.keys
         value = variable.read_value()
         wire = tf.int32 if value.dtype == tf.bool else value.dtype

@@ -67,9 +67,8 @@ class Runtime:
             return asked
         if asked:
             raise ClusterError(
-                f"a Session asks for the server {asked!r}, but with several processes whale_tf starts the servers; "
-                f"leave the target "
-                "(master) out, and tf.train.Server, too"
+                f"a Session asks for the server {asked!r}, but with several processes whale_tf starts the servers; leave out "
+                "the target (master) and tf.train.Server"
             )
         devices = config.device_count.get("CPU", 1)
         if self._server is None and serves_eagerly(may_start=False):
@@ -78,9 +77,8 @@ class Runtime:
             self._server, self._devices = self._start(config, self.is_driver), devices
         elif devices > self._devices:
             raise ClusterError(
-                f"this process' server was started with {self._devices} CPU device(s) by its first Session, and a new "
-                f"one needs {devices}; call "
-                "wh.init with the larger cluster before the first Session"
+                f"this process's first Session started its server with {self._devices} CPU device(s), but a new Session needs "
+                f"{devices}; call wh.init with the larger cluster before the first Session"
             )
         return self._server.target
 
@@ -117,7 +115,7 @@ class Runtime:
             self.is_offered = serve_eagerly(self.processes.addresses, JOB, self.processes.rank, self.processes.prefix(0))
 
     def withdraw(self) -> None:
-        """Take the offer back, if TensorFlow has not executed anything since."""
+        """Withdraws the offer, if TensorFlow has not executed anything since."""
         if self.is_offered:
             self.is_offered = serves_eagerly(may_start=False)
 
@@ -130,16 +128,16 @@ class Runtime:
         if self._server is None:
             if not serves_eagerly():
                 raise ClusterError(
-                    "TensorFlow had executed an op before wh.init(), so that its server for the other processes cannot be "
-                    "started; call wh.init() before TensorFlow runs its first op or makes its first variable")
+                    "TensorFlow had executed an op before wh.init(), so its server for the other processes cannot be started; "
+                    "call wh.init() before TensorFlow runs its first op or makes its first variable")
             self._server = _EagerServer(f"grpc://{self.processes.addresses[self.processes.rank]}")
             self._watch_others()
             assert self._watch is not None
-            self._watch.must_end = True  # TensorFlow's context waits for collectives that are under way, for ever
+            self._watch.must_end = True  # TensorFlow's context waits forever for running collectives
         elif not serves_eagerly():
             raise ClusterError(
-                "a Session has started this process' server, and tf.functions that several processes train need one of their "
-                "own: train in Sessions, or in functions")
+                "a Session has started this process's server, but tf.functions that several processes train need a server of "
+                "their own: train either in Sessions or in functions")
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -190,7 +188,7 @@ class Runtime:
         return session in self._equal
 
     def run_beside(self, devices: Sequence[str], build: Callable[[], Any]) -> None:
-        """Run what ``build`` adds to a graph of its own, in a session of its own, on devices of this process and others.
+        """Runs what ``build`` adds to a separate graph, in a separate session, on devices of this and other processes.
 
         Raises:
             ProcessLostError: another process has ended.
@@ -210,13 +208,13 @@ class Runtime:
             self.is_free = free
 
     def stay_for_others(self) -> None:
-        """From now on the end of this process waits for the ends of the others, which may read its variables until then."""
+        """From now on this process does not end before the others, which may read its variables until then."""
         if not self._stays:
             self._stays = True
             atexit.register(self._stay)
 
     def _stay(self) -> None:
-        """Neither a process that has failed nor one that was asked to end waits."""
+        """Waits for the others, unless this process has failed or was asked to end."""
         failed = getattr(sys, "last_type", None) is not None or self.asked_to_end()
         if failed or self._server is None or self._watch is None or self._watch.lost:
             return
@@ -249,7 +247,7 @@ class Runtime:
         """
         if self.sessions:
             raise PlanError(
-                "a model replica spans processes, and a Session was created before its graph was built; create the Session after "
+                "a model replica spans processes, but a Session was created before the graph was built; create the Session after "
                 "the train op"
             )
         if not self.is_driver:
@@ -313,7 +311,7 @@ class Runtime:
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if differing:
             raise PlanError(
-                "process(es) {} built another model, or have another cluster or configuration, than process 0, so their sums do "
+                "process(es) {} built another model than process 0, or have another cluster or configuration, so their sums do "
                 "not match; the variables and the train op must be the same in every process".format(
                     ", ".join(map(str, differing))
                 )
@@ -384,7 +382,6 @@ def _check_port(address: str) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise ClusterError(
-                f"port {port} of this process' address {address} is taken by another program; end it, or give this "
-                f"process another "
-                "port"
+                f"port {port} of this process's address {address} is used by another program; end it, or give this process "
+                "another port"
             ) from None

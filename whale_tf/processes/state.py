@@ -1,4 +1,4 @@
-"""What an optimizer keeps for variables of another process (ZeRO): in this process it takes memory only when it is asked for.
+"""An optimizer's state for variables of another process (ZeRO): in this process it takes memory only while it is needed.
 
 ::
 
@@ -7,8 +7,8 @@
                        here: the owner's values  <──  read over the network
     training step      here: nothing
 
-A copy is a run of a Session of its own, on a graph of its own that names the same variables.  A step of this process ends when
-the owner has updated what it keeps, and the owner's next update needs this process, so the values are those of the last step.
+To copy it, a separate Session runs a separate graph that names the same variables.  A step of this process ends when the owner
+has updated its state, and the owner's next update needs this process, so the values are those of the last step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from whale_tf.processes.runtime import Runtime
 
 class StateElsewhere:
     """Args:
-    graph: the script's, in which the variables are.
-    kept: what other processes keep.
+    graph: the script's, which has the variables.
+    kept: variables that other processes keep.
     runtime: this process.
     """
 
@@ -35,14 +35,14 @@ class StateElsewhere:
         runtime.stay_for_others()
 
     def bring(self, names: Collection[str] = ()) -> None:
-        """Let variables have their owners' values here, as far as they have none; by default all."""
+        """Gives variables that have no value here their owners' values; by default all."""
         wanted = sorted(self._gone.intersection(names) if names else self._gone)
         if wanted:
             self._runtime.run_beside([self._kept[name].home for name in wanted], lambda: [self._copy(name) for name in wanted])
             self._gone.difference_update(wanted)
 
     def drop(self) -> None:
-        """Let no variable take memory here."""
+        """Frees the memory of all these variables here."""
         wanted = sorted(set(self._kept).difference(self._gone))
         if wanted:
             self._runtime.run_beside([], lambda: [self._assign(name, lambda dtype: tf.zeros([0], dtype)) for name in wanted])
@@ -68,7 +68,7 @@ class StateElsewhere:
             return tf.raw_ops.Assign(ref=variable, value=found, validate_shape=False).op
 
     def _variable(self, name: str) -> tf.Tensor:
-        """The variable of this name on the current device, of any shape."""
+        """The variable of this name on the current device, with any shape."""
         node = self._definitions[name]
         common = dict(shape=tf.TensorShape(None), dtype=tf.as_dtype(node.attr["dtype"].type),
                       container=node.attr["container"].s.decode(), shared_name=node.attr["shared_name"].s.decode() or name)

@@ -150,7 +150,7 @@ class Termination:
                     return
                 patience_s = 0.0
             end_process("SIGTERM: ending without a checkpoint, {}".format(
-                "no run has begun since" if self._is_chief else "process 0 trains on"), TERMINATED_STATUS)
+                "no run has begun since" if self._is_chief else "process 0 continues to train"), TERMINATED_STATUS)
 
     # ------------------------------------------------------------------------------------------------- runs and saves
     @contextlib.contextmanager
@@ -205,9 +205,9 @@ class Termination:
         """Save, and describe the outcome.  Uses the saver with the most saves: another may keep the best model so far."""
         alive = [(saver, saved) for saver, saved in self._saved.items() if saved.is_alive]
         if not alive:
-            return "nothing is saved, because the script has not saved a checkpoint of this session itself"
+            return "nothing is saved, because the script itself has not saved a checkpoint of this session"
         if self._runtime is not None and not self._runtime.is_consistent:
-            return "nothing is saved, because a training step was broken off"
+            return "nothing is saved, because a training step was aborted"
         saver, saved = max(alive, key=lambda each: each[1].count)
         try:
             steps = saved.steps_since()
@@ -217,11 +217,11 @@ class Termination:
             step = None if saved.step is None else saved.step + steps
             return f"saved {saver.save(saved.session(), path, step, *args, **kwargs)}"
         except Exception as error:  # the process must end whatever the error
-            return f"saving failed, the checkpoint before stands ({error})"
+            return f"saving failed, so the previous checkpoint is the last one ({error})"
 
 
 def _updates(op: tf.Operation) -> bool:
-    """Whether an op is an optimizer's update, or takes over the value of one that another process runs."""
+    """Whether an op is an optimizer's update, or takes over the value of an update that another process runs."""
     return traits(op.type).is_update or UPDATES_ATTR in op.node_def.attr
 
 

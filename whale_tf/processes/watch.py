@@ -101,7 +101,7 @@ class Watch:
                     missing.remove(rank)
             if missing and time.monotonic() > limit:
                 raise ClusterError(
-                    f"{self._describe(missing)} did not come within {timeout_s:.0f} s: start all "
+                    f"{self._describe(missing)} did not start within {timeout_s:.0f} s: start all "
                     f"{len(self._addresses) + 1} processes, check their addresses, or raise "
                     "communication.start_timeout_s")
             if missing:
@@ -156,9 +156,8 @@ class Watch:
 
     def _message(self) -> str:
         return (
-            f"{self._describe(sorted(self._lost))} has ended or does not answer any more, and this process cannot "
-            f"train without it; look at its log, and start "
-            "all processes again from the last checkpoint")
+            f"{self._describe(sorted(self._lost))} has ended or no longer answers, and this process cannot train without it; "
+            "look at its log, and start all processes again from the last checkpoint")
 
     def _describe(self, ranks: List[int]) -> str:
         return " and ".join(f"process {rank} ({self._names[rank]})" for rank in ranks)

@@ -1,8 +1,8 @@
-"""The pass ``shard``: an assignment carried out on a step whose TaskGraphs are ``split``, before everything else.
+"""The pass ``shard``: applies an assignment to a step whose TaskGraphs are ``split``, before everything else.
 
-Afterwards every part of an op is an ordinary op, tagged with the device it runs on, and communication is ordinary ops
-between them; micro-batches, replicas, pipelines and gradient sums need not know.  The divided originals stay in the user's
-graph, unused, and are no part of the step any more.
+Afterwards every part of an op is an ordinary op, tagged with the device it runs on, and communication is ordinary ops between
+them.  Code for micro-batches, replicas, pipelines and gradient sums need not know about it.  The divided originals stay in the
+user's graph, unused, and are no longer part of the step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     spread: Spread
 
     def joined(self, nodes: Nodes, names: Sequence[str], scope: str, dtype: Any, host: str) -> str:
-        """Stages the whole, of the parts of these names."""
+        """Stages the whole, from the parts of these names."""
         if self.spread.is_shard:
             return nodes.concat(names, self.spread.dim, scope, dtype, host)
         return nodes.add_n(names, scope, dtype, host)
@@ -41,11 +41,11 @@ class Pieces(NamedTuple):
 def shard(
     captured: Captured, assignment: Assignment, counts: Dict[int, int], gathering: AbstractSet[int] = frozenset()
 ) -> Tuple[Captured, DividedVariables]:
-    """The step with the parts of every divided op in its place, and the variables that are divided.
+    """The step with parts instead of each divided op, and the variables that are divided.
 
     Args:
-        counts: devices of each TaskGraph with divided ops or variables.
-        gathering: ops whose calls put together what they read of variables' parts.
+        counts: number of devices of each TaskGraph with divided ops or variables.
+        gathering: ops whose calls put together the parts of variables that they read.
     """
     step = captured.recording
     assert step is not None
@@ -77,7 +77,7 @@ def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment
 
 
 def _root(captured: Captured) -> str:
-    """A scope that no op is in."""
+    """A scope without ops."""
     root, index = ROOT, 0
     while any(op.name == root or op.name.startswith(root + "/") for op in captured.graph.ops):
         index += 1
@@ -86,7 +86,7 @@ def _root(captured: Captured) -> str:
 
 
 class _Mover:
-    """Edges, waits, fetches and gradient calls turn from the divided ops to their parts."""
+    """Moves edges, waits, fetches and gradient calls from the divided ops to their parts."""
 
     def __init__(self, captured: Captured, lowering: Lowering, gathering: AbstractSet[int]) -> None:
         self._graph, self._captured = captured.graph, captured
@@ -94,7 +94,7 @@ class _Mover:
         self._roots = {captured.graph.ops[op].outputs[0] for op in lowering.variables}
 
     def move_edges(self) -> None:
-        """Ops that are not divided read the whole of what is."""
+        """Makes ops that are not divided read the whole of divided tensors."""
         graph, lowering = self._graph, self._lowering
         for tensor, _ in sorted(lowering.values.table.items()):
             if tensor in self._roots or graph.tensors[tensor].dtype == "resource":
@@ -104,7 +104,7 @@ class _Mover:
                     lowering.edit.move_input(graph.ops[op].name, position, self._whole_for(graph.ops[op], tensor))
 
     def _whole_for(self, op: Op, tensor: int) -> str:
-        """What an op that is not divided reads of a divided tensor."""
+        """What an undivided op reads instead of a divided tensor."""
         values, reader = self._lowering.values, self._captured.task_graph[op.id]
         is_gathered = values.table[tensor].spread.is_shard and self._graph.tensors[tensor].op not in self._gathering
         if op.id in self._gathering and is_gathered:
@@ -112,7 +112,7 @@ class _Mover:
         return values.whole(tensor, reader if reader >= 0 else None)
 
     def move_waits(self) -> None:
-        """Ops that are not divided wait for all parts of what is."""
+        """Makes ops that are not divided wait for all parts of divided ops."""
         for op in self._graph.ops:
             divided = [self._graph.ops[wait] for wait in op.control_inputs if self._graph.ops[wait].name in self._lowering.done]
             if divided and op.name not in self._lowering.done:
@@ -120,11 +120,11 @@ class _Mover:
                                                [part for wait in divided for part in self._parts(wait)])
 
     def _parts(self, op: Op) -> Tuple[str, ...]:
-        """Names of the ops in the place of a divided one."""
+        """Names of the ops that replace a divided one."""
         return tuple(dict.fromkeys(part.partition(":")[0] for row in self._lowering.done[op.name] for part in row))
 
     def replaced(self) -> Dict[str, Any]:
-        """Divided op or tensor -> the ops, the tensor, or the Pieces, in its place."""
+        """Divided op or tensor -> the ops, the tensor, or the Pieces, that replace it."""
         found: Dict[str, Any] = {}
         for name in self._lowering.done:
             op = self._graph.op(name)
@@ -137,7 +137,7 @@ class _Mover:
         return found
 
     def call(self, call: GradientCall) -> GradientCall:
-        """A gradient call of the parts: of variables, and their gradients."""
+        """A gradient call with parts of variables, and of their gradients."""
         xs, grads = [], []  # type: List[str], List[Any]
         for x, grad in zip(call.xs, call.grads):
             more = self._parts_of(x, grad)
@@ -151,7 +151,7 @@ class _Mover:
         variable = values.table.get(tensor)
         if variable is None or not self._is_variable(tensor):
             return [(self._whole(x), self._whole(grad))]
-        if isinstance(grad, tuple) and self._graph.tensor(grad[0]) in self._lowering.assignment.settled:  # the rest is of rows
+        if isinstance(grad, tuple) and self._graph.tensor(grad[0]) in self._lowering.assignment.settled:  # others are of rows
             slices = values.parts(self._graph.tensor(grad[0]), variable.spread, variable.task_graph)
             rest = self._whole(grad[1:])
             return [(_tensor_name(name), (_tensor_name(part), *rest)) for name, part in zip(variable.names, slices)]
@@ -174,8 +174,8 @@ class _Mover:
         return _tensor_name(self._lowering.values.whole(self._graph.tensor(name)))
 
     def shapes(self) -> Dict[str, Shape]:
-        """Of the parts: they know the sizes that the local script's tensors know.  TensorFlow infers less of a clone's, because
-        gradients and users set shapes by hand."""
+        """Shapes of the parts, as far as those of the local script's tensors are known.  TensorFlow infers less from a clone,
+        because gradients and users set shapes by hand."""
         found: Dict[str, Shape] = {}
         view = self._lowering.view
         for number, spread, names in self._lowering.values.made():

@@ -1,4 +1,4 @@
-"""``auto.auto_parallel: "rhino"``: the whole graph as one ``split`` TaskGraph, divided as the search says."""
+"""``auto.auto_parallel: "rhino"``: the whole graph as one ``split`` TaskGraph, which the search divides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_automatic(plan: Plan) -> bool:
 
 
 def check_automatic(captured: Captured, config: Config) -> None:
-    """Refuse what does not go together with the search.
+    """Refuses what cannot be combined with the search.
 
     Raises:
         ConfigError: annotations, micro-batches, or one pattern for all ops.
@@ -32,14 +32,14 @@ def check_automatic(captured: Captured, config: Config) -> None:
     names = [spec.name for spec in captured.specs] if captured.is_annotated else []
     if names:
         raise ConfigError("auto.auto_parallel is 'rhino', which divides the whole graph, but the script has annotations ({}); "
-                          "remove them, or leave auto_parallel out; patterns.force pins single ops".format(
+                          "remove them, or leave out auto_parallel; patterns.force pins single ops".format(
                               ", ".join(map(repr, names))))
     if config.pipeline.num_stages is not None:
         raise ConfigError(f"pipeline.num_stages is {config.pipeline.num_stages} under auto_parallel 'rhino', which "
-                          f"chooses it itself; leave it out")
+                          f"chooses this itself; leave it out")
     if (config.pipeline.num_micro_batch or 1) > 1:
         raise ConfigError(f"pipeline.num_micro_batch is {config.pipeline.num_micro_batch} under auto_parallel "
-                          f"'rhino', which chooses it itself; leave it out"
+                          f"'rhino', which chooses this itself; leave it out"
                           )
     if isinstance(config.patterns.force, str):
         raise ConfigError(f"patterns.force is {config.patterns.force!r} under auto_parallel 'rhino', expected {{op: pattern}}")
@@ -47,17 +47,17 @@ def check_automatic(captured: Captured, config: Config) -> None:
     for index in sorted(captured.scope):
         op = captured.graph.ops[index]
         if op.type in CONTROL_FLOW and not op.body and index not in inside:
-            raise UnsupportedOpError(f"op {op.name!r} ({op.type}) calls a function whose ops are not known, which auto_parallel "
-                                     f"'rhino' cannot divide; use wh.replicate")
+            raise UnsupportedOpError(f"op {op.name!r} ({op.type}) calls a function whose ops are not known, and auto_parallel "
+                                     f"'rhino' cannot divide it; use wh.replicate")
 
 
 def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
-    """The graph as one TaskGraph that is divided over ``count`` devices (None: all)."""
+    """The graph as one TaskGraph, divided over ``count`` devices (None: all)."""
     return captured._replace(specs=(Spec(NAME, "split", count),))
 
 
 def question_of(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:
-    """What the search has to know of a captured graph.
+    """What the search has to know about a captured graph.
 
     Args:
         examples: tensor -> its dimension that counts examples.
@@ -76,7 +76,7 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
     """How a plan that the search made divides the graph.
 
     Raises:
-        PlanError: somebody gave it shares; the search divides evenly.
+        PlanError: the plan has slices, but the search divides evenly.
     """
     shares = plan.task_graphs[0].slices
     if shares is not None:
@@ -93,14 +93,13 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
 
 
 def contenders(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> List[Candidate]:
-    """Dividing every op, on each mesh; where that is not possible, the reason.
+    """The candidates that divide every op, for each mesh; if this is impossible, the reason.
 
     Args:
         examples: see :func:`question_of`.
 
     Raises:
-        ConfigError, UnsupportedOpError: it is this search that was asked for, and the model or the configuration does not go
-            with it.
+        ConfigError, UnsupportedOpError: the user asked for this search, but the model or the configuration does not allow it.
     """
     try:
         check_automatic(captured, config)

@@ -5,7 +5,7 @@
     before   If(pred, v)                 then_branch(v)        { ReadVariableOp(v) }
     after    If(pred, v/0, v/1)          then_branch(v, part1) { ConcatV2(ReadVariableOp(v), ReadVariableOp(part1)) }
 
-Both branches take the same arguments, also those that they do not use.
+Both branches take the same arguments, including those that they do not use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from whale_tf.ir.traits import READS
 
 
 def branches_of(op: tf.Operation) -> List[str]:
-    """Names of the functions that a condition (``If``, ``Case``) chooses from."""
+    """Names of the functions among which a condition (``If``, ``Case``) chooses."""
     found = []
     for attr in op.node_def.attr.values():
         found += [attr.func.name] if attr.HasField("func") else [function.name for function in attr.list.func]
@@ -30,15 +30,15 @@ def branches_of(op: tf.Operation) -> List[str]:
 
 
 def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, Parts]) -> Dict[str, FunctionDef]:
-    """Each branch of a condition, reading parts: the first one's handle comes in the variable's place, those of the others behind
-    all arguments, variable by variable.
+    """Branches of a condition that read parts.  The first part's handle replaces the variable's; the other parts' handles come
+    after all arguments, variable by variable.
 
     Args:
-        edit: where they will be staged.
-        variables: position among the condition's operands -> the divided variable whose handle that is.
+        edit: where the branches will be staged.
+        variables: position among the condition's operands -> the divided variable whose handle this is.
 
     Raises:
-        UnsupportedOpError: a branch does something else with the variable than reading it.
+        UnsupportedOpError: a branch does something other than reading the variable.
     """
     found = {}
     for name in branches_of(op):
@@ -58,7 +58,7 @@ def _read_parts(copy: FunctionCopy, op: tf.Operation, position: int, variable: P
     if others or argument in copy.definition.ret.values():
         raise UnsupportedOpError(
             f"a branch of op {op.name!r} ({op.type}) takes variable {variable.op.name!r}, which wh.split divides over devices, "
-            f"and does not just read it ({others[0].op if others else 'it returns the handle'}); "
+            f"but does not only read it ({others[0].op if others else 'it returns the handle'}); "
             "read the variable's value before the condition (tf.identity(v)), or use wh.replicate for its layer")
     parts: Sequence[str] = [copy.parameter(f"{argument}_part{i}", tf.resource) for i in range(1, len(variable.names))]
     for node in readers:

@@ -1,16 +1,16 @@
-"""Checkpoints of divided variables, slice by slice: no device reads or writes a whole one.
+"""Checkpoints of divided variables, slice by slice: no device reads or writes a whole variable.
 
-The file holds the local script's names and full shapes (TensorFlow's own slice info, as of partitioned variables), so that it
-restores locally and under any other plan.  Every device writes a file of its own, one after the other, and the files become
-the data shards of the one checkpoint::
+The file contains the local script's names and full shapes (TensorFlow's own slice info, as for partitioned variables), so that
+it can be restored locally and under any other plan.  Every device writes its own file, one after the other, and the files become
+the data shards of a single checkpoint::
 
     before   v ──> SaveV2(path)              after   v/0 ──> SaveV2(path_part0: "v", "4 10 -:0,5") ──┬─> MergeV2Checkpoints(path)
                                                      v/1 ──> SaveV2(path_part1: "v", "4 10 -:5,5") ──┘
 
     before   RestoreV2(path) ──> Assign(v)   after   RestoreV2(path: "v", "4 10 -:0,5") ──> Assign(v/0)   and so on
 
-A checkpoint that holds the tensor whole, as the local script writes it, is read whole by TensorFlow's kernel, part by part.
-Savers of another form (version 1, a Reshape behind the restore, names that are computed) keep working on the whole value.
+If a checkpoint contains the whole tensor, as the local script writes it, TensorFlow's kernel reads the whole for each part.
+Savers of another form (version 1, a Reshape after the restore, computed names) keep working on the whole value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 
 class Parts(NamedTuple):
-    """A divided variable: the names of its parts' ops, how they make up the whole, its TaskGraph, and what its value is.
+    """A divided variable: the names of its parts' ops, how they form the whole, its TaskGraph, and its kind, type and shape.
 
     In a tf.function ``op`` is the placeholder of its handle.
     """
@@ -52,8 +52,8 @@ class Entry(NamedTuple):
 
 
 class _Restore:
-    """A RestoreV2's outputs for divided variables (by number), and what each device reads in their place, with the part that it
-    is for."""
+    """A RestoreV2's outputs for divided variables (by number), and what each device reads instead, with the part that it is
+    for."""
 
     def __init__(self) -> None:
         self.divided: Set[int] = set()
@@ -61,18 +61,18 @@ class _Restore:
 
 
 class Checkpoints:
-    """Stages what saves and restores the parts.
+    """Stages the ops that save and restore the parts.
 
     Args:
-        nodes: where; new nodes go to the host until their ``placed`` part has a device.
+        nodes: stages them; new nodes are on the host until their ``placed`` part has a device.
         variables: by op.
         read: ``(variable, part, scope, ops to wait for)`` stages a read of a part.
         edges: names of the tensors that an op reads.
-        controls: names of the ops to wait for in the place of an op's own.
+        controls: names of the ops to wait for instead of an op's own control inputs.
 
     Attributes:
-        placed: new node -> the part whose device it runs beside.
-        reads: (tensor, name of what its readers read instead).
+        placed: new node -> the part near whose device it runs.
+        reads: (tensor, name of the tensor that its readers read instead).
     """
 
     def __init__(self, nodes: Nodes, root: str, variables: Mapping[tf.Operation, Parts],
@@ -86,7 +86,7 @@ class Checkpoints:
 
     # -- saving -------------------------------------------------------------------------------------------------------
     def save(self, op: tf.Operation) -> Optional[str]:
-        """Name of the op that ends what takes the place of a ``SaveV2``; None: it saves nothing that is divided."""
+        """Name of the last of the ops that replace a ``SaveV2``; None: it saves no divided variable."""
         entries = _entries(op, [tensor.dtype.base_dtype for tensor in op.inputs[3:]])
         found = {k: self._variable(tensor) for k, tensor in enumerate(op.inputs[3:])}
         if entries is None or not any(variable for variable, _ in found.values()):
@@ -117,7 +117,7 @@ class Checkpoints:
         return lambda before: self._read(variable, part, scope, [*waits, *before])
 
     def _file(self, op: tf.Operation, scope: str, number: int) -> str:
-        """Beside the file that the ``SaveV2`` would write."""
+        """Name of a file next to the one that the ``SaveV2`` would write."""
         name = f"{scope}/file{number}"
         end = self._nodes.const(f"_part{number}", name + "/end", tf.string, op.device)
         return self._nodes.add("StringJoin", name, [op.inputs[0].name, end], op.device, N=2, separator="")
@@ -132,7 +132,7 @@ class Checkpoints:
                 for field in (0, 1)]
 
     def _variable(self, tensor: tf.Tensor) -> Tuple[Optional[Parts], List[str]]:
-        """The divided variable whose plain value a tensor is, and what its reads wait for."""
+        """The divided variable of which a tensor is the plain value, and what its reads wait for."""
         waits: List[str] = []
         while tensor.op.type in READS:
             waits += self._controls(tensor.op)
@@ -141,7 +141,7 @@ class Checkpoints:
 
     # -- restoring ----------------------------------------------------------------------------------------------------
     def restored(self, variable: Parts, value: tf.Tensor) -> Optional[List[str]]:
-        """Names of the parts of a value that comes from a checkpoint; None: it does not."""
+        """Names of the parts of a value from a checkpoint; None: the value is from elsewhere."""
         while value.op.type == "Identity" and not value.op.control_inputs:
             value = value.op.inputs[0]
         entries = _entries(value.op, value.op.get_attr("dtypes")) if value.op.type == "RestoreV2" else None
@@ -160,7 +160,7 @@ class Checkpoints:
         return "{}/{}/restore{}_{}".format(self._root, op.name, *home)
 
     def finish(self) -> None:
-        """Stage the ops that restore: one for each device, and one for what is not divided."""
+        """Stages the ops that restore: one for each device, and one for everything that is not divided."""
         for op, restore in self._restores.items():
             waits = self._controls(op)
             for home, slots in restore.slots.items():
@@ -178,13 +178,13 @@ class Checkpoints:
 
 
 def host_of(device: str) -> str:
-    """Where a part's slice is read or written: on its own logical CPU; for GPUs, and in a job of several processes (which may
-    not share a file system), where the local script does."""
+    """The device that reads or writes a part's slice: the part's own logical CPU.  For GPUs, and in a job of several processes
+    (which may not share a file system), it is the local script's."""
     return device if device.startswith("/job:localhost/") and "CPU" in device else ""
 
 
 def _entries(op: tf.Operation, dtypes: Sequence[Any]) -> Optional[List[Entry]]:
-    """What a SaveV2 or RestoreV2 lists; None: it is computed."""
+    """The entries that a SaveV2 or RestoreV2 lists; None: they are computed."""
     names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
     if names is None or specs is None:
         return None
@@ -195,7 +195,7 @@ def _slice(spec: bytes, variable: Parts, i: int) -> bytes:
     """TensorFlow's description of a part: full shape, then ``start,length`` or ``-`` of each dimension.
 
     Args:
-        spec: that of the variable, empty or, of one that is itself a slice, of this form.
+        spec: the variable's; empty or, if the variable is itself a slice, in this form.
     """
     dim, start, size = variable.spread.dim, variable.spread.starts[i], variable.spread.sizes[i]
     *full, ranges = spec.decode().split(" ") if spec else [*map(str, variable.shape), ":".join("-" for _ in variable.shape)]

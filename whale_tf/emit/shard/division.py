@@ -1,4 +1,4 @@
-"""``split`` TaskGraphs on the main path: who says how they are divided, and the graph before and after."""
+"""``split`` TaskGraphs on the main path: what decides how they are divided, and the graph before and after."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Division(NamedTuple):
     Attributes:
         local: the graph as the user wrote it.
         captured: the graph as it is.
-        shares: of a divided dimension, what each device of each TaskGraph that is divided takes, in proportion.
-        assignment: how; None: there is nothing to divide.
-        estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
-        replicas: model replicas of what it divides, which take parts of the mini-batch.
+        shares: for each TaskGraph that is divided, its devices' shares of a divided dimension, in proportion.
+        assignment: how it is divided; None: there is nothing to divide.
+        estimate: that of the search that divides the whole graph (``auto_parallel: "rhino"``).
+        replicas: model replicas of this search, which take parts of the mini-batch.
         variables: those that are divided; None: the graph has not been divided yet, or there is nothing to divide.
-        too_large: variables that ZeRO does not divide, although they are larger than a device's share -> why.
+        too_large: variables that ZeRO does not divide although they are larger than a device's share -> why.
     """
 
     local: Captured
@@ -62,7 +62,7 @@ def divide(
     options: Options,
     parts: Sequence[Tuple[int, ...]],
 ) -> Division:
-    """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
+    """How ``split`` TaskGraphs are divided: according to the plan, or by the cheapest patterns."""
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
         examples = divided_dims(local.batch_axis(options))
@@ -89,17 +89,17 @@ def divide(
 
 
 def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:
-    """Some variables of ``split`` TaskGraphs cannot lie in parts."""
+    """Warns if variables of ``split`` TaskGraphs cannot be divided."""
     whole = {variable: op for variable, op in in_bodies(local).items() if local.variable_homes.get(variable) in counts}
     if whole:
         variable, op = next(iter(whole.items()))
         warnings.warn(
             f"{len(whole)} variables of wh.split stay whole on one device, because a condition, loop or function takes them, "
-            f"or an op writes a part of them: op {op.name!r} ({op.type}) takes {local.graph.ops[variable].name!r}")
+            f"or an op writes parts of them: op {op.name!r} ({op.type}) takes {local.graph.ops[variable].name!r}")
 
 
 def initialised(division: Division, init: str) -> Division:
-    """With initial values made in parts, if that is asked for (``init: sharded``)."""
+    """The division with initial values made in parts, if this is asked for (``init: sharded``)."""
     if division.assignment is None or init == "exact":
         return division
     initializers = division.local.phases.variables.initializers
@@ -109,7 +109,7 @@ def initialised(division: Division, init: str) -> Division:
 def _shares(
     local: Captured, number: int, rows: Rows, examples: Dict[int, int], cluster: Cluster, config: Config
 ) -> Tuple[int, ...]:
-    """What each device of a split TaskGraph takes, by the devices' speed and memory."""
+    """The share of each device of a split TaskGraph, according to the devices' speed and memory."""
     graph = local.graph
     ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
     state = local.state_bytes()
@@ -122,7 +122,7 @@ def _shares(
 def _by_batch(
     local: Captured, counts: Dict[int, int], rows: Sequence[Rows], config: Config, plan: Optional[Plan]
 ) -> Set[int]:
-    """Split TaskGraphs whose devices have examples of their own: a ``replicate`` TaskGraph shares them, or the user forces it."""
+    """Split TaskGraphs whose devices have their own examples: a ``replicate`` TaskGraph shares them, or the user forces it."""
     if plan is not None:
         return {task.batch_of for task in plan.task_graphs if task.batch_of is not None}
     replicated = {row for spec, row in zip(local.specs, rows) if spec.strategy == "replicate"}
@@ -133,7 +133,7 @@ def _by_batch(
 
 
 def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]]) -> Captured:
-    """The graph with a TaskGraph for the ops of each ``split`` one that every device runs for its own examples."""
+    """The graph with, for each ``split`` TaskGraph, another one for the ops that every device runs on its own examples."""
     task_graph, specs = list(local.task_graph), list(local.specs)
     for number, ops in found.items():
         for op in ops:
@@ -151,7 +151,7 @@ def whole_division(local: Captured, found: Candidate, cluster: Cluster) -> Divis
 
 
 def carry_out(division: Division) -> Division:
-    """The graph with the parts of what is divided in its place."""
+    """The graph with parts instead of the ops and variables that are divided."""
     if division.assignment is None:
         return division
     counts = {number: len(shares) for number, shares in division.shares.items()}
@@ -159,14 +159,14 @@ def carry_out(division: Division) -> Division:
     verify(captured.graph, "after wh.split")
     if division.estimate is not None:
         captured = as_one_split(captured, division.local.specs[0].device_count)
-        if division.replicas == 1:  # examples are divided like any other dimension: there is no batch to clone for
+        if division.replicas == 1:  # examples are divided like any other dimension, so there is no batch to clone for
             captured = captured._replace(sources={})
     return division._replace(captured=captured, variables=variables)
 
 
 def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
-    """Devices of each TaskGraph that is divided; ``available``: what a TaskGraph has that asks for all.  More than there are
-    (``total``) are refused later, when devices are given out."""
+    """The number of devices of each TaskGraph that is divided; ``available``: for a TaskGraph that asks for all.  A number above
+    ``total`` is refused later, when devices are assigned."""
     counts = {
         number: available if spec.device_count is None else spec.device_count
         for number, spec in enumerate(captured.specs)
@@ -176,7 +176,7 @@ def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, i
 
 
 def of_local(plan: Plan, division: Division) -> Plan:
-    """The plan in names of the graph as the user wrote it, with the choices from which the divided ops follow."""
+    """The plan with names of the graph as the user wrote it, and with the choices that determine the divided ops."""
     if division.assignment is None:
         return plan
     local = division.local

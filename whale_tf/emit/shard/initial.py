@@ -1,14 +1,15 @@
-"""Initial values made in parts: constants are cut, random numbers drawn from the middle of their stream.
+"""Initial values made in parts: constants are cut, and random numbers are drawn from the middle of their stream.
 
 TensorFlow's kernels make the numbers of a seeded random op from a Philox generator [Salmon et al. 2011] with key ``seed`` and
-counter ``(0, seed2)``; every ``group`` elements take the next counter (truncated normals: the next ``64 group``, for what they
-reject).  So element ``j`` of the local script's tensor is the first that a generator gives whose counter begins at ``j // group``
-counts more, and a part draws its own rows only::
+counter ``(0, seed2)``.  Every ``group`` elements take the next counter (for truncated normals, which reject numbers, the next
+``64 group``).  So element ``j`` of the local script's tensor is the first one from a generator whose counter begins
+``j // group`` later, and a part draws only its own rows::
 
     before   RandomUniform ──> Assign(v)       after   state + 1000 ──> StatefulUniform ──> Assign(v/1)   on its device
 
-A part of another dimension than the first is no run of the stream.  It is drawn block by block, in whole rows of which it
-keeps its columns, each block after the one before is done with: a device draws all numbers, but never holds them all.
+A part along another dimension than the first is not a contiguous run of the stream.  It is drawn block by block, in whole rows,
+of which it keeps its columns; each block waits until the previous one is no longer needed.  So a device draws all numbers, but
+never holds them all.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from whale_tf.ir.parts import even_sizes
 from whale_tf.ir.traits import traits
 from whale_tf.patterns.spread import Spread
 
-BLOCKS = 16  # in which a part is drawn that is not a run of the stream
+BLOCKS = 16  # in which a part is drawn that is not a contiguous run of the stream
 _RESERVED = 64  # counters that a truncated normal reserves for each element
 _PHILOX = 1  # TensorFlow's number of the algorithm
 
 
 class Block(NamedTuple):
-    """A run of ``rows`` times ``width`` elements from element ``begin`` of the flat tensor on."""
+    """A run of ``rows`` times ``width`` elements, starting at element ``begin`` of the flat tensor."""
 
     begin: int
     rows: int
@@ -38,9 +39,9 @@ class Block(NamedTuple):
 
 
 def blocks(shape: Sequence[int], spread: Spread, i: int) -> List[Block]:
-    """What device ``i`` draws: rows of its own width, or of the full width where there are more than :data:`BLOCKS` rows.
+    """What device ``i`` draws: rows of its own width, or of the full width if there are more than :data:`BLOCKS` rows.
 
-    A row is all that has the same indices before dimension ``spread.dim``.
+    A row is all elements with the same indices before dimension ``spread.dim``.
     """
     rows, inner = _product(shape[:spread.dim]), _product(shape[spread.dim + 1:])
     full, own = shape[spread.dim] * inner, spread.sizes[i] * inner
@@ -55,11 +56,11 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 class Stream:
-    """The numbers of one random op, from any element on, on one device.
+    """The numbers of one random op, starting at any element, on one device.
 
     Args:
         operands: names of the op's operands.
-        dtype: of its numbers.
+        dtype: type of its numbers.
         device: number of the device within its TaskGraph.
     """
 
@@ -125,7 +126,7 @@ def cut(nodes: Nodes, value: AttrValue, spread: Spread, i: int, scope: str) -> s
     """Device ``i``'s part of a constant.
 
     Args:
-        value: its TensorProto; one that repeats a number stays as small as it is.
+        value: its TensorProto; one that repeats a number stays compact.
     """
     dtype, shape = tf.as_dtype(value.dtype), [dim.size for dim in value.tensor_shape.dim]
     sizes = shape[:spread.dim] + [spread.sizes[i]] + shape[spread.dim + 1:]
@@ -141,5 +142,5 @@ def cut(nodes: Nodes, value: AttrValue, spread: Spread, i: int, scope: str) -> s
 
 
 def _stored(value: AttrValue) -> int:
-    """How many numbers a TensorProto lists; the last stands for all that follow."""
+    """How many numbers a TensorProto lists; the last one is repeated for all that follow."""
     return sum(len(items) for field, items in value.ListFields() if field.name.endswith("_val"))

@@ -53,8 +53,8 @@ class Lowering:
     """Stages the parts of every divided op.
 
     Attributes:
-        values: the parts of every tensor that is divided or made anew.
-        done: name of a divided op -> names of the ops that run in its place, by device (all on one, for a recipe).
+        values: the parts of every tensor that is divided or made again.
+        done: name of a divided op -> names of the ops that replace it, by device (for a recipe, all on one).
         variables: divided variable op -> names of its parts.
     """
 
@@ -100,7 +100,7 @@ class Lowering:
         self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
 
     def _handle(self, op: Op, i: int) -> NodeDef:
-        """A part's handle in a tf.function, where the variable's own is a placeholder."""
+        """A part's handle in a tf.function, where the variable's own handle is a placeholder."""
         attrs = {"dtype": tf.as_dtype(op.attrs["dtype"]), "shape": tf.TensorShape(op.attrs["shape"]), "container": "",
                  "shared_name": ""}
         node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
@@ -150,12 +150,12 @@ class Lowering:
             self.values.put(tensor, strategy.gives[index], names, home)
 
     def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
-        """Shape operands are localised from the whole shape."""
+        """What an op's parts read: for shape operands the whole shape, which is localised."""
         local = {item.position for item in strategy.localise}
         return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
 
     def _clone(self, op: Op, i: int, inputs: Sequence[str]) -> NodeDef:
-        """Stage device ``i``'s copy of an op."""
+        """Stages device ``i``'s copy of an op."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
         original = self._definitions.node(op.name)
         node = self.edit.copy(original, self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i))
@@ -175,14 +175,14 @@ class Lowering:
         return f"{self.root}/{i}/{op.name}"
 
     def forward_name(self, op: Op, i: int = 0) -> str:
-        """Name of the op that a gradient of ``op`` belongs to now."""
+        """Name of the op to which a gradient of ``op`` belongs now."""
         names = self.done.get(op.name)
         if names is None:
             return self.part_name(op, i) if op.id in self.variables else op.name
         return names[i if i < len(names) else 0][0].partition(":")[0]
 
     def _controls(self, op: Op, home: int, i: int = -1) -> List[str]:
-        """What an op's parts wait for: the same device's part of an op that is divided likewise, else all parts."""
+        """What an op's parts wait for: the same device's part of an op that is divided in the same way, else all parts."""
         found: List[str] = []
         for control in op.control_inputs:
             other = self.graph.ops[control]
@@ -197,7 +197,7 @@ class Lowering:
 
     # -- operands -----------------------------------------------------------------------------------------------------
     def _localised(self, op: Op, position: int, changes: Sequence[Localise], home: int, i: int) -> str:
-        """A shape operand with this device's sizes in place of the whole's."""
+        """A shape operand with this device's sizes instead of the whole's."""
         tensor = op.inputs[position]
         value = self.view.value(tensor)
         assert value is not None, "strategies need shapes that are known where they change"
@@ -222,7 +222,7 @@ class Lowering:
         return nodes.binary("Mul", name, nodes.const(weight, scope + "/weight", dtype, str(i)), scope, dtype, str(i))
 
     def _keep_rows(self, op: Op, name: str, operands: List[List[str]], rows: Spread, home: int, i: int) -> None:
-        """A sparse update of divided rows: its numbers and values are filtered to the device's own."""
+        """Filters the row numbers and values of a sparse update of divided rows to the device's own."""
         dims = rule_for(op, self.graph, self.view).inputs
         listed = [p for p, d in enumerate(dims) if isinstance(d, tuple) and d[:1] == (("i0",),)]
         number = next(p for p in listed if self._dtype(op.inputs[p]).is_integer)
@@ -251,9 +251,9 @@ class Lowering:
         self.done[op.name] = [[part] for part in parts]
 
     def _reseed(self, op: Op, node: NodeDef, home: int, i: int) -> None:
-        """Let a part draw numbers of its own."""
+        """Makes a part draw its own numbers."""
         reseed(node, node.name)
-        if "seed" not in op.attrs:  # it is an operand
+        if "seed" not in op.attrs:  # the seed is an operand
             nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, f"seed{i}")
             dtype = self._dtype(seed)
             own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
@@ -297,7 +297,7 @@ class Lowering:
         self.done[op.name] = [[part] for part in parts]
 
     def _sizes(self, op: Op, strategy: Strategy, home: int) -> None:
-        """``Shape`` and its kin of a divided tensor: the whole's sizes."""
+        """Stages ``Shape`` and similar ops of a divided tensor: they return the whole's sizes."""
         names = []
         for index, tensor in enumerate(op.outputs):
             measured = op.inputs[index]

@@ -1,4 +1,4 @@
-"""ZeRO's variables in parts: the pass ``shard`` for variables alone, whose readers stay whole.
+"""ZeRO's variables in parts: the pass ``shard`` for variables only, whose readers stay whole.
 
 ::
 
@@ -8,10 +8,10 @@
     after    x ──> MatMul ──> ... ──> MatMul' ──┬──> Slice ──> clip/0 ──> ApplyAdam(W/0)
                      ^ Concat(W/0, W/1)         └──> Slice ──> clip/1 ──> ApplyAdam(W/1)
 
-What follows from a variable alone (a cast, its weight decay) and its update are divided by the rules of ``wh.split``, so that
-every part is a variable with a home of its own.  Where calls read variables anew (:attr:`whale_tf.plan.Plan.reads_anew`), each
-has a concatenation of its own, forward and backward.  A variable with sparse gradients is divided along another dimension than
-that of its rows: each part then takes its slice of the same rows.
+Ops that depend only on a variable (a cast, its weight decay) and its update are divided by the rules of ``wh.split``, so that
+every part is a variable with its own home.  If each call reads variables again (:attr:`whale_tf.plan.Plan.reads_anew`), each has
+its own concatenation, forward and backward.  A variable with sparse gradients is not divided along its rows, but along another
+dimension: each part then takes its slice of the same rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Divisible:
     """Along which dimension a variable of a captured step can be divided.
 
     Attributes:
-        reasons: variable that was asked for, and cannot be divided -> why.
+        reasons: variable that was asked about and cannot be divided -> why.
     """
 
     def __init__(self, captured: Captured, region: Region, plan: Plan) -> None:
@@ -74,7 +74,7 @@ class Divisible:
         shape = _shape(self._captured, variable)
         count = _count(self._plan, self._captured.variable_homes[variable])
         if not 0 <= dim < len(shape) or shape[dim] < count:
-            return f"of its dimensions {list(shape)}, number {dim} has no {count} elements"
+            return f"its shape {list(shape)} has no dimension {dim} with at least {count} elements"
         if dim == 0 and variable in self._sparse:
             return "its gradient is sparse, and counts rows of dimension 0"
         try:
@@ -90,7 +90,7 @@ class Divisible:
         if taken is not None:
             return f"op {taken.name!r} ({taken.type}), which runs a function, takes it"
         if tf_graph.building_function and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
-            return "TensorFlow's graph optimizer is off, which alone takes undivided ops out of a tf.function"
+            return "TensorFlow's graph optimizer is off, and only it removes undivided ops from a tf.function"
         shape = captured.phases.variables[variable].shape
         if shape is None or any(size is None or size < 0 for size in shape):
             return f"its shape is {shape}"
@@ -106,8 +106,8 @@ class Divisible:
 
 
 def _takes_parts(op: Op, is_resource: bool) -> bool:
-    """Whether what takes a variable can do with its parts (:mod:`whale_tf.emit.shard.variables`).  Ops of the step are asked for
-    strategies instead."""
+    """Whether an op that takes a variable can take its parts (:mod:`whale_tf.emit.shard.variables`).  For ops of the step, the
+    strategies decide instead."""
     if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY) or op.type in READS | ASSIGNS or op.type == "SaveV2":
         return True
     if not is_resource:
@@ -116,7 +116,7 @@ def _takes_parts(op: Op, is_resource: bool) -> bool:
 
 
 def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Captured, DividedVariables]:
-    """The step with the plan's parts of variables in their place.
+    """The step with the plan's parts instead of the variables.
 
     Raises:
         PlanError: the plan divides a variable that the graph does not have, or that cannot be divided.
@@ -127,7 +127,7 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
         for name, dim in task.parts.items():
             variable = captured.graph.op(name).id if name in captured.graph else -1
             if captured.variable_homes.get(variable) != number:
-                raise PlanError(f"TaskGraph {task.name!r} of the plan has parts of variable {name!r}, which it does not have")
+                raise PlanError(f"TaskGraph {task.name!r} of the plan has parts of variable {name!r}, but not the variable")
             reason = divisible.why_not(variable, dim)
             if reason:
                 raise PlanError(f"TaskGraph {task.name!r} of the plan divides variable {name!r} along dimension {dim}, which is "
@@ -143,7 +143,7 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
 
 
 def _shape(captured: Captured, variable: int) -> Tuple[int, ...]:
-    """Of a variable; 0 where a size is not known."""
+    """The shape of a variable; 0 where a size is not known."""
     return tuple(size or 0 for size in captured.phases.variables[variable].shape or ())
 
 

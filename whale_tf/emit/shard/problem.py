@@ -1,4 +1,4 @@
-"""What the sharding search must know of a captured graph."""
+"""What the sharding search must know about a captured graph."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def sharding_problem(
 ) -> Problem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
-    shares: of each split TaskGraph's devices.
-    by_batch: split TaskGraphs whose devices have examples of their own.
-    only: the trained variables that may be divided; the values of their sparse gradients are brought into their layout, too.
+    shares: shares of each split TaskGraph's devices.
+    by_batch: split TaskGraphs whose devices have their own examples.
+    only: the trained variables that may be divided; the values of their sparse gradients get the same layout.
     whole: ops that are not divided, whatever they read.
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
@@ -61,13 +61,13 @@ def sharding_problem(
 
 
 def bound_ops(captured: Captured) -> FrozenSet[int]:
-    """Ops of the step's TensorFlow 1 loops and conditions, which have no functions for bodies."""
+    """Ops of the step's TensorFlow 1 loops and conditions, whose bodies are not functions."""
     return bound(captured.graph, [op for op in captured.graph.ops if op.phase in TRAINED])
 
 
 def in_bodies(captured: Captured) -> Dict[int, Op]:
-    """Variables that stay whole, and why: an op that takes them for a condition, a loop or a called function of the step, or that
-    writes a part of them although it is no optimizer's update."""
+    """Variables that stay whole -> the op that is the reason: one that takes them for a condition, a loop or a called function of
+    the step, or that writes parts of them although it is not an optimizer's update."""
     graph, found, inside = captured.graph, {}, bound_ops(captured)
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
@@ -84,11 +84,12 @@ def _is_handle(dtype: str) -> bool:
 
 
 def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]:
-    """Variables of the same shape that the optimizer keeps for each of the trained ones, or averages of it: updated by the same
-    op, or called after it (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
+    """For each trained variable, the variables of the same shape that the optimizer keeps for it, or averages of it: those that
+    the same op updates, or that are named after it (``w/Adam``), which is the only sign for the sparse updates of some
+    optimizers."""
     variables = captured.phases.variables
     named = {variables[other].name: other for other in captured.variable_homes}
-    updated: Dict[int, List[int]] = {}  # variable -> those whose updates write it
+    updated: Dict[int, List[int]] = {}  # variable -> trained variables whose updates write it
     for op in trained:
         for slot in variables[op].slots:
             updated.setdefault(slot, []).append(op)
@@ -104,8 +105,8 @@ def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]
 
 
 def _owners(name: str, named: Mapping[str, int]) -> List[int]:
-    """Variables that one is called after: ``w/Adam`` begins with the name of ``w``, and an average made in a scope of its own
-    (``train/w/ExponentialMovingAverage``) has it in front of its last part; of several, the longest."""
+    """Variables after which a variable is named.  ``w/Adam`` begins with the name of ``w``; an average made in a separate scope
+    (``train/w/ExponentialMovingAverage``) has the name before its last part, and if several names fit, the longest counts."""
     parts = name.split("/")[:-1]
     beginnings = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     endings = ["/".join(parts[start:]) for start in range(len(parts))]

@@ -4,9 +4,9 @@ Softmax over classes that are divided over ``n`` devices, with ``x_i`` the logit
 
     m = max_i max(x_i)        z_i = x_i - m        e_i = exp(z_i)        s = sum_i sum(e_i)        softmax_i = e_i / s
 
-Cross-entropy with labels ``y`` needs one more sum, ``loss = log s - sum_i sum(y_i z_i)`` (for ``sum y = 1``), and its
-gradient none: ``e_i / s - y_i``.  A look-up in rows that are divided picks those it has, and zeros for the others; the
-devices' results add up.
+Cross-entropy with labels ``y`` needs one more sum, ``loss = log s - sum_i sum(y_i z_i)`` (for ``sum y = 1``), and its gradient
+none: ``e_i / s - y_i``.  In a look-up in divided rows, each device takes the rows that it has, and zeros for the others; the
+devices' results are added.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Softmax:
         return f"{self.scope}/{what}{i}"
 
     def reduce(self, kind: str, x: str, what: str, i: int) -> str:
-        """Over the last dimension, which stays with size one."""
+        """Reduces over the last dimension, which stays with size one."""
         axis = self.nodes.const([self.axis], self.at(what + "_axis", i), tf.int32, str(i))
         return self.nodes.add(kind, self.at(what, i), [x, axis], str(i), T=self.dtype, Tidx=tf.int32, keep_dims=True)
 
     def summed(self, parts: Sequence[str], what: str) -> str:
-        """Over the last dimension and all devices `[..., 1]`, on the first."""
+        """The sum over the last dimension and all devices `[..., 1]`, on the first device."""
         sums = [self.reduce("Sum", x, what, i) for i, x in enumerate(parts)]
         return self.nodes.add_n(sums, f"{self.scope}/{what}", self.dtype, "0")
 
@@ -70,8 +70,8 @@ class Softmax:
     def sparse_cross_entropy(self, labels: Sequence[str], label_type: tf.DType, classes: Spread) -> Tuple[str, List[str]]:
         """Loss `[B]` and the parts of its gradient, for class numbers `[B]`.
 
-        A number that is no class makes the loss NaN, as TensorFlow's kernels for GPUs do: it is divided by how many devices
-        have the class, which is one or none.
+        A number that is not a class makes the loss NaN, as in TensorFlow's kernels for GPUs: the loss is divided by the number of
+        devices that have the class, which is one or zero.
         """
         nodes, dtype = self.nodes, self.dtype
         hot, picked = [], []
@@ -106,7 +106,7 @@ def combine(nodes: Nodes, op_type: str, parts: Sequence[str], scope: str, dtype:
 
 
 class Rows:
-    """Which numbers are of rows that device ``i`` has, and what they are there."""
+    """Which numbers belong to rows that device ``i`` has, and their numbers there."""
 
     def __init__(self, nodes: Nodes, numbers: str, dtype: tf.DType, rows: Spread, i: int, scope: str) -> None:
         self.nodes, self.dtype, self.scope, self.device = nodes, dtype, scope, str(i)
@@ -119,12 +119,12 @@ class Rows:
         self.mine = nodes.add("LogicalAnd", scope + "/mine", [above, below], self.device)
 
     def safe(self) -> str:
-        """Local numbers; those of other devices' rows stand for some row of this one."""
+        """Local numbers; for rows of other devices, the number of some row of this one."""
         low = self.nodes.binary("Maximum", self.local, self.zero, self.scope + "/low", self.dtype, self.device)
         return self.nodes.binary("Minimum", low, self.last, self.scope + "/safe", self.dtype, self.device)
 
     def or_zero(self, picked: str, trailing: int, dtype: tf.DType) -> str:
-        """``picked`` rows `[numbers..., trailing dimensions...]`, zero where the row is another device's."""
+        """``picked`` rows `[numbers..., trailing dimensions...]`, with zeros for rows of other devices."""
         mine = self.mine
         for k in range(trailing):
             axis = self.nodes.const(-1, self.scope + "/axis", tf.int32, self.device)
@@ -134,7 +134,7 @@ class Rows:
         return self.nodes.add("SelectV2", self.scope + "/rows", [mine, picked, zeros], self.device, T=dtype)
 
     def kept(self, values: str, dtype: tf.DType, what: str) -> str:
-        """The rows of ``values`` whose number is of this device's."""
+        """The rows of ``values`` whose numbers belong to this device."""
         where = self.nodes.add("Where", f"{self.scope}/{what}_where", [self.mine], self.device, T=tf.bool)
         at = self.nodes.add("Squeeze", f"{self.scope}/{what}_at", [where], self.device, T=tf.int64, squeeze_dims=[1])
         axis = self.nodes.const(0, self.scope + "/first", tf.int32, self.device)

@@ -1,4 +1,4 @@
-"""New nodes of a ``split`` TaskGraph: which TaskGraph, device and phase they belong to."""
+"""Tags of new nodes of a ``split`` TaskGraph: their TaskGraph, device and phase."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from whale_tf.ir.region import GATHER_ATTR
 
 
 class TaggedStage:
-    """Stages nodes with tags; where others give a device, callers give the number of a device within the TaskGraph.
+    """Stages nodes with tags.  As the device, callers give the number of a device within the TaskGraph.
 
     Attributes:
         is_backward: whether the nodes are part of a gradient call.
-        is_gathering: whether the nodes put parts of variables together, in every call anew.
+        is_gathering: whether the nodes put parts of variables together, again in each call.
         controls: ops that every node waits for.
     """
 

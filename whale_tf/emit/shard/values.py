@@ -6,11 +6,11 @@
     shard -> everywhere   ConcatV2 on every device              partial -> shard        Slice on every device, AddN where needed
     once -> shard         Slice on the first device             shard -> another shard  Slice on every device, ConcatV2
 
-At the border of a ``replicate`` TaskGraph ``once`` means: in parts of the batch, on all its devices.  So a tensor of one is
-sliced where it is computed, by every replica, and a ``split`` part gathers its slice of the batch; what a ``replicate`` TaskGraph
-reads whole is put together there, by every replica, from its examples of the parts.  Whale fuses the bridge's gather and the
-partition that follows (section 3.2.3); here there never are two: both directions are an all-to-all, ``partial`` terms a
-reduce-scatter over the batch, without a device that has the whole.
+At the border of a ``replicate`` TaskGraph, ``once`` means: in parts of the batch, on all its devices.  So each replica slices the
+TaskGraph's tensors where it computes them, and a ``split`` part gathers its slice over the batch.  If a ``replicate`` TaskGraph
+reads a whole tensor, each replica puts it together there, from its own examples of the parts.  Whale fuses the bridge's gather
+and the partition after it (section 3.2.3); here they are never separate: both directions are an all-to-all, and ``partial`` terms
+are a reduce-scatter over the batch, so no device has the whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
 
 
 class Value(NamedTuple):
-    """Names of a tensor's parts, one for each device; of ``once`` a single name."""
+    """Names of a tensor's parts, one for each device; for ``once`` a single name."""
 
     spread: Spread
     names: Tuple[str, ...]
@@ -34,15 +34,15 @@ class Value(NamedTuple):
 
 
 class Values:
-    """Tensors that are not the local script's own any more, and conversions, each staged once.
+    """Tensors that are no longer the local script's own, and conversions, each staged once.
 
     Args:
         stages: of every split TaskGraph; ``nodes`` stage there.
-        counts: devices of every split TaskGraph.
+        counts: number of devices of every split TaskGraph.
         task_graph: TaskGraph of every op.
         replicated: numbers of the ``replicate`` TaskGraphs.
-        moved_again: whether a tensor that is computed once is moved about by an op that every device can do again.
-        move_again: ``(op, device, name of the operand there)``: does so, and returns the result's name.
+        moved_again: whether a tensor that is computed once is rearranged by an op that every device can repeat.
+        move_again: ``(op, device, name of the operand there)``: repeats it, and returns the result's name.
     """
 
     def __init__(self, view: View, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
@@ -69,7 +69,7 @@ class Values:
         self.table[tensor] = Value(spread, tuple(names), task_graph)
 
     def whole(self, tensor: int, reader: Optional[int] = None) -> str:
-        """The whole tensor, on the first device of the TaskGraph that has it, or by every replica of the one that reads it."""
+        """The whole tensor, on the first device of the TaskGraph that has it, or in each replica of the one that reads it."""
         value = self.table.get(tensor)
         if value is None:
             return self._graph.tensor_name(tensor)
@@ -78,7 +78,7 @@ class Values:
         return self._converted(tensor, value, once, value.task_graph, reader)[0]
 
     def gathered(self, tensor: int, reader: int, is_backward: bool) -> str:
-        """The whole of a tensor in shards for the forward or the backward ops of one TaskGraph, each of whose calls puts it
+        """The whole of a sharded tensor for the forward or the backward ops of one TaskGraph, each of whose calls puts it
         together."""
         key = (tensor, reader, is_backward)
         if key not in self._gathered:
@@ -92,7 +92,7 @@ class Values:
         return self._gathered[key]
 
     def parts(self, tensor: int, need: Spread, task_graph: int) -> List[str]:
-        """Names of a tensor for the devices of a TaskGraph, spread as needed."""
+        """Names of a tensor's parts for the devices of a TaskGraph, spread as needed."""
         value = self.table.get(tensor)
         count = self._counts[task_graph]
         if value is None or (value.task_graph != task_graph and value.spread != once):
@@ -144,7 +144,7 @@ class Values:
             if have == once:
                 return [self._slice(tensor, value.names[0], need.dim, need.starts[i], need.sizes[i],
                                     f"{scope}/part{i}", "0", nodes) for i in range(count)]
-            # all slices first: whoever runs ops in this order then sends before it waits for what it is sent
+            # all slices first: a device that runs ops in this order then sends its slices before it waits for others
             pieces = [self._pieces(tensor, value, need, i, f"{scope}/part{i}", nodes) for i in range(count)]
             if have.is_partial:
                 return [nodes.add_n(pieces[i], f"{scope}/sum{i}", dtype, str(i)) for i in range(count)]
@@ -158,7 +158,7 @@ class Values:
         return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
 
     def _pieces(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> List[str]:
-        """What device ``i`` gets from each one under another division; of terms of a sum its part of each."""
+        """What device ``i`` gets from each device under another division; for terms of a sum, its part of each term."""
         have, pieces = value.spread, []
         for j, name in enumerate(value.names):
             if have.is_partial or have.dim != need.dim:

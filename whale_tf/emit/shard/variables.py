@@ -1,6 +1,6 @@
-"""Divided variables, as the rest of the user's graph sees them: whole.
+"""Makes divided variables look whole to the rest of the user's graph.
 
-Initializers, restores, ``load``, hand-written assigns, savers and reads name the local script's variable.  Its value lives in
+Initializers, restores, ``load``, hand-written assigns, savers and reads name the local script's variable.  Its value is in its
 parts; the variable itself is never initialised and takes no memory::
 
     before   value ──> Assign(v) - - > init          after   value ──┬─> Slice ──> Assign(v/0) - - ┬ - > init
@@ -31,8 +31,8 @@ class DividedVariables:
     """Keeps the local script's variables usable, whatever is added to the graph later.
 
     Args:
-        replaced: fetches of what stands in the place of a tensor or op; grows with every update.
-        divided: names of the ops whose uses of the variables are divided themselves.
+        replaced: tensor or op -> its replacement, for fetches; grows with every update.
+        divided: names of the ops whose uses of the variables are themselves divided.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class DividedVariables:
         self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
         self._root = root
         self._version = -1
-        self._known = 0  # operations that were there at the last update
-        self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part beside which it runs
-        self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> what it initialises
+        self._known = 0  # number of operations at the last update
+        self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part near which it runs
+        self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> the variable
         self._loads: Dict[str, List[str]] = {}
         self._writes: Dict[str, List[str]] = {}  # a write or read of the whole -> those of the parts
-        self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and what its readers read instead
+        self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and the one that its readers read instead
 
     @property
     def parts(self) -> Sequence[Parts]:
-        """Every divided variable's."""
+        """The parts of every divided variable."""
         return self._variables
 
     def update(self) -> None:
-        """Let all uses that are new since the last call work on the parts."""
+        """Makes all uses that are new since the last call work on the parts."""
         if not self._variables or self._graph.version == self._version:
             return
         self._place()
@@ -69,7 +69,7 @@ class DividedVariables:
         self._version = self._graph.version
 
     def stage(self, edit: StagedEdit) -> Dict[str, Shape]:
-        """Stage that uses which are new since the last call work on the parts.
+        """Stages the edits that make uses which are new since the last call work on the parts.
 
         Returns:
             Shapes of new tensors, as far as they are known.
@@ -86,7 +86,7 @@ class DividedVariables:
             for op in sorted(set(users), key=lambda op: (not traits(op.type).is_write, op.name)):
                 if op.name in self._divided and traits(op.type).is_write:
                     self._initials[op.name] = variable
-                    self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
+                    self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all variables may be built later
                 elif op.name in self._divided:
                     own.read(variable, op, ())
                 else:
@@ -99,8 +99,8 @@ class DividedVariables:
         return own.shapes
 
     def loads(self, op: tf.Operation, feeds: Sequence[tf.Tensor]) -> List[str]:
-        """``Variable.load`` runs an initializer and feeds its value: what writes the parts of that, where a run of ``op`` makes
-        them otherwise."""
+        """``Variable.load`` runs an initializer and feeds its value.  These are the ops that write the parts of this value, if a
+        run of ``op`` would make the parts in another way."""
         if op.name not in self._initials or all(feed is not op.inputs[1] for feed in feeds):
             return []
         if op.name not in self._loads:
@@ -117,7 +117,7 @@ class DividedVariables:
         return _Uses(edit, self._root, self._variables, writes)
 
     def _place(self) -> None:
-        """Give a device to what runs beside parts that have one by now."""
+        """Gives a device to ops that run near parts which now have one."""
         for name, part in list(self._unplaced.items()):
             device = self._graph.get_operation_by_name(part).device
             if device:
@@ -126,7 +126,7 @@ class DividedVariables:
                 self._graph.get_operation_by_name(name)._set_device(host_of(device))
 
     def _move(self, edit: StagedEdit) -> None:
-        """Edges and waits of all ops, old, new and staged, turn to the parts."""
+        """Moves edges and waits of all ops, old, new and staged, to the parts."""
         readers: Dict[str, List[Tuple[str, int]]] = {}
         waiting: Dict[str, List[str]] = {}
         for node in edit.nodes():
@@ -157,7 +157,7 @@ class DividedVariables:
             edit.move_waits(op, olds, news)
 
     def catch_up(self, original_run: Callable) -> None:
-        """Parts of variables that were initialised before they were divided take their values."""
+        """Gives the parts of variables that were initialised before they were divided these values."""
         edit = StagedEdit(self._graph)
         nodes = Nodes(edit)
         checks, assigns = [], []
@@ -182,8 +182,8 @@ class _Uses:
     """What one update stages.
 
     Attributes:
-        writes: a write or read of the whole -> those of the parts, which others wait for; those of earlier updates included.
-        reads: a tensor and the name of what its readers read instead.
+        writes: a write or read of the whole -> those of the parts, which others wait for; including those of earlier updates.
+        reads: a tensor and the name of the one that its readers read instead.
         shapes: of new tensors, as far as they are known.
     """
 
@@ -201,14 +201,14 @@ class _Uses:
         self._conditions: Set[str] = set()
 
     def save(self, ops: Sequence[tf.Operation]) -> Set[str]:
-        """Names of the ``SaveV2`` ops that slices are saved in the place of."""
+        """Names of the ``SaveV2`` ops that are replaced by saves of slices."""
         ends = {op.name: self.checkpoints.save(op) for op in ops}
         saved = {name: [end] for name, end in ends.items() if end is not None}
         self.writes.update(saved)
         return set(saved)
 
     def use(self, variable: Parts, op: tf.Operation) -> None:
-        """One op that takes the variable's reference or handle."""
+        """Handles one op that takes the variable's reference or handle."""
         scope = f"{self._root}/{op.name}"
         if traits(op.type).is_write:
             self._write(variable, op, scope)
@@ -233,7 +233,7 @@ class _Uses:
             self._refuse(variable, op)
 
     def _switch(self, variable: Parts, op: tf.Operation, scope: str) -> None:
-        """A branch of TensorFlow 1's conditions takes the variable: so it takes the parts, and reads these."""
+        """Makes a branch of a TensorFlow 1 condition that takes the variable take the parts and read these."""
         switched = [self._clone(op, f"{scope}/part{i}", {0: part}) for i, part in enumerate(variable.names)]
         for index, tensor in enumerate(op.outputs):
             parts = variable._replace(names=tuple(f"{name}:{index}" for name in switched))
@@ -243,7 +243,7 @@ class _Uses:
                 self.writes[user.name] = self.read(parts, user, self._controls(user))
 
     def _condition(self, op: tf.Operation, scope: str) -> None:
-        """Branches that are functions take the parts' handles; all variables of an op at once."""
+        """Makes branches that are functions take the parts' handles, for all variables of an op at once."""
         if op.name in self._conditions:
             return
         self._conditions.add(op.name)
@@ -262,16 +262,14 @@ class _Uses:
 
     def _refuse(self, variable: Parts, op: tf.Operation) -> None:
         raise UnsupportedOpError(
-            f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
-            f"over devices; read the variable's "
-            "value instead (tf.identity(v)), or use wh.replicate for its layer")
+            f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides over devices; "
+            "read the variable's value instead (tf.identity(v)), or use wh.replicate for its layer")
 
     def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
         if op.type not in ASSIGNS:
             raise UnsupportedOpError(
-                f"op {op.name!r} ({op.type}) writes a part of variable {variable.op.name!r}, which wh.split divides "
-                f"over devices; assign the whole variable, "
-                "or use wh.replicate for its layer")
+                f"op {op.name!r} ({op.type}) writes a part of variable {variable.op.name!r}, which wh.split divides over "
+                "devices; assign the whole variable, or use wh.replicate for its layer")
         self.writes[op.name] = writes = self.write(variable, op)
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
@@ -279,7 +277,7 @@ class _Uses:
                 writes, variable.spread.dim, scope + "/whole", dtype, "")))
 
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
-        """A write of the whole, for the parts: each takes its slice of the value."""
+        """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
         scope, writes = f"{self._root}/{op.name}", []
         restored = self.checkpoints.restored(variable, op.inputs[1])
         for i, part in enumerate(variable.names):
@@ -292,16 +290,16 @@ class _Uses:
         return self._edit.copy(op, name, operands, control_inputs=self._controls(op)).name
 
     def _edges(self, op: tf.Operation) -> List[str]:
-        """What an op reads, once the edges that are staged have moved."""
+        """What an op reads once the staged edges have moved."""
         return [edge for edge in self._edit.original(op).input if edge[0] != "^"]
 
     def _controls(self, op: tf.Operation) -> List[str]:
-        """The parts' writes where ``op`` waits for a write."""
+        """What ``op`` waits for, with the parts' writes instead of a write of the whole."""
         waits = [edge[1:] for edge in self._edit.original(op).input if edge[0] == "^"]
         return [name for wait in waits for name in self.writes.get(wait, [wait])]
 
     def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> List[str]:
-        """A plain read: its readers read the whole.
+        """Makes the readers of a plain read read the whole, put together from the parts.
 
         Returns:
             The reads of the parts.
