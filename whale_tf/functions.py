@@ -80,14 +80,6 @@ def check(
             f"'auto' or '{SHARED}'")
 
 
-def allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
-    """The configuration without choices that cannot be made in a function: several processes keep all of its variables."""
-    if not graph.building_function or processes == 1:
-        return config
-    open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
-    return config.changed(**dict.fromkeys(open_keys, "none"))
-
-
 def untag(graph: tf.Graph) -> None:
     """Removes our attributes from the graph of a function that stays as it is: TensorFlow never merges ops whose attributes
     differ."""

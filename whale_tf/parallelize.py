@@ -10,31 +10,24 @@ Nothing before the last step edits the graph, so that an error leaves it as it w
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, captured_from
+from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, host_name
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.emit.emit import Emitted, emit
-from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.variables import DividedVariables
-from whale_tf.errors import InexactError, InexactWarning, PlanError
-from whale_tf.functions import allowed_in
-from whale_tf.ir.batch_axis import BatchAxis, Inexact, Options
-from whale_tf.ir.graph import Phase
+from whale_tf.errors import PlanError
+from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.region import Region
-from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
-from whale_tf.passes.communicate import takes_own
-from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
+from whale_tf.planner.inexact import tell_inexact
 from whale_tf.planner.sharding import Assignment
-from whale_tf.planning import Decided, decide
+from whale_tf.planning import decide_graph
 from whale_tf.program import Program
 
 
@@ -77,7 +70,7 @@ def parallelize(
         WhaleError: the graph cannot be parallelized as asked; it is then unchanged.
     """
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    decided = _decided(graph, cluster, config, plan, parts)
+    decided = decide_graph(graph, cluster, config, plan, parts)
     if decided is None:
         return None
     captured, batch, region, plan, division = decided
@@ -95,37 +88,12 @@ def parallelize(
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
-        _tell_inexact(region, plan, config.on_inexact)
+        tell_inexact(region, plan, config.on_inexact)
     devices = (*device_names(cluster, processes), host_name(cluster, processes))
     backend = plan.gradients[0].backend if plan.gradients else "local"
     emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
-
-
-def _tell_inexact(region: Region, plan: Plan, wish: str) -> None:
-    """Warns once for each name scope (of a layer) whose ops compute something other than in the local script.  Gradients, which
-    follow from them, get no warning.
-
-    Raises:
-        InexactError: ``wish`` is ``error``.
-    """
-    scopes: Dict[str, List[Inexact]] = {}
-    for item in region.batch.inexact if wish != "allow" else ():
-        op = region.graph.ops[item.op]
-        if op.phase is not Phase.BACKWARD and len(clones(plan, region.task_graph[item.op])) > 1:
-            scopes.setdefault(op.name.rpartition("/")[0] or op.name, []).append(item)
-    fix = "" if plan.sync_batch_norm else "sync_batch_norm to True for the statistics of the whole mini-batch, or "
-    texts = []
-    for scope, ((index, reason), *others) in scopes.items():
-        op = region.graph.ops[index]
-        more = f", like {len(others)} more ops of {scope!r}," if others else ""
-        texts.append(f"op {op.name!r} ({op.type}){more} does not compute what the local script computes: {reason}. Set {fix}"
-                     "on_inexact to 'allow' if this is intended")
-    if texts and wish == "error":
-        raise InexactError("\n".join(texts))
-    for text in texts:
-        warnings.warn(text, InexactWarning)
 
 
 def find_program(
@@ -140,38 +108,9 @@ def find_program(
     Raises:
         WhaleError: see :func:`parallelize`.
     """
-    decided = _decided(graph, cluster, config, plan, parts)
+    decided = decide_graph(graph, cluster, config, plan, parts)
     if decided is None:
         return None
     plan = decided.plan
     graphs = 1 if plan.spans_processes else max(1, len(plan.processes))
     return compile_program(decided.captured.step(decided.region, graphs), plan.local_part(0))
-
-
-def _decided(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], parts: Sequence[Tuple[int, ...]]
-) -> Optional[Decided]:
-    """Everything before emission, which leaves the graph alone."""
-    if plan is None and config.loss_scale is not None and scales_itself(graph):
-        config = config.without_loss_scale()
-    config = allowed_in(graph, config, max(1, len(parts)))
-    settings = config if plan is None else plan
-    if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
-        warnings.warn(
-            "amp is 'float16' without a loss scale: gradients below 6e-8 become 0 in float16; set "
-            "amp.loss_scale to 'dynamic', or use 'bfloat16', unless the script itself scales its loss")
-    step = recorded_low(graph, settings.precision, settings.loss_scale, cluster)
-    if settings.sync_batch_norm:
-        step = sync_batch_norm(step)
-    micro_batches = plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1
-    local = captured_from(step, micro_batches > 1, plan)
-    if not local.has_step:
-        return None
-    verify(local.graph)
-    options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
-    decided = decide(local, cluster, config, plan, options, parts)
-    if takes_own(decided.captured.step(decided.region), decided.plan) or (len(parts) > 1 and not decided.plan.spans_processes):
-        whole = local.with_rows_beside()
-        if whole is not local:
-            decided = decide(whole, cluster, config, plan, options, parts)
-    return decided

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Optional, Sequence, Tuple
 
-from whale_tf.capture.captured import Captured
+from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured, captured_from
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.batch_norm import sync_batch_norm
+from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic
 from whale_tf.emit.shard.division import Division, carry_out, divide
@@ -16,6 +20,7 @@ from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
+from whale_tf.passes.communicate import takes_own
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.assemble import static_batch
@@ -27,6 +32,43 @@ from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.playing import analysed, in_parts, trained_variables, undivided, with_parts
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
+
+
+def decide_graph(
+    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], parts: Sequence[Tuple[int, ...]]
+) -> Optional[Decided]:
+    """Everything before emission, which leaves the graph alone."""
+    if plan is None and config.loss_scale is not None and scales_itself(graph):
+        config = config.without_loss_scale()
+    config = _allowed_in(graph, config, max(1, len(parts)))
+    settings = config if plan is None else plan
+    if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
+        warnings.warn(
+            "amp is 'float16' without a loss scale: gradients below 6e-8 become 0 in float16; set "
+            "amp.loss_scale to 'dynamic', or use 'bfloat16', unless the script itself scales its loss")
+    step = recorded_low(graph, settings.precision, settings.loss_scale, cluster)
+    if settings.sync_batch_norm:
+        step = sync_batch_norm(step)
+    micro_batches = plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1
+    local = captured_from(step, micro_batches > 1, plan)
+    if not local.has_step:
+        return None
+    verify(local.graph)
+    options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
+    decided = decide(local, cluster, config, plan, options, parts)
+    if takes_own(decided.captured.step(decided.region), decided.plan) or (len(parts) > 1 and not decided.plan.spans_processes):
+        whole = local.with_rows_beside()
+        if whole is not local:
+            decided = decide(whole, cluster, config, plan, options, parts)
+    return decided
+
+
+def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
+    """The configuration without choices that cannot be made in a function: several processes keep all of its variables."""
+    if not graph.building_function or processes == 1:
+        return config
+    open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
+    return config.changed(**dict.fromkeys(open_keys, "none"))
 
 
 def decide(
