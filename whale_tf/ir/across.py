@@ -20,11 +20,10 @@ from whale_tf.ir.batch_axis import EXTENT, BatchAxis, Options, analyse
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import READS, traits
 from whale_tf.ir.walk import reached
 
 Use = Tuple[int, int]  # op number, input position
-READ, SUM = "ReadVariableOp", ("AddV2", "Add")
 SUMS = "sums_over_processes"  # attribute of a function's variable: its value is the sum of the increments of all processes
 
 
@@ -140,11 +139,11 @@ class _Function:
 
     def _added_before(self, op: Op, handle: int) -> Optional[Use]:
         """The ``sum`` in ``variable.assign(variable + sum)``, if nothing but the write reads ``variable + sum``."""
-        if op.type not in SUM or op.id not in self.outside or len(self.graph.consumers(op.outputs[0])) != 1:
+        if traits(op.type).value != "add" or op.id not in self.outside or len(self.graph.consumers(op.outputs[0])) != 1:
             return None
         for position, tensor in enumerate(op.inputs):
             read = self.graph.producer(tensor)
-            if read.type == READ and read.inputs[0] == handle:
+            if read.type in READS and read.inputs[0] == handle:
                 return op.id, 1 - position
         return None
 

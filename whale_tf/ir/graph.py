@@ -33,7 +33,7 @@ class Phase(enum.Enum):
     UNUSED = "unused"
 
 
-_TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
+TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
 
 
@@ -169,10 +169,10 @@ class OpGraph:
         savers, summaries and mini-batch sizes may differ."""
         digest, shapes = hashlib.sha256(), hashlib.sha256()
         for op in self.ops:
-            if op.phase in _TRAINED:
+            if op.phase in TRAINED:
                 digest.update("{} {} {}\n".format(op.name, op.type, " ".join(
                     self.tensor_name(t) for t in op.inputs)).encode())
-            if op.type in VARIABLES and any(self.ops[user].phase in _TRAINED for user, _ in self.consumers(op.outputs[0])):
+            if op.type in VARIABLES and any(self.ops[user].phase in TRAINED for user, _ in self.consumers(op.outputs[0])):
                 shape = op.attrs.get("shape") if op.type == "VarHandleOp" else self.tensors[op.outputs[0]].shape
                 shapes.update(f"{op.name} {None if shape is None else tuple(shape)}\n".encode())
         return f"{digest.hexdigest()[:16]}-{shapes.hexdigest()[:8]}"

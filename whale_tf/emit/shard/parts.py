@@ -24,7 +24,7 @@ from whale_tf.emit.shard import shard
 from whale_tf.emit.shard.problem import in_bodies, sharding_problem
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError, UnsupportedOpError
-from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.graph import TRAINED, Op
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, CONTROL_FLOW, READS, Role, State, traits
@@ -108,7 +108,7 @@ class Divisible:
 def _takes_parts(op: Op, is_resource: bool) -> bool:
     """Whether an op that takes a variable can take its parts (:mod:`whale_tf.emit.shard.variables`).  For ops of the step, the
     strategies decide instead."""
-    if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY) or op.type in READS | ASSIGNS or op.type == "SaveV2":
+    if op.phase in TRAINED or op.type in READS | ASSIGNS or op.type == "SaveV2":
         return True
     if not is_resource:
         return not traits(op.type).is_write and traits(op.type).role is not Role.SWITCH

@@ -6,14 +6,12 @@ from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, Opti
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
-from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.graph import TRAINED, Op, Phase
 from whale_tf.ir.traits import ASSIGNS, traits
 from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
 from whale_tf.planner.sharding.slots import factored_slots
-
-TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 
 
 def divided_dims(batch: BatchAxis) -> Dict[int, int]:

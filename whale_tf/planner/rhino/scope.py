@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Sequence
 
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.graph import TRAINED, OpGraph, Phase
 from whale_tf.ir.traits import READS, VARIABLES, Role, types_of
 from whale_tf.ir.units import bound
 from whale_tf.profiler.chain import needed_by_updates
 
-TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 _IGNORED = types_of(Role.NO_OP, Role.CONSTANT, Role.PLACEHOLDER)
 
 
