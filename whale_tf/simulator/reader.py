@@ -14,6 +14,7 @@ Costs say how long an op takes and whether it is a task of its own; an op that i
 
 from __future__ import annotations
 
+import abc
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.bridges import crossing, cuts
@@ -74,20 +75,20 @@ class Kernel(NamedTuple):
     takes_over: bool = False
 
 
-class Costs:
+class Costs(abc.ABC):
     """The costs of ops and tensors."""
 
+    @abc.abstractmethod
     def bytes(self, tensor: int) -> float:
         """Bytes of a tensor's value for the whole mini-batch; for a variable itself, bytes of its value."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
         """The cost of an op on its part of a mini-batch; ops that run once have part 1."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def moving(self, device: int, size: float) -> float:
         """Seconds to read and write ``size`` bytes."""
-        raise NotImplementedError
 
 
 class Held(NamedTuple):
