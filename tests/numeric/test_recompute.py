@@ -106,14 +106,16 @@ def test_a_dropout_mask_is_drawn_once() -> None:
 def test_auto_keeps_what_there_is_room_for() -> None:
     """TensorFlow's graph optimizer must not merge what is computed again with what was dropped."""
     whole, least = train({}, cluster="cpu:1"), train({"recompute": "full"}, cluster="cpu:1")
-    assert least.peak < 0.7 * whole.peak  # which op runs first, and so the peak, differs from run to run
-    held = sum(v.nbytes for v in least.variables) + sum(v.nbytes for v in least.variables) // 2  # gradients are half of these
-    middle = (least.peak + whole.peak) // 2
-    small = {"device_types": {"Small": dict(SMALL, memory_bytes=held + middle)}, "nodes": [{"devices": ["Small"]}]}
-    found = [train({"recompute": "auto"}, cluster=small) for _ in range(5)]
-    for one in found:
-        assert_equal(one, whole)
-    assert min(one.peak for one in found) < 0.95 * whole.peak
+    assert least.peak < 0.7 * whole.peak
+    variables = sum(v.nbytes for v in least.variables)
+    room = 2 * LAYERS * BATCH * 8 * HIDDEN * 8 * 7 // 12  # of what the layers make for the backward pass: two wide tensors each
+    limit = variables + variables // 2 + room  # gradients are half of the variables, which are parameters and momentum
+    small = {"device_types": {"Small": dict(SMALL, memory_bytes=limit)}, "nodes": [{"devices": ["Small"]}]}
+    for _ in range(3):  # TensorFlow runs ready ops in another order each time
+        found = train({"recompute": "auto"}, cluster=small)
+        assert_equal(found, whole)
+        assert found.peak + variables < limit
+        assert least.peak < found.peak < 0.8 * whole.peak
 
 
 @pytest.mark.slow

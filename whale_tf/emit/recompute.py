@@ -8,13 +8,15 @@
                                                                       ^ waits for dy
 
 The copies are ops of the backward pass.  Those that read kept tensors wait for the gradient with which their first reader
-combines them, so nothing is computed before it is needed.  An Identity of the kept tensor waits instead of them, because
-TensorFlow's graph optimizer does not fuse ops with control edges.  It also keeps the optimizer from merging the copies with the
-originals.
+combines them, so nothing is computed before it is needed.  They also wait for earlier backward ops that read copies: TensorFlow
+may leave ready ops (gradients of weights) for later, and would hold the copies of many layers meanwhile.  An Identity of the kept
+tensor waits instead of them, because TensorFlow's graph optimizer does not fuse ops with control edges.  It also keeps the
+optimizer from merging the copies with the originals.
 """
 from __future__ import annotations
 
-from typing import Collection, Dict, Mapping, Tuple
+from bisect import bisect_left
+from typing import Collection, Dict, List, Mapping, Tuple
 
 from whale_tf._tf_compat import NodeDef
 from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
@@ -22,7 +24,7 @@ from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.names import names_taken
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.region import Region
 from whale_tf.passes.outline import UNSENT
 from whale_tf.plan import Plan
@@ -46,11 +48,11 @@ def recompute(captured: Captured, region: Region, plan: Plan) -> Captured:
         if missing:
             raise PlanError(f"TaskGraph {task.name!r} of the plan keeps tensor {missing[0]!r}, which the graph does not have")
         redo = redone(readers, number, {graph.tensor(name) for name in task.kept})
-        again.copy(redo.waits)
-        for tensor in redo.wanted:
-            for reader, position in graph.consumers(tensor):
-                if reader in readers.backward:
-                    edit.move_input(graph.ops[reader].name, position, again.names[tensor])
+        reads = [(reader, position, tensor) for tensor in redo.wanted for reader, position in graph.consumers(tensor)
+                 if reader in readers.backward]
+        again.copy(redo.waits, sorted({reader for reader, _, _ in reads if region.task_graph[reader] == number}))
+        for reader, position, tensor in reads:
+            edit.move_input(graph.ops[reader].name, position, again.names[tensor])
     recording = captured.recording.after(
         edit, list(captured.gradient_calls), {}, again.shapes, captured.recording.replaced)
     return captured_after(captured, recording)
@@ -70,13 +72,19 @@ class _Again:
         self.names: Dict[int, str] = {}
         self.shapes: Dict[str, Shape] = {}
         self._gates: Dict[Tuple[int, int, int], str] = {}
+        self._earlier: Dict[int, List[Op]] = {}  # op that copies wait for -> readers of copies that they wait for, too
         taken, self._suffix = names_taken(edit.graph), "again"
         while any(f"{op.name}/{self._suffix}" in taken for op in self._graph.ops):
             self._suffix += "_"
 
-    def copy(self, ops: Mapping[int, int]) -> None:
-        """Stages a copy of each op, after the backward op that it waits for."""
+    def copy(self, ops: Mapping[int, int], readers: Collection[int]) -> None:
+        """Stages a copy of each op, after the backward op that it waits for and earlier ``readers`` of copies."""
         graph, definitions = self._graph, self._captured.definitions
+        ends = sorted(set(ops.values()))
+        for reader in readers:  # in graph order, in which nothing up to an end reads what waits for it
+            position = bisect_left(ends, reader)
+            if position < len(ends) and ends[position] != reader and reader in self._batch_level:
+                self._earlier.setdefault(ends[position], []).append(graph.ops[reader])
         for index in sorted(ops):
             for tensor in graph.ops[index].outputs:
                 self.names[tensor] = f"{graph.ops[index].name}/{self._suffix}:{graph.tensors[tensor].index}"
@@ -94,10 +102,13 @@ class _Again:
         name = graph.tensor_name(tensor)
         if graph.tensors[tensor].op not in self._batch_level or graph.tensors[tensor].dtype in UNSENT:
             return name
-        key = tensor, wait, int(op.attrs.get(SHARD_ATTR, 0))
+        shard = int(op.attrs.get(SHARD_ATTR, 0))
+        key = tensor, wait, shard
         if key not in self._gates:
             where = f"{op.name}/{self._suffix}_{len(self._gates)}"
-            gate = self._edit.add("Identity", where, [name], device=op.device, control_inputs=[graph.ops[wait].name])
+            earlier = [o.name for o in self._earlier.get(wait, []) if int(o.attrs.get(SHARD_ATTR, 0)) == shard]
+            gate = self._edit.add(
+                "Identity", where, [name], device=op.device, control_inputs=[graph.ops[wait].name, *earlier])
             self._tag(self._edit.node(gate), reader, wait)
             self._gates[key] = f"{gate}:0"
             self.shapes[f"{gate}:0"] = graph.tensors[tensor].shape
