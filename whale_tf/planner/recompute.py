@@ -38,7 +38,7 @@ from whale_tf.profiler.op_cost import OpCost, op_costs, tensor_bytes
 
 NONE, FULL, AUTO = "none", "full", "auto"
 STEPS = 512  # memory is counted in this many parts of the budget
-MOST_CUTS = 64  # number of places in one TaskGraph to consider, where the fewest bytes cross
+MOST_CUTS = 64  # number of places in one TaskGraph to consider
 BOUNDS = 24  # number of bounds on the largest dropped segment to try
 
 
@@ -291,10 +291,10 @@ class TaskGraphRow:
         mine = [op for op in order if self._region.task_graph[op] == number]
         place = {op: position for position, op in enumerate(mine)}
         cuts = sorted({place[order[start]] for start in starts if order[start] in place} - {0})
+        self._wanted = readers.wanted(number)
         ends = self._quietest(mine, place, cuts) + [len(mine)]
         self._part = {op: int(np.searchsorted(ends, position, side="right")) for op, position in place.items()}
         size = len(ends) if mine else 0
-        self._wanted = readers.wanted(number)
         device = cluster.devices[task.devices[0][0]]
         rate, bandwidth = device.peak_flops_per_s["fp32"], device.memory_bandwidth_bytes_per_s
         seconds, read = np.zeros(size), np.zeros(size)
@@ -309,13 +309,26 @@ class TaskGraphRow:
         self.parts = Parts(read, seconds, *self._crossings(size), held(plan)[number])
 
     def _quietest(self, mine: Sequence[int], place: Dict[int, int], cuts: Sequence[int]) -> List[int]:
-        """The cuts where the fewest bytes cross, at most :data:`MOST_CUTS` of them."""
-        crossing = np.zeros(len(mine) + 1)
+        """At most :data:`MOST_CUTS` of the cuts: the one where the fewest bytes cross from every equal share of the bytes held.
+
+        Layers of one kind have equally quiet cuts.  The quietest of all could come from the first layers only.
+        """
+        if len(cuts) <= MOST_CUTS:
+            return list(cuts)
+        crossing, held_before = np.zeros(len(mine) + 1), np.zeros(len(mine) + 1)
         for op in mine:
             for tensor in self._graph.ops[op].outputs if op in self._region.batch_level else ():
                 last = max([place[user] for user, _ in self._graph.consumers(tensor) if user in place], default=place[op])
                 crossing[place[op] + 1:last + 1] += self._bytes(tensor)
-        return sorted(sorted(cuts, key=lambda cut: (crossing[cut], cut))[:MOST_CUTS])
+        for tensor in self._wanted:
+            if buffer_of(self._graph, tensor) == tensor and self._graph.tensors[tensor].op in place:
+                held_before[place[self._graph.tensors[tensor].op] + 1:] += self._bytes(tensor)
+        share = max(float(held_before[-1]), 1.0) / MOST_CUTS
+        quietest: Dict[int, int] = {}
+        for cut in cuts:
+            number = min(int(held_before[cut] / share), MOST_CUTS - 1)
+            quietest[number] = min(quietest.get(number, cut), cut, key=lambda one: (crossing[one], one))
+        return sorted(quietest.values())
 
     def _bytes(self, tensor: int) -> float:
         size = float(tensor_bytes(self._graph, tensor))
