@@ -205,11 +205,13 @@ class Config(Record):
         False,
         description="XLA compiles the functions of forward and backward passes if it has kernels for all their ops. The step "
         "is then called, not inlined. wh.explain() names the functions that are not compiled, and why.")
-    variables: Literal["auto", "mirrored", "shared"] = field(
+    variables: Literal["auto", "mirrored", "shared", "stage"] = field(
         "auto",
         description="mirrored: every replica has and updates its own copies of its variables. shared: the replicas of a "
-        "process read one copy, on the first replica's device. auto: shared if the replicas are CPU devices of one process, "
-        "which share one memory.")
+        "process read one copy, on the first replica's device; in a tf.function, where the script made it. stage: shared, and "
+        "in a tf.function on the first replica's device too; there, the step moves the variable and its optimizer state. auto: "
+        "shared if the replicas are CPU devices of one process, which share one memory; in a tf.function of one process, stage "
+        "if the devices have memories of their own.")
     recompute: Literal["none", "full", "auto"] = field(
         "none",
         description="Recompute activations in the backward pass instead of keeping them (gradient checkpointing). full: keep "

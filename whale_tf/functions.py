@@ -2,9 +2,9 @@
 
 A function's graph has known results and side effects.  Its variables live outside it, in the user's tf.Variable objects, which
 checkpoints, ``assign`` and other functions may read and write at any time.  So there is one copy of each, on the device where
-the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  If
-``wh.split`` or ZeRO divides a variable, the function captures its parts; if it has a home, one part
-(:mod:`whale_tf.variable_parts`).
+the user made it or, if devices have memories of their own, on the first device of its TaskGraph; all replicas read it in every
+step, and its update runs once (the Plan's ``variables: shared``).  If ``wh.split`` or ZeRO divides a variable, the function
+captures its parts; if it has a home, one part (:mod:`whale_tf.variable_parts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tupl
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import variable_handles
-from whale_tf.cluster import Processes
+from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.emit import Emitted
@@ -25,6 +25,7 @@ from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
+from whale_tf.planner.homes import STAGE, asks_for_homes, has_one_memory
 from whale_tf.planner.measures import AUTO
 from whale_tf.variable_parts import VariableParts
 
@@ -74,6 +75,10 @@ def check(
             f"{name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave out {key}")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
+    if config.variables == STAGE and processes.count > 1:
+        raise PlanError(
+            f"variables is {STAGE!r}, which moves variables of functions only within one process, but tf.function {name!r} "
+            f"trains in {processes.count}; use variables 'auto' or '{SHARED}', or start one process that sees all devices")
     if config.variables == "mirrored" or mirrored:
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
@@ -151,11 +156,18 @@ def _is_backward(name: str) -> bool:
     return name.partition("/")[0] in ("gradient_tape", "gradients")
 
 
-def settings(config: Config) -> Config:
-    """The configuration that functions run under: one copy of each variable.  A mini-batch that the function itself takes from
-    an iterator, as in Keras 2, is divided over all model replicas like one that it is given, unless the user says otherwise."""
+def settings(config: Config, cluster: Cluster, processes: Processes) -> Config:
+    """The configuration that functions run under: one copy of each variable, with its TaskGraph if devices have memories of their
+    own.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is divided over all model replicas like one
+    that it is given, unless the user says otherwise."""
     divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
-    return config.changed(variables=SHARED, **divided)
+    moves = config.variables == STAGE or (config.variables == "auto" and processes.count == 1 and not has_one_memory(cluster))
+    return config.changed(variables=STAGE if moves else SHARED, **divided)
+
+
+def moves_variables(config: Config, plan: Optional[Plan]) -> bool:
+    """Whether a function may keep variables on other devices than its user.  ``plan``: the one that it is given."""
+    return asks_for_homes(config) if plan is None else any(task.homes for task in plan.task_graphs)
 
 
 def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:
@@ -285,7 +297,7 @@ def _capture_parts(
     if variable is None and outer is not None and not spread.is_shard:
         return  # the loss scale, which we made and nobody else sees
     if outer is None or variable is None:
-        what = "wh.split or zero divides" if spread.is_shard else "zero or offload moves"
+        what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
         raise PlanError(
             f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
             "variable itself")

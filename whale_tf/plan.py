@@ -279,8 +279,10 @@ class Plan(Record):
 
     def _check_homes(self) -> None:
         for task in self.task_graphs:
-            if task.homes and self.zero == self.offload == "none":
-                raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
+            own = {device for row in task.devices for device in row}
+            if self.zero == self.offload == "none" and not own.issuperset(task.homes.values()):
+                raise ValueError(f"TaskGraph {task.name!r} has homes for its variables beside its own devices {sorted(own)}, and "
+                                 "both zero and offload are 'none'")
             if task.parts and (self.zero == "none" or len(self.processes) > 1):
                 raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs one "
                                  f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {len(self.processes) or 1}")

@@ -25,7 +25,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for, opened, wants_search
-from whale_tf.planner.homes import Held, has_one_memory, resident_of_task_graphs, with_homes
+from whale_tf.planner.homes import STAGE, Held, asks_for_homes, has_one_memory, resident_of_task_graphs, with_homes
 from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
@@ -64,8 +64,11 @@ def decide_graph(
 
 
 def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
-    """The configuration without choices that cannot be made in a function: several processes keep all of its variables."""
-    if not graph.building_function or processes == 1:
+    """The configuration without choices that cannot be made in a function: several processes keep all of its variables.  In other
+    graphs, variables are made on their TaskGraphs' first devices."""
+    if not graph.building_function:
+        return config.changed(variables="shared") if config.variables == STAGE else config
+    if processes == 1:
         return config
     open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
     return config.changed(**dict.fromkeys(open_keys, "none"))
@@ -147,7 +150,7 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
                                 "does not have")
         return decided
-    if config.zero == config.offload == NONE:
+    if not asks_for_homes(config):
         return decided
     plan = with_parts(decided.captured, decided.region, decided.plan, config)
     decided = _in_parts(decided._replace(plan=replace(plan, zero=config.zero)), options)

@@ -103,13 +103,13 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     plan = state.plan_of(graph)
     note_plan(state, graph)
     functions.check(graph.name, known, attributes, state.config, plan, state.processes)
-    settings = state.config if plan is None else plan
-    if settings.zero != "none" or settings.offload != "none":
+    config = functions.settings(state.config, state.cluster, state.processes)
+    if functions.moves_variables(config, plan):
         functions.separate_updates(graph, known)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
-            done = parallelize(graph, state.cluster, functions.settings(state.config), plan, state.processes, keys)
+            done = parallelize(graph, state.cluster, config, plan, state.processes, keys)
         except OtherGraphError as error:
             raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                             "name them: wh.init(plan={'name of the function': plan})") from None

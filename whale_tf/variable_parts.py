@@ -197,15 +197,15 @@ class VariableParts:
             if needed.setdefault(id(record), (record, division))[1] != division:
                 raise PlanError(
                     f"tf.function {function.graph.name!r} calls functions that divide variable {record.name!r} differently or "
-                    "keep it on different devices (wh.split, zero, offload); call them one after the other, outside of a "
-                    "function")
+                    "keep it on different devices (wh.split, zero, offload, variables 'stage'); call them one after the other, "
+                    "outside of a function")
         for handle in function.captured_inputs:
             whole = self._wholes.get(id(handle))
             if whole is not None and id(whole) in needed:
                 raise PlanError(
                     f"tf.function {function.graph.name!r} reads or writes variable {whole.name!r} and calls a function that "
-                    "divides it (wh.split) or keeps it on another device (zero, offload); do one of these outside of the "
-                    "function, or both in the function that trains")
+                    "divides it (wh.split) or keeps it on another device (zero, offload, variables 'stage'); do one of these "
+                    "outside of the function, or both in the function that trains")
         function._call_flat = self._caller(function._call_flat, list(needed.values()))
 
     def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]]) -> Callable[..., Any]:
@@ -213,8 +213,9 @@ class VariableParts:
             if not tf.executing_eagerly():
                 if self._closed:
                     raise PlanError(
-                        "a function whose variables are divided (wh.split) or on other devices (zero, offload) is called in "
-                        "another function, which is traced after wh.shutdown(); call wh.init() and create both functions again")
+                        "a function whose variables are divided (wh.split) or on other devices (zero, offload, variables "
+                        "'stage') is called in another function, which is traced after wh.shutdown(); call wh.init() and create "
+                        "both functions again")
                 return original(*args, **kwargs)
             try:
                 with contextlib.ExitStack() as stack:

@@ -14,12 +14,13 @@ from tests.functions.equality import Build, Scope, Way, batches, check, clear_ke
 from tests.functions.test_training_steps import called, cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse
 from whale_tf import functions
 from whale_tf.capture.annotations import Annotations
-from whale_tf.cluster import Processes
+from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
 
 keras = tf.keras
 LEVELS: Dict[str, Dict[str, Any]] = {"v1": {"zero": "v1"}, "v2": {"zero": "v2"}, "v3": {"zero": "v3"},
                                      "states": {"offload": "states"}, "v0": {"offload": "v0"}}
+STAGE: Dict[str, Any] = {"variables": "stage"}
 WAYS = {"2": Way((), 2, {}), "4, recompute": Way((), 4, {"num_micro_batch": 2, "recompute": "full"}),
         "pipeline nested": Way((1, 1), 4, {"num_micro_batch": 2}),
         "stages of 1 and 2, called": Way((1, 2), 3, {"num_micro_batch": 2, "emit": "call"}),
@@ -74,6 +75,17 @@ def test_steps_in_parts(build: str, way: str, level: str) -> None:
     chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
     outcome = check(BUILDS[build], chosen, batches((16, 16, 12)))
     assert outcome.plan is not None and any(task.parts for task in outcome.plan.task_graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build, way", [
+    pytest.param(build, way, marks=[] if (build, way) in {
+        ("keras_adam", "pipeline nested"), ("sparse", "stages of 1 and 2, called")} else [pytest.mark.full])
+    for build in BUILDS for way in ("pipeline nested", "stages of 1 and 2, called")])
+def test_variables_with_their_stages(build: str, way: str) -> None:
+    outcome = check(BUILDS[build], WAYS[way]._replace(config={**WAYS[way].config, **STAGE}), batches((16, 16, 12)))
+    assert outcome.plan is not None
+    assert [set(task.homes.values()) for task in outcome.plan.task_graphs] == [{0}, {1}]
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +267,7 @@ def compare(script: Script, way: Way, at_home: bool = True, in_parts: bool = Fal
 @pytest.mark.slow
 @pytest.mark.parametrize("way, level", [
     pytest.param(Way((), 2, {}), "v2", marks=pytest.mark.full), (Way((1, 1), 4, {"num_micro_batch": 2}), "v3"),
-    (Way((), 1, {}), "states")], ids=["v2", "v3", "states"])
+    (Way((), 1, {}), "states"), (Way((1, 1), 4, {"num_micro_batch": 2}), "stage")], ids=["v2", "v3", "states", "stage"])
 def test_fit(way: Way, level: str, float64: Any) -> None:
     """With evaluation and prediction between steps, values that are set, and several steps in one call."""
     def script(stages: Sequence[Scope]) -> Tuple[List[Any], Any]:
@@ -268,7 +280,7 @@ def test_fit(way: Way, level: str, float64: Any) -> None:
         model.optimizer.learning_rate.assign(0.02)
         return [*values, model.fit(X, LABELS, **options).history], model
 
-    compare(script, way._replace(config={**way.config, **LEVELS[level]}))
+    compare(script, way._replace(config={**way.config, **LEVELS.get(level, STAGE)}))
 
 
 @pytest.mark.slow
@@ -388,11 +400,19 @@ def test_what_is_refused(config: Dict[str, Any], message: str) -> None:
         one_step(momentum, config, 1)
 
 
-@pytest.mark.parametrize("level, key", [("v1", "zero"), ("v0", "offload")])
+@pytest.mark.parametrize("level, key", [("v1", "zero"), ("v0", "offload"), ("stage", "variables")])
 def test_several_processes_are_refused(level: str, key: str) -> None:
     with pytest.raises(wh.PlanError, match=f"{key} is '{level}', which moves variables of functions only within one process, "
-                                           "but tf.function 'step' trains in 2; start one process that"):
-        functions.check("step", Annotations(), {}, Config(LEVELS[level]), None, Processes(("a:1", "b:1")))
+                                           "but tf.function 'step' trains in 2;"):
+        functions.check("step", Annotations(), {}, Config(LEVELS.get(level, STAGE)), None, Processes(("a:1", "b:1")))
+
+
+@pytest.mark.parametrize("variables, cluster, count, expected", [
+    ("auto", "cpu:2", 1, "shared"), ("auto", "V100-32GB:2", 1, "stage"), ("auto", "V100-32GB:2", 2, "shared"),
+    ("shared", "V100-32GB:2", 1, "shared"), ("stage", "cpu:2", 1, "stage")])
+def test_variables_go_to_devices_with_memories_of_their_own(variables: str, cluster: str, count: int, expected: str) -> None:
+    hosts = Processes(tuple(f"a:{port}" for port in range(count)))
+    assert functions.settings(Config({"variables": variables}), Cluster.parse(cluster), hosts).variables == expected
 
 
 def test_a_variable_that_is_an_argument() -> None:

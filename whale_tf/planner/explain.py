@@ -88,8 +88,10 @@ def _homes(plan: Plan, devices: Sequence[str], too_large: Mapping[str, str]) -> 
     where = ", ".join(f"{name}: {count[home]}" for name, home in zip(names, sorted(count)))
     gradients = "each micro-batch's gradients are added up there" if plan.adds_at_home else "gradients are summed there"
     read = "in every call, forward and backward" if plan.reads_anew else "once a step"
-    lines = [f"Variables are kept and updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
-             f"them {read}. Number of variables on {where}."]
+    is_asked = (plan.zero, plan.offload) != ("none", "none")
+    kept = f"at home (zero {plan.zero}, offload {plan.offload})" if is_asked else "on the first device of their TaskGraph"
+    lines = [f"Variables are kept and updated {kept}; {gradients}, and replicas read them {read}. Number of variables on "
+             f"{where}."]
     parts = [f"{name!r} (dimension {dim})" for task in plan.task_graphs for name, dim in task.parts.items()]
     if parts:
         lines.append(f"Divided into parts, one for each replica, so that all devices have about the same: "

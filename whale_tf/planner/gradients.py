@@ -8,6 +8,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.planner.buckets import Gradient, buckets, limits
+from whale_tf.planner.homes import STAGE
 
 
 def buckets_of(
@@ -61,7 +62,7 @@ def variables_of(
     Raises:
         ConfigError: the configuration asks for a shared copy, but that is impossible.
     """
-    wanted: str = config.variables
+    wanted = "shared" if config.variables == STAGE else config.variables
     key = "zero" if config.zero != "none" else "offload"
     if config.zero != "none" or config.offload != "none":
         if wanted == "mirrored":
@@ -76,12 +77,12 @@ def variables_of(
     by_collective = config.communication.backend == "collective" and not processes
     if wanted == "shared" and by_collective:
         raise ConfigError(
-            "variables is 'shared' and communication.backend is 'collective': inside one process a collective gives every "
-            "replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
+            f"variables is {config.variables!r} and communication.backend is 'collective': inside one process a collective gives "
+            "every replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
         )
     if wanted == "shared" and read_in_loops:
         raise ConfigError(
-            f"variables is 'shared', but a while loop reads {read_in_loops[0]!r} on the loop's own device; use "
+            f"variables is {config.variables!r}, but a while loop reads {read_in_loops[0]!r} on the loop's own device; use "
             f"variables 'auto' or 'mirrored', or "
             "read the variable before the loop"
         )

@@ -1,4 +1,5 @@
-"""Homes of variables: the host (offload), or the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020).
+"""Homes of variables: the host (offload), the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020), or its first device
+(``variables: "stage"``: a function's variables are not made there).
 
 ZeRO divides the state that data parallelism keeps once per replica: optimizer state, gradients, parameters.  Here a whole
 variable has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes the
@@ -25,7 +26,7 @@ from whale_tf.ir.parts import even_sizes
 from whale_tf.passes.homes import AHEAD
 from whale_tf.plan import Plan
 
-NONE = "none"
+NONE, STAGE = "none", "stage"
 BALANCED = 1.03  # times its share: so full may a device be before variables are divided
 
 
@@ -148,15 +149,27 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
     Raises:
         ConfigError: there are no devices over which to divide them.
     """
-    if config.zero == NONE and config.offload == NONE:
+    if not asks_for_homes(config):
         return plan
-    _check(plan, config)
+    at_home = _on_first_devices(plan, variables) if config.variables == STAGE else []
+    if (config.zero, config.offload) != (NONE, NONE):
+        _check(plan, config)
+        at_home += _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
     homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
-    at_home = _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
     for one, home in at_home:
         homes[one.task_graph][one.name] = home
     tasks = tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes))
     return replace(plan, task_graphs=tasks, zero=config.zero, offload=config.offload)
+
+
+def asks_for_homes(config: Config) -> bool:
+    return config.variables == STAGE or (config.zero, config.offload) != (NONE, NONE)
+
+
+def _on_first_devices(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+    """The variables of TaskGraphs that replicate, unless all of these begin on the first device, where the script made them."""
+    firsts = {number: task.devices[0][0] for number, task in enumerate(plan.task_graphs) if task.strategy != "split"}
+    return [(one, firsts[one.task_graph]) for one in variables if one.task_graph in firsts] if any(firsts.values()) else []
 
 
 class Resident(NamedTuple):
