@@ -24,12 +24,13 @@ DEMO := -e ".[all,examples,tf]"
 TEST2 := -e ".[test,dev]" "tensorflow==2.21.*"
 TEST1 := -e ".[test]" "tensorflow==1.15.5"
 
-# Worker processes of pytest, and threads of each (TensorFlow would take every core in every worker).
+# Worker processes of pytest, and threads of each (TensorFlow would take every core in every worker). Many tests start Python
+# anew: compiled modules are kept, also where the environment says otherwise.
 WORKERS ?= 2
 THREADS ?= 1
 PYTEST_ARGS ?=
 LIMITS := TF_NUM_INTRAOP_THREADS=$(THREADS) TF_NUM_INTEROP_THREADS=2 OMP_NUM_THREADS=$(THREADS) \
-	OPENBLAS_NUM_THREADS=$(THREADS) TF_CPP_MIN_LOG_LEVEL=3
+	OPENBLAS_NUM_THREADS=$(THREADS) TF_CPP_MIN_LOG_LEVEL=3 PYTHONDONTWRITEBYTECODE=
 pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(2) $(PYTEST_ARGS) 2>&1 | tee $(1)/pytest.log
 
 PACKAGING := setup.py pyproject.toml
@@ -38,7 +39,7 @@ PACKAGING := setup.py pyproject.toml
 install = @echo "setting up $(1) (the first time this takes minutes)"; \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log; exit 1; }
 
-.PHONY: help demo test test-all test-versions test-multiprocess fuzz mutation benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
+.PHONY: help demo environments test test-all test-versions test-multiprocess fuzz mutation benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -82,6 +83,8 @@ lint: $(TF2)/.test
 
 test: lint test-tf2 test-tf1
 
+environments: $(TF2)/.test
+
 test-all: lint test-all-tf2 test-all-tf1
 
 test-versions:
@@ -105,6 +108,8 @@ benchmarks: $(TF2)/.test
 	@for name in rewrite_time emission overhead keras_fit data_parallel processes pipeline split sections sharded_init memory recompute mixed_precision zero unequal unequal_processes balance simulator accuracy dapple_tables amp rhino; do $(TF2)/bin/python -m benchmarks.$$name; done
 
 ifneq ($(PYTHON37),)
+environments: .venv/tf1/.test
+
 test-tf1: .venv/tf1/.test
 	@$(call pytest,.venv/tf1,tests)
 

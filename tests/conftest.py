@@ -1,9 +1,10 @@
 """What all tests share: a quiet TensorFlow with few threads, hypothesis profiles, which tests run, logical devices."""
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import hypothesis
 import pytest
@@ -31,6 +32,12 @@ SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full (the whole matrix)")
+
+
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> Optional[List[Any]]:
+    """Without --full, nothing of a test that is marked full as a whole: to collect thousands of cases takes seconds."""
+    is_full = inspect.isfunction(obj) and any(mark.name == "full" for mark in getattr(obj, "pytestmark", ()))
+    return [] if is_full and not collector.config.getoption("--full") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor import StagedEdit
 
+pytestmark = pytest.mark.half
 v1 = tf.compat.v1
 IS_TF1 = tf.__version__.startswith("1.")
 IMAGES = np.random.RandomState(0).randn(6, 5, 4, 3).astype("float32") * 2 + 1

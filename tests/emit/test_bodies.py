@@ -12,12 +12,14 @@ from tests.emit.control_flow import Setting
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import function_names
 
+pytestmark = pytest.mark.half
 LOOPS = [cf.reshaped, cf.mean_in_body, cf.weight_decay_in_body, cf.divided_by_rows, cf.positions, cf.weights_alone]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [True, False], ids=["static", "unknown"])
-@pytest.mark.parametrize("body", LOOPS)
+@pytest.mark.parametrize("body, static", [
+    pytest.param(body, static, marks=[] if number % 2 == static else [pytest.mark.full])
+    for number, body in enumerate(LOOPS) for static in (True, False)])
 def test_clones_compute_what_the_local_script_does(body: Any, static: bool) -> None:
     expected = cf.run(body, Setting(2, static))
     found = cf.run(body, Setting(2, static, 2, 2))

@@ -18,6 +18,8 @@ from tests.emit.crossing import between_task_graphs, crossing_bytes, reached, to
 from whale_tf.emit.shard import division
 from whale_tf.emit.shard.values import Values
 
+pytestmark = pytest.mark.half
+
 
 class Built(NamedTuple):
     """``bytes``: between TaskGraphs in a step; ``gradients``: bytes to sums of replicas' gradients; ``bridged``: elements of

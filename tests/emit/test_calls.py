@@ -11,6 +11,7 @@ import whale_tf as wh
 from whale_tf._tf_compat import tf, v1
 from whale_tf.program import CLONED
 
+pytestmark = pytest.mark.half
 BATCH = 16
 
 

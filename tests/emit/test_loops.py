@@ -14,14 +14,15 @@ from tests.graph_editor.graphs import control_flow
 from tests.numeric.script import weight
 from whale_tf.errors import UnsupportedOpError
 
-pytestmark = pytest.mark.graph_optimizer
+pytestmark = [pytest.mark.half, pytest.mark.graph_optimizer]
 BODIES = [cf.reshaped, cf.mean_in_body, cf.weight_decay_in_body, cf.divided_by_rows, cf.nested, cf.branches,
           cf.weights_alone]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [True, False], ids=["static", "unknown"])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body, static", [
+    pytest.param(body, static, marks=[] if number % 2 == static else [pytest.mark.full])
+    for number, body in enumerate(BODIES) for static in (True, False)])
 def test_clones_compute_what_the_local_script_does(body: Any, static: bool) -> None:
     expected = cf.run(body, Setting(1, static))
     found = cf.run(body, Setting(1, static, 2, 2))

@@ -10,6 +10,8 @@ import whale_tf as wh
 from models.optimizers import Adafactor
 from tests.emit.crossing import crossing_bytes, reached
 
+pytestmark = pytest.mark.half
+
 
 class Built(NamedTuple):
     """``crossing``: bytes that a training step sends between devices; ``stored``: bytes of variables by device."""

@@ -14,6 +14,7 @@ from whale_tf.config import Config
 from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError, WhaleError
 from whale_tf.parallelize import find_program
 
+pytestmark = pytest.mark.half
 BATCH = 8
 
 

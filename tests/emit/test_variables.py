@@ -10,6 +10,7 @@ import whale_tf as wh
 from tests.numeric.script import dense
 from whale_tf._tf_compat import v1
 
+pytestmark = pytest.mark.half
 WORDS, WIDTH, BATCH = 7, 6, 8
 
 

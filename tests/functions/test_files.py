@@ -1,6 +1,7 @@
 """Saved models between processes with and without whale_tf, and between plans."""
 from __future__ import annotations
 
+import shutil
 from typing import Any, Iterator, List
 
 import numpy as np
@@ -21,13 +22,27 @@ def starter() -> Iterator[Starter]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: Any) -> Any:
+    """Where the local script has made a model and gone on with it."""
+    directory = tmp_path_factory.mktemp("local")
+    with Starter() as starter:
+        for what in ("make", "go_on"):
+            run(starter, what, "none", directory)
+    return directory
+
+
 def run(starter: Starter, what: str, plan: str, directory: Any) -> List[List[np.ndarray]]:
     """Losses, predictions and weights of each process."""
     script = ("-m", "tests.functions.saved", what, plan, str(directory))
     started = [one(*script) for one in starter.workers(2)] if plan == "two processes" else [starter.start(*script)]
     for process in started:
         assert process.wait(TIMEOUT_S) == 0, process.output
-    return [list(np.load(directory / f"{what}.{rank}.npz").values()) for rank in range(len(started))]
+    return [read(directory, what, rank) for rank in range(len(started))]
+
+
+def read(directory: Any, what: str, rank: int = 0) -> List[np.ndarray]:
+    return list(np.load(directory / f"{what}.{rank}.npz").values())
 
 
 def equal(expected: List[np.ndarray], found: List[List[np.ndarray]]) -> None:
@@ -42,14 +57,15 @@ def equal(expected: List[np.ndarray], found: List[List[np.ndarray]]) -> None:
     ("pipeline", "none"), ("none", "split of everything"), ("split", "two processes"),
     pytest.param("two processes", "pipeline", marks=pytest.mark.full), pytest.param("none", "search", marks=pytest.mark.full),
     pytest.param("none", "data parallel", marks=pytest.mark.full), pytest.param("search", "none", marks=pytest.mark.full)])
-def test_saved_and_loaded(starter: Starter, plan: str, next_plan: str, tmp_path: Any) -> None:
+def test_saved_and_loaded(starter: Starter, plan: str, next_plan: str, local: Any, tmp_path: Any) -> None:
     """A model is made, trained and saved under one plan, and loaded and trained on in a fresh process under another; as without
     whale_tf."""
     if "two processes" in (plan, next_plan) and function_tracing().compilation is None:  # type: ignore[union-attr]
         pytest.skip("no functions in several processes before TensorFlow 2.15")
-    local, divided = tmp_path / "local", tmp_path / "divided"
-    for directory in (local, divided):
-        directory.mkdir()
-    for what, under in (("make", plan), ("go_on", next_plan)):
-        (expected,), found = run(starter, what, "none", local), run(starter, what, under, divided)
-        equal(expected, found)
+    divided = tmp_path / "divided"
+    if plan == "none":
+        shutil.copytree(local, divided)
+    else:
+        divided.mkdir()
+        equal(read(local, "make"), run(starter, "make", plan, divided))
+    equal(read(local, "go_on"), run(starter, "go_on", next_plan, divided))

@@ -205,6 +205,7 @@ MODELS: Dict[str, Any] = {"functional": (functional, X), "sequential": (sequenti
                           "own_step": (own_step, X), "text": (text, TOKENS), "recurrent": (recurrent, TOKENS),
                           "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X),
                           "shared": (shared, X), "adversaries": (adversaries, X)}
+OTHERS = "sequential", "subclassed", "text", "recurrent", "convolutional"
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -253,8 +254,8 @@ def check(make: Make, x: np.ndarray, way: Way, **fit: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [  # test_matrix.py has the others' like
-    pytest.param(name, marks=[pytest.mark.full] if name in ("text", "recurrent", "convolutional") else []) for name in MODELS])
+@pytest.mark.parametrize("model", [  # test_matrix.py has the others' like, and tests below have the first two
+    pytest.param(name, marks=[pytest.mark.full] if name in OTHERS else []) for name in MODELS])
 def test_models(model: str) -> None:
     make, x = MODELS[model]
     check(make, x, PIPELINE)

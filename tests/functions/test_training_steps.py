@@ -379,6 +379,7 @@ def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w, out, each, total]
 
 
+THREE = {"nested": NESTED, "data parallel": WAYS["data parallel 2"], "pipeline": PIPELINE}
 STEPS = [momentum, keras_adam, pulling, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting,
          adversaries, unrolled, ranked, sorted_series, until_settled, watched]
 
@@ -390,8 +391,9 @@ def test_momentum_in_every_way(way: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [WAYS["data parallel 2"], PIPELINE, NESTED], ids=["data parallel", "pipeline", "nested"])
-@pytest.mark.parametrize("build", STEPS[1:], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build, way", [  # each in two ways, in turn
+    pytest.param(build, way, marks=[pytest.mark.full] if number % 3 == place else [], id=f"{build.__name__}-{name}")
+    for number, build in enumerate(STEPS[1:]) for place, (name, way) in enumerate(THREE.items())])
 @pytest.mark.filterwarnings("error::whale_tf.InexactWarning")
 def test_steps_of_many_kinds(build: Any, way: Way) -> None:
     check(build, way, batches())

@@ -43,6 +43,7 @@ def check(program: Program, batch: Optional[int], resource: bool = False, everyt
     return emulation
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [BATCH, None], ids=["static", "dynamic"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
@@ -52,6 +53,7 @@ def test_every_tensor_merges_to_the_whole_s(program: Program, batch: Optional[in
     check(program, batch, resource=bool(len(program.name) % 2))
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.graph_optimizer  # folds the constants that the emulation puts beside the ops of a loop, outside of its frame
 @pytest.mark.parametrize("batch", [BATCH, None], ids=["static", "dynamic"])

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterable, List, Tuple
 
 import numpy as np
 import pytest
 
 from tests.multiprocess.launch import WHALE_RUN, Starter
-from tests.multiprocess.train_zero import LEVELS, SIZE, STEPS, Found, examples, scaled_feeds, train, train_scaled
+from tests.multiprocess.train_zero import LEVELS, OF_THREE, SIZE, STEPS, Found, examples, scaled_feeds, train, train_scaled
 
 
 def assert_equal(one: Found, other: Found, first: int = 0) -> None:
@@ -19,10 +19,10 @@ def assert_equal(one: Found, other: Found, first: int = 0) -> None:
         np.testing.assert_allclose(value, other.variables[name], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-def locals_of(processes: int, directory: Path) -> Dict[Any, Found]:
+def locals_of(processes: int, directory: Path, trained: Iterable[Tuple[str, bool]] = tuple(LEVELS)) -> Dict[Any, Found]:
     """What the local script finds, from the checkpoint that processes restore."""
     found = {}
-    for optimizer, resource in LEVELS:
+    for optimizer, resource in trained:
         name, feed = f"{optimizer}{resource}", examples(None, processes)
         train(optimizer, resource, feed, directory, save=f"{name}_local")
         found[optimizer, resource] = train(optimizer, resource, feed, directory, restore=f"{name}_local")
@@ -52,7 +52,7 @@ def check(found: List[Found], expected: Found, is_v3: bool) -> None:
 
 @pytest.mark.slow
 def test_values_of_three_processes(tmp_path: Path) -> None:
-    expected = locals_of(3, tmp_path)
+    expected = locals_of(3, tmp_path, OF_THREE)
     found = run(3, tmp_path)
     for key, local in expected.items():
         check([one[key] for one in found], local, True)

@@ -23,6 +23,7 @@ BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
 OPTIMIZERS = ("adam", "lamb")
 SIZE = LAYERS * WIDTH * WIDTH * 8  # bytes of the trained variables
 LEVELS = {("adam", True): "v3", ("adam", False): "v3", ("lamb", True): "v2", ("lamb", False): "v1"}
+OF_THREE = ("adam", True), ("lamb", False)  # of these, what three processes train
 
 
 class Model(NamedTuple):
@@ -254,7 +255,7 @@ def main_of_two(directory: Path, rank: int) -> Dict[Any, Any]:
 
 def main_of_three(directory: Path, rank: int) -> Dict[Any, Any]:
     return {(optimizer, resource): divided(optimizer, resource, "v3", directory, rank, 3, 1 + (optimizer == "lamb"))
-            for optimizer, resource in LEVELS}
+            for optimizer, resource in OF_THREE}
 
 
 def main(directory: Path) -> None:

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 
 PARTS = 4
-EXAMPLES = 24  # beside TensorFlow 2, half of that on Python 3.7, where the profile does not ask for random ones
+EXAMPLES = 16  # beside TensorFlow 2, half of that on Python 3.7, where the profile does not ask for random ones
 # one part runs with TensorFlow's graph optimizer
 PARAMETERS = [pytest.param(part, marks=[] if part else [pytest.mark.graph_optimizer]) for part in range(PARTS)]
 

@@ -12,6 +12,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, 
 from tests.numeric.script import Setting, Stages
 from tests.numeric.unequal import described, equal
 
+pytestmark = pytest.mark.half
 SETTING = Setting()
 TWO_STAGES = {"num_task_graph": 2, "num_micro_batch": 4}
 

@@ -15,6 +15,7 @@ from tests.numeric.equality import TOLERANCE, relative
 from tests.numeric.plans import SHAPES, Parallel
 from tests.numeric.script import Setting, Stages, source
 
+pytestmark = pytest.mark.half
 DEFAULT = Setting()
 CASE = CASES["clipped_adam"]
 PIPELINE = Parallel(SHAPES["pipeline4"], 4)
@@ -37,9 +38,11 @@ def assert_same(losses: List[float], expected: List[float]) -> None:
 
 @pytest.mark.half
 @pytest.mark.slow
-@pytest.mark.parametrize("resource", [True, False])
-@pytest.mark.parametrize("writer,reader", [("pipeline4", "local"), ("local", "pipeline4"), ("pipeline4", "replicate2"),
-                                           ("counts1:3", "pipeline4"), ("local", "local")])
+@pytest.mark.parametrize("writer,reader,resource", [
+    (writer, reader, resource) if number % 2 == resource else pytest.param(writer, reader, resource, marks=pytest.mark.full)
+    for number, (writer, reader) in enumerate([("pipeline4", "local"), ("local", "pipeline4"), ("pipeline4", "replicate2"),
+                                               ("counts1:3", "pipeline4"), ("local", "local")])
+    for resource in (True, False)])
 def test_training_goes_on(writer: str, reader: str, resource: bool, tmp_path: Any) -> None:
     """The second half after a restore gives the losses of a local run that never stopped."""
     setting, path = Setting(resource=resource), str(tmp_path / "model")

@@ -10,6 +10,7 @@ from tests.numeric.cases import CASES, SYNCHRONISED
 from tests.numeric.equality import Outcome, assert_equal, deviation, differences, local_outcome, relative, run_local
 from tests.numeric.script import Setting
 
+pytestmark = pytest.mark.half
 ALL = sorted(CASES) + sorted(SYNCHRONISED)
 SETTING = Setting()
 

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.numeric.plans import HOMES
 
+pytestmark = pytest.mark.half
 BATCH, WIDTH, LAYERS = 24, 8, 6
 
 

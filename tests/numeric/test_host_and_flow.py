@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 
+pytestmark = pytest.mark.half
 PLANS: Dict[str, Tuple[Dict[str, Any], int]] = {
     "data parallel": ({}, 2), "split": ({}, 2), "rhino": ({"auto_parallel": "rhino", "auto.batch_size": 8}, 2)}
 IS_FUNCTIONAL = tf.__version__ >= "2"  # loops and conditions are ops with bodies

@@ -120,7 +120,7 @@ def full_matrix() -> Any:
     for index, row in enumerate(full_product(axes)):
         if (row["micro_batches"] == 1 and row["schedule"] in SCHEDULES[1:]) or not fits(row):
             continue  # one micro-batch has one order
-        choices = [dict(row, **others[(index + shift) % len(others)]) for shift in range(len(others))]
+        choices = (dict(row, **others[(index + shift) % len(others)]) for shift in range(len(others)))
         yield next(choice for choice in choices if allowed(choice) and divides(choice))
 
 

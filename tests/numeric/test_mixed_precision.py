@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 
+pytestmark = pytest.mark.half
 BATCH, WORDS, HIDDEN = 16, 6, 8
 
 

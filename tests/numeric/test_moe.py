@@ -16,6 +16,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, 
 from tests.numeric.script import Arrays, Script, Setting, Stages
 from tests.numeric.split import Ran, Split, run_split
 
+pytestmark = pytest.mark.half
 SEQ, VOCAB = 4, 11
 FEDS = Setting()
 REFERENCES = Setting(resource=False, static_batch=False)

@@ -13,6 +13,7 @@ import whale_tf as wh
 from models.optimizers import Adafactor, Lamb
 from tests.numeric.test_homes import Trained, assert_equal
 
+pytestmark = pytest.mark.half
 BATCH, WORDS, WIDTH, HIDDEN = 16, 41, 6, 50
 OPTIMIZERS: Dict[str, Callable[[], Any]] = {
     "adam": lambda: tf.train.AdamOptimizer(0.01), "momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.cli.scripts import HEAD, PUBLISHED
 
+pytestmark = pytest.mark.half
 PLANS: Dict[str, Dict[str, Any]] = {
     "replicate": {}, "micro-batches": {"num_micro_batch": 2}, "auto": {"auto_parallel": True},
     "pipeline": {"num_task_graph": 2, "num_micro_batch": 2}}

@@ -12,6 +12,7 @@ from tests.numeric.script import Setting, Stages
 from tests.numeric.test_rhino import FEDS, check, only_rhino, slow_devices  # noqa: F401 (a fixture for all tests here)
 from whale_tf.plan import Plan
 
+pytestmark = pytest.mark.half
 SLOW_LINKS = 1e-4
 
 

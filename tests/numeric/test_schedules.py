@@ -13,7 +13,7 @@ from tests.numeric.script import Setting
 from whale_tf._tf_compat import v1
 from whale_tf.planner.candidate import TIE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.half, pytest.mark.slow]
 
 
 @pytest.mark.half

@@ -14,6 +14,7 @@ from whale_tf.emit.shard.initial import BLOCKS, blocks
 from whale_tf.ir.parts import even_sizes
 from whale_tf.patterns.spread import shard
 
+pytestmark = pytest.mark.half
 Initializer = Callable[..., tf.Tensor]
 Values = Dict[str, np.ndarray]
 

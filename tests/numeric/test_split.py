@@ -16,6 +16,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, 
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
 
+pytestmark = pytest.mark.half
 FEDS = Setting()
 REFERENCES = Setting(resource=False, static_batch=False)
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 
+pytestmark = pytest.mark.half
 WIDTH, CLASSES = 12, 10
 
 

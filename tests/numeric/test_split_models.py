@@ -15,6 +15,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local
 from tests.numeric.script import Arrays, Script, Setting, Stages
 from tests.numeric.split import Split, run_split
 
+pytestmark = pytest.mark.half
 BATCH, STEPS = 12, 3
 
 Block = Callable[[Any], Any]

@@ -14,6 +14,7 @@ from tests.numeric.script import Setting, Stages
 from tests.numeric.split import Split, find, run_split
 from tests.numeric.unequal import described
 
+pytestmark = pytest.mark.half
 GIB = 1024
 TWO_TO_ONE = ((200, GIB), (100, GIB))
 FIVE_TO_THREE = ((500, GIB), (300, GIB))

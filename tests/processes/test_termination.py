@@ -154,7 +154,9 @@ def test_a_script_that_runs_nothing_any_more(monkeypatch: Any) -> None:
     wh.init(cluster="cpu:1")
     script.steps(1)
     asked_to_end()
-    time.sleep(0.6)
+    limit = time.monotonic() + 30
+    while not ends and time.monotonic() < limit:
+        time.sleep(0.05)
     assert ends == [TERMINATED_STATUS]
 
 

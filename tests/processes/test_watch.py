@@ -65,13 +65,13 @@ def watch(server: Server, ends: List[str], monkeypatch: Any) -> Iterator[Watch]:
     monkeypatch.setattr(module, "TICK_S", 0.05)
     monkeypatch.setattr(module, "GRACE_S", 0.3)
     found = Watch({1: server.address}, lambda message, status: ends.append(message))
-    found.wait_for_all(5)
+    found.wait_for_all(30)
     assert eventually(lambda: server.connections)
     yield found
     found.stop()
 
 
-def eventually(condition: Any, limit_s: float = 5.0) -> bool:
+def eventually(condition: Any, limit_s: float = 30.0) -> bool:
     limit = time.monotonic() + limit_s
     while not condition() and time.monotonic() < limit:
         time.sleep(0.02)
@@ -84,7 +84,7 @@ def test_a_death_between_runs_is_told_by_the_next(watch: Watch, server: Server, 
         pass
     server.kill()
     with pytest.raises(ProcessLostError, match=r"process 1 \(127.0.0.1:\d+\) has ended"):
-        watch.check(patience_s=5)
+        watch.check(patience_s=30)
     with pytest.raises(ProcessLostError):
         watch.__enter__()
     assert not ends
@@ -102,7 +102,7 @@ def test_a_process_that_was_asked_to_end_follows_process_0(server: Server, monke
     monkeypatch.setattr(module, "TICK_S", 0.05)
     ends: List[int] = []
     watch = Watch({0: server.address}, lambda message, status: ends.append(status), asked_to_end=lambda: True)
-    watch.wait_for_all(5)
+    watch.wait_for_all(30)
     with watch:
         server.kill()
         assert eventually(lambda: ends) and ends[0] == module.TERMINATED_STATUS
@@ -129,7 +129,7 @@ def test_a_process_that_answers_no_more(watch: Watch, server: Server, monkeypatc
     monkeypatch.setattr(module, "SILENT_S", 0.5)
     server.greets = False
     with pytest.raises(ProcessLostError):
-        watch.check(patience_s=5)
+        watch.check(patience_s=30)
 
 
 @pytest.mark.slow

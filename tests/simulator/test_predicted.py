@@ -38,6 +38,14 @@ def allowed(row: Dict[str, Any]) -> bool:
     return fits(row) and not (case in ("gradient_penalty", "while_loop_v1") and SHAPES[row.get("shape", "one")].each > 1)
 
 
+def needed(row: Dict[str, Any]) -> bool:
+    """A model meets every third shape and every second schedule, and each of both meets every other choice."""
+    number = AXES["case"].index(row["case"]) if "case" in row else 0
+    if set(row) == {"case", "shape"}:
+        return (number + AXES["shape"].index(row["shape"])) % 3 == 0
+    return set(row) != {"case", "schedule"} or (number + AXES["schedule"].index(row["schedule"])) % 2 == 0
+
+
 def step_of(row: Dict[str, Any]) -> Step:
     shape = SHAPES[row["shape"]]
     config = {"num_micro_batch": row["micro_batches"], "pipeline.schedule": row["schedule"], "variables": row["variables"],
@@ -51,7 +59,8 @@ def name_of(row: Dict[str, Any]) -> str:
                      "dataset" if row["dataset"] else "fed"] + [row["homes"]] * (row["homes"] != "none"))
 
 
-@pytest.mark.parametrize("row", all_pairs(AXES, allowed) + all_pairs(HOME_AXES, allowed), ids=name_of)
+@pytest.mark.half
+@pytest.mark.parametrize("row", all_pairs(AXES, allowed, needed) + all_pairs(HOME_AXES, allowed), ids=name_of)
 def test_the_simulator_plays_the_program(row: Dict[str, Any]) -> None:
     step = step_of(row)
     emitted = Emitted(step).ran()
