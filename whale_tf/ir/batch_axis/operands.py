@@ -102,8 +102,9 @@ class Operands:
         is_known = not state.flags[tensor] & VARIABLE
         exact = is_known or (state.options.sync is not None and state.options.sync(self.op))
         in_section = not exact and state.options.sections and not of_normalisation(state, self.op, tensor)
-        if in_section and state.flags[tensor] & LOOP and state.can_reduce:
-            in_section = False
+        in_loop = state.flags[tensor] & LOOP if state.can_reduce else exact  # a function's body never waits for other clones
+        if in_loop and (exact or in_section) and state.options.sections:
+            exact = in_section = False
             state.looped.add(self.op.id)
         kind = "sum" if layout.is_partial else layout.kind
         if in_section and not (has_batch and state.can_reduce):
