@@ -58,6 +58,11 @@ def test_sections_among_calls(name: str, plan: str) -> None:
 
 
 @pytest.mark.slow
+def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> None:
+    _check("loop_to_the_largest_label", "data parallel 2", True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["contrastive", "masked_mean"])
 def test_ragged_last_batch(name: str) -> None:
     case, setting = case_of(LOSSES[name], 7), Setting(static_batch=False)

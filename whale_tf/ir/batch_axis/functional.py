@@ -182,11 +182,11 @@ def while_loop(state: Propagation, op: Op) -> None:
         if entering != before:
             current, body, condition = _settled(state, op, entering)
     decide(condition.state, condition.returns[0])
-    for i, (have, want) in enumerate(zip(entering, current)):
-        bring(state, op, i, have, want)
     for ret, have, want in zip(body.returns, body.results, current):
         bring(body.state, ret, 0, have, want)
-    check_exact(body, condition)
+    check_exact(body, condition)  # before lists outside the loop get the shapes of a clone's elements
+    for i, (have, want) in enumerate(zip(entering, current)):
+        bring(state, op, i, have, want)
     keep(state, op, "body", body)
     keep(state, op, "cond", condition)
     deliver(state, op, current)
