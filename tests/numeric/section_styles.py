@@ -475,6 +475,41 @@ def next_example(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @style
+def positions_of_chosen_examples(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    chosen, position = inputs["score"] > 0.4, tf.range(tf.shape(z)[0])
+    parts = tf.dynamic_partition(position, tf.cast(chosen, tf.int32), 2)
+    doubled = tf.reshape(tf.dynamic_stitch(parts, [2 * part for part in parts]), [-1])
+    spread = tf.scatter_nd(tf.where(chosen), tf.boolean_mask(position, chosen), tf.cast(tf.shape(z)[:1], tf.int64))
+    first, second = tf.split(tf.concat([position, position], 0), 2)
+    weights = tf.stack([doubled + spread, first, second, position], axis=1)
+    late = tf.reduce_mean(tf.cast(tf.boolean_mask(position, chosen), z.dtype))
+    return tf.reduce_mean(tf.cast(weights, z.dtype) * tf.square(z - inputs["target"])) + late * tf.reduce_mean(tf.square(z))
+
+
+@style
+def columns_of_positions(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    where = tf.where(z > 0.0)
+    rows, columns = where[:, 0], where[:, 1:]
+    sums = tf.math.unsorted_segment_sum(tf.gather_nd(z, where), rows, tf.shape(z, out_type=tf.int64)[0])
+    turned = tf.gather_nd(tf.transpose(z), where[:, ::-1])
+    numbers = [tf.reduce_mean(tf.cast(each, z.dtype)) for each in (
+        rows, columns[:, 0], tf.expand_dims(where, -1)[:, 0, 0], tf.tile(where, [1, 2])[:, 2], tf.transpose(where)[0])]
+    flat = tf.gather(tf.reshape(z, [-1]), rows * WIDTH + columns[:, 0])
+    return tf.reduce_mean(tf.square(sums - inputs["score"])) + tf.add_n(numbers) * tf.reduce_mean(turned * flat)
+
+
+@style
+def loop_to_the_largest_label(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    def add(label: tf.Tensor, total: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        mask = tf.cast(tf.equal(inputs["label"], label), z.dtype)[:, None]
+        centre = tf.reduce_sum(mask * z, 0) / (tf.reduce_sum(mask) + 0.01)
+        return label + 1, total + tf.reduce_sum(mask * tf.square(z - centre))
+
+    start = (tf.constant(0), tf.constant(0.0, z.dtype))
+    return tf.while_loop(lambda label, total: label <= tf.reduce_max(inputs["label"]), add, start)[1] / _count(z)
+
+
+@style
 def even_and_odd(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     return tf.reduce_mean(tf.abs(z[0::2] - z[1::2])) + tf.reduce_mean(tf.square(z[::2] - inputs["target"][1::2]))
 

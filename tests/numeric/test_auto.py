@@ -5,11 +5,14 @@ import json
 from typing import Any, Dict, Optional, Tuple
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric import equality, split
+from tests.numeric.cases import Inputs
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome, reference
-from tests.numeric.script import Setting, Stages
+from tests.numeric.script import Setting, Stages, dense
+from tests.numeric.section_cases import case_of
 from tests.numeric.unequal import described, equal
 
 pytestmark = pytest.mark.half
@@ -46,6 +49,26 @@ def test_two_task_graphs(name: str) -> None:
     plan = check_auto(name, TWO_STAGES, equal(2))
     assert [task.devices for task in plan.task_graphs] == [((0,),), ((1,),)]
     assert plan.num_micro_batch == 4 and plan.estimate.search == "auto"
+
+
+def scanned(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """TensorFlow puts the write of all steps to the tensor array next to the steps, wherever the array is."""
+    steps = tf.transpose(tf.reshape(dense(z, 12, "steps"), [-1, 3, 4]), [1, 0, 2])
+    last = tf.scan(lambda state, step: tf.tanh(state + step), steps[1:], initializer=steps[0])[-1]
+    return tf.reduce_mean(tf.math.squared_difference(last, inputs["target"]))
+
+
+@pytest.mark.slow
+def test_a_tensor_array_in_another_task_graph_than_what_it_holds() -> None:
+    case, before = case_of(scanned), tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    wh.init(TWO_STAGES, cluster=equal(2))
+    try:
+        found = equality.run_script(case, SETTING, Stages(), 1, 1)
+    finally:
+        wh.shutdown()
+        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+    assert_equal(found, equality.run_local(case, SETTING), TOLERANCE[SETTING.dtype])
 
 
 @pytest.mark.half

@@ -13,16 +13,17 @@ from tests.numeric.cases import Inputs
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
-from tests.numeric.script import Arrays, Setting
+from tests.numeric.script import Arrays, Script, Setting, Stages, dense
 from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
 from tests.numeric.section_papers import PAPERS
 from tests.numeric.section_styles import STYLES
 from tests.numeric.section_table import PLANS
+from tests.numeric.split import Split, run_split
 
 ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
 FEW = [name for name in SECTIONS if name not in STYLES and name not in PAPERS] + [
     "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest",
-    *PAPERS]
+    *PAPERS, "positions_of_chosen_examples", "columns_of_positions", "loop_to_the_largest_label"]
 SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(FEW)]
 
 
@@ -54,6 +55,11 @@ def test_sections_among_calls(name: str, plan: str) -> None:
     """Clones are calls of functions; a section, which runs once, is not."""
     called, setting = PLANS[plan]._replace(extra=PLANS[plan].extra + (("emit", "call"),)), Setting(static_batch=False)
     assert_equal(run_parallel(SECTIONS[name], setting, called), run_local(SECTIONS[name], setting), TOLERANCE["float64"])
+
+
+@pytest.mark.slow
+def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> None:
+    _check("loop_to_the_largest_label", "data parallel 2", True)
 
 
 @pytest.mark.slow
@@ -91,6 +97,29 @@ def test_a_condition_of_tensorflow_1_between_sections(plan: str, static: bool) -
         assert_equal(run_parallel(case, setting, PLANS[plan]), run_local(case, setting), TOLERANCE["float64"])
     finally:
         (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+
+
+def positions_of_an_earlier_stage(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    def first(x: tf.Tensor) -> Tuple[tf.Tensor, ...]:
+        h = tf.tanh(dense(x, 4, "first"))
+        position = tf.range(tf.shape(h)[0])
+        return h, position, tf.stack([position, inputs["label"]], 1)
+
+    def second(state: Tuple[tf.Tensor, ...]) -> Tuple[tf.Tensor, tf.Tensor]:
+        h, position, index = state
+        z = dense(h, 4, "second")
+        return z, tf.reduce_mean(tf.gather_nd(z, index) * tf.cast(position, z.dtype)) + tf.reduce_mean(
+            tf.square(z - inputs["target"]))
+
+    z, loss = stages.run([first, second], inputs["x"])
+    return Script([[tf.train.GradientDescentOptimizer(0.1).minimize(loss)]], {"loss": loss}, {"z": z})
+
+
+@pytest.mark.slow
+def test_positions_cross_to_a_task_graph_with_other_replicas() -> None:
+    case = SECTIONS["rmse"]._replace(build=positions_of_an_earlier_stage)
+    found = run_split(case, Setting(static_batch=False), Split((2, 1), 3)).outcome
+    assert_equal(found, run_local(case, Setting(static_batch=False)), TOLERANCE["float64"])
 
 
 OWN = Parallel(SHAPES["nested2x2"], 2)

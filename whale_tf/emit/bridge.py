@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
+import numpy as np
+
 from whale_tf._tf_compat import tf
 from whale_tf.bridges import Cuts, crossing, cuts
 from whale_tf.emit.context import Clone
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, Offset
 from whale_tf.ir.layout import Layout
 from whale_tf.program import Call
 
@@ -45,7 +47,9 @@ class Bridges:
     ) -> str:
         context, producer = self.context, self.context.home(self.context.graph.producer(tensor))
         if layout.is_sharded:
-            return self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
+            whole = self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
+            offset = Offset(np.negative(context.region.batch.offsets.get(tensor, 0)).tolist())
+            return self._counted(whole, tensor, offset, consumer, place, scope + "/positions")
         if layout.is_partial:
             return self._bridge_partial(tensor, layout, producer, pieces, consumer, place, scope)
         if layout.kind == EXTENT.kind:
@@ -62,6 +66,9 @@ class Bridges:
         covers = crossing(self._cuts(producer), self._cuts(consumer), place.r).covers
         device, dtype = context.device(consumer, place, shard), context.dtype(tensor)
         names = [context.tensor_in(tensor, piece) for piece in pieces]
+        offset = Offset(context.region.batch.offsets.get(tensor, 0))
+        names = [self._counted(name, tensor, offset, producer, piece, f"{scope}/positions{i}")
+                 for i, (name, piece) in enumerate(zip(names, pieces))]
         if layout.power:
             names = [
                 self._rescale(name, tensor, layout.power, producer, piece, consumer, place, f"{scope}/{i}")
@@ -107,6 +114,12 @@ class Bridges:
                 )
             parts.append(joined)
         return nodes.concat(parts, layout.dim, scope + "/join", dtype, device)
+
+    def _counted(self, name: str, tensor: int, offset: Offset, task_graph: int, place: Clone, scope: str) -> str:
+        """Positions travel as those in the mini-batch, since a clone counts from its own first example."""
+        if not np.any(offset.coefficient):
+            return name
+        return self._converter.offset(name, tensor, offset, task_graph, place, scope, self.context.graph.producer(tensor))
 
     def _bridge_partial(
         self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, scope: str

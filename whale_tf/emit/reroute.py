@@ -74,11 +74,16 @@ def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:
         context.edit.move_waits(context.graph.ops[index].name, (), befores)
 
 
+def _beside(op: Op) -> List[str]:
+    """Names of the ops that an op is colocated with."""
+    return [group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ())]
+
+
 def _place_at_home(context: Context, op: Op) -> None:
     """Places an op of the update.  Ops that clip a gradient are colocated with the original op that computes it, which must be
     undone."""
     at, graph = context.homes.ops, context.graph
-    groups = [group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ())]
+    groups = _beside(op)
     if groups and any(name not in graph or at.get(graph.op(name).id) != at[op.id] for name in groups):
         context.tf_ops[op.id]._clear_attr("_class")
         groups = []
@@ -89,13 +94,17 @@ def _place_at_home(context: Context, op: Op) -> None:
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:
     """Places the original ops on the first device of their TaskGraph: variables, and ops that a fetch without an update needs.
 
-    Ops that are colocated with another op follow it.
+    Ops that are colocated with another op follow it, unless that op is in another TaskGraph: TensorFlow puts a write to a tensor
+    array next to the value that it writes.
     """
-    graph = context.graph
+    graph, ops = context.graph, set(context.region.ops).difference(homes)
     for index in list(context.region.ops) + [i for i in homes if not context.region.contains(graph.ops[i])]:
         op = graph.ops[index]
         if "_class" in op.attrs and index not in homes:
-            continue
+            beside = [graph.op(name) for name in _beside(op) if name in graph]
+            if not any(other.id in ops and context.device_of(other) != context.device_of(op) for other in beside):
+                continue
+            context.tf_ops[index]._clear_attr("_class")
         context.tf_ops[index]._set_device(context.device_of(op))
     for op in graph.ops:
         if op.phase is Phase.APPLY and op.id in context.homes.ops and op.id not in homes:

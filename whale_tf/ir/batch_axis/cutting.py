@@ -241,8 +241,8 @@ def concat(state: Propagation, op: Op) -> None:
 
 def _join_offsets(state: Propagation, op: Op, parts: Sequence[int], plan: Operands) -> None:
     offsets = {state.offsets.get(op.inputs[i], 0) for i in parts}
-    if len(offsets) == 1:
-        offset = offsets.pop()
+    offset = offsets.pop()
+    if not offsets and isinstance(offset, int):
         if offset:
             state.offsets[op.outputs[0]] = offset
     else:
@@ -266,6 +266,8 @@ def split(state: Propagation, op: Op) -> None:
     start = 0
     for tensor, length in zip(op.outputs, lengths):
         blocks = cut_blocks(layout.blocks, start, start + length)
+        if data in state.offsets:
+            state.offsets[tensor] = state.offsets[data]
         state.set(tensor, sharded(layout.dim, blocks, layout.power), state.source(op))
         start += length
     state.learn_sizes(op)

@@ -84,6 +84,13 @@ def known(body: Body) -> None:
             raise Refuse(f"in its body, {op.name!r} (a {op.type}): {reason}")
 
 
+def check_exact(*bodies: Body) -> None:
+    """Refuse bodies that would be exact only if they ran on all examples."""
+    for body in bodies:
+        for index in sorted(body.state.looped):
+            raise Refuse(f"in its body, {body.state.graph.ops[index].name!r}: {body.state.inexact[index]}")
+
+
 def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
     """Store a body's analysis in the result."""
     axis = body.state.finish()
@@ -175,10 +182,11 @@ def while_loop(state: Propagation, op: Op) -> None:
         if entering != before:
             current, body, condition = _settled(state, op, entering)
     decide(condition.state, condition.returns[0])
-    for i, (have, want) in enumerate(zip(entering, current)):
-        bring(state, op, i, have, want)
     for ret, have, want in zip(body.returns, body.results, current):
         bring(body.state, ret, 0, have, want)
+    check_exact(body, condition)  # before lists outside the loop get the shapes of a clone's elements
+    for i, (have, want) in enumerate(zip(entering, current)):
+        bring(state, op, i, have, want)
     keep(state, op, "body", body)
     keep(state, op, "cond", condition)
     deliver(state, op, current)
@@ -236,6 +244,7 @@ def branches(state: Propagation, op: Op) -> None:
     for name, body in bodies:
         for ret, have, want in zip(body.returns, body.results, joined):
             bring(body.state, ret, 0, have, want)
+        check_exact(body)
         keep(state, op, name, body)
     deliver(state, op, joined)
 

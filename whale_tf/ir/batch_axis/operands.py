@@ -17,9 +17,12 @@ from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
 from whale_tf.ir.rules import NoRule, rule_for
+from whale_tf.ir.rules.shape import strided_terms
 from whale_tf.ir.traits import FLOW, Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 from whale_tf.ir.walk import reached
+
+Offsets = Union[int, Tuple[int, ...]]  # see BatchAxis.offsets
 
 # ops that can run on all examples
 WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
@@ -65,6 +68,12 @@ class Operands:
             self.steps[i].append(Offset(-step))
             self.shifts[i] = step
 
+    def count_from_first(self, i: int) -> None:
+        """Operand ``i`` may be positions, but the op needs them in the whole mini-batch."""
+        offset = self.shifts.get(i, self.state.offsets.get(self.op.inputs[i], 0))
+        if offset:
+            self.steps[i].append(Offset(offset))
+
     def make_whole(self, i: int) -> None:
         """Operand ``i`` is a size of the clone's part, but the op needs the size of the whole batch."""
         tensor = self.op.inputs[i]
@@ -93,8 +102,9 @@ class Operands:
         is_known = not state.flags[tensor] & VARIABLE
         exact = is_known or (state.options.sync is not None and state.options.sync(self.op))
         in_section = not exact and state.options.sections and not of_normalisation(state, self.op, tensor)
-        if in_section and state.flags[tensor] & LOOP and state.can_reduce:
-            in_section = False
+        in_loop = state.flags[tensor] & LOOP if state.can_reduce else exact  # a function's body never waits for other clones
+        if in_loop and (exact or in_section) and state.options.sections:
+            exact = in_section = False
             state.looped.add(self.op.id)
         kind = "sum" if layout.is_partial else layout.kind
         if in_section and not (has_batch and state.can_reduce):
@@ -340,13 +350,41 @@ def is_zero_constant(state: State, tensor: int) -> bool:
     return op.type == "Fill" and is_zero_constant(state, op.inputs[1])
 
 
+def moved_offset(state: State, op: Op, offset: Offsets) -> Optional[Offsets]:
+    """The offset of a result whose elements are some of operand 0's; None if its last dimension does not have the same columns or
+    some of them in order."""
+    if isinstance(offset, int) or len(set(offset)) == 1:
+        return offset if isinstance(offset, int) else offset[0]
+    before, after = state.shape(op.inputs[0]), state.shape(op.outputs[0])
+    if not before or not after or op.type.startswith(("Gather", "Transpose")):
+        return None
+    if op.type == "StridedSlice":
+        return _taken_offset(state, op, before, offset)
+    return offset if before[-1] == after[-1] == len(offset) else None
+
+
+def _taken_offset(state: State, op: Op, shape: Sequence[Optional[int]], offset: Tuple[int, ...]) -> Optional[Offsets]:
+    """The offset of the columns that a StridedSlice takes."""
+    term = strided_terms(op, len(shape), state, shape)[-1]
+    if term.dim < 0 or term.full:
+        return offset if term.full and term.dim >= 0 else None
+    bounds = [state.value(t) for t in op.inputs[1:]]
+    begin, end, stride = (None if bound is None else bound[term.term] for bound in bounds)
+    if not all(isinstance(bound, (int, np.integer)) for bound in (begin, end, stride)):
+        return None
+    if not term.keeps:
+        return offset[begin]  # type: ignore[index]
+    is_open = [op.attrs.get(name, 0) >> term.term & 1 for name in ("begin_mask", "end_mask")]
+    return offset[None if is_open[0] else begin:None if is_open[1] else end:stride]  # type: ignore[misc]
+
+
 def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
     other op gets positions in the whole batch."""
     offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]
     if not any(offsets):
         return
-    carried: Union[int, Tuple[int, ...], None] = None
+    carried: Optional[Offsets] = None
     if traits(op.type).value in ("add", "subtract") and all(isinstance(o, int) for o in offsets):
         sign = -1 if op.type == "Sub" else 1
         carried = offsets[0] + sign * offsets[1]  # type: ignore[operator]
@@ -357,7 +395,7 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
             carried = offsets[1 - other] * factor[0]  # type: ignore[operator]
     elif not any(offsets[1:]) and (op.type in MOVES or traits(op.type).gives is Gives.ELEMENTS or (
             op.type == "Cast" and state.is_integer(op.outputs[0]))):
-        carried = offsets[0]
+        carried = moved_offset(state, op, offsets[0])
     elif op.type == "Pack" and all(isinstance(o, int) for o in offsets):
         rank = state.rank(op.inputs[0])
         last = op.attrs.get("axis", 0) in (-1, rank)
@@ -366,6 +404,5 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
         if carried:
             state.offsets[op.outputs[0]] = carried
         return
-    for i, offset in enumerate(offsets):
-        if offset:
-            plan.steps[i].append(Offset(offset))
+    for i in range(len(offsets)):
+        plan.count_from_first(i)

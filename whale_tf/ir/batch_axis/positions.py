@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple, Union
 
-from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, Localise
@@ -66,8 +66,11 @@ def gather(state: Propagation, op: Op) -> None:
     if index.power:
         raise Refuse(_ELSEWHERE)
     batch_dims = op.attrs.get("batch_dims", 0)
+    plan = Operands(state, op, "mnn"[:len(op.inputs)], [layout, index, REPLICATED_0][:len(op.inputs)])
+    _take_positions(state, op, plan)
     state.set(op.outputs[0], sharded(axis + index.dim - batch_dims, index.blocks, layout.power), state.source(op))
     state.learn_sizes(op)
+    plan.record()
 
 
 @handler
@@ -81,8 +84,21 @@ def gather_nd(state: Propagation, op: Op) -> None:
         state.apply(op, rule_for(op, state.graph, state))
         return
     _check_columns(state, indices, index, depth, layout.dim - shared, layout.blocks)
+    plan = Operands(state, op, "mn", [layout, index])
+    _take_positions(state, op, plan)
     state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.source(op))
     state.learn_sizes(op)
+    plan.record()
+
+
+def _take_positions(state: Propagation, op: Op, plan: Operands) -> None:
+    """The data that are looked up may be positions themselves."""
+    offset = state.offsets.get(op.inputs[0], 0)
+    if isinstance(offset, int):
+        if offset:
+            state.offsets[op.outputs[0]] = offset
+    else:
+        plan.count_from_first(0)
 
 
 def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
@@ -124,6 +140,7 @@ def segment(state: Propagation, op: Op) -> None:
         plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
         if not layout.is_sharded:
             plan.slice(0, 0, index.blocks)
+        plan.count_from_first(0)
         power, _ = plan.settle(True)
         state.localise_elements(op, 2, {0: blocks})
         state.set(op.outputs[0], sharded(0, blocks, power), state.source(op))
@@ -156,6 +173,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     plan = Operands(state, op, "nmn", [index, layout, index])
     if not layout.is_sharded:
         plan.slice(1, index.dim, index.blocks)
+    plan.count_from_first(1)
     power, _ = plan.settle(True)
     state.localise_elements(op, 2, {dim: blocks})
     state.set(op.outputs[0], sharded(dim, blocks, power), state.source(op))
@@ -198,7 +216,11 @@ def dynamic_stitch(state: Propagation, op: Op) -> None:
     offset = offsets.pop()
     if not isinstance(offset, int) or offset <= 0:
         raise Refuse("it places rows by an index other than the example's own position")
+    plan = Operands(state, op, "n" * half + "m" * half, [state.data_layout(t) for t in op.inputs])
+    for i in range(half, 2 * half):
+        plan.count_from_first(i)
     state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.source(op))
+    plan.record()
 
 
 @handler

@@ -125,7 +125,9 @@ def reshape(state: Propagation, op: Op) -> None:
     if target_value is not None:
         state.localise_elements(op, 1, {dim: blocks})
     if data in state.offsets:
-        state.offsets[op.outputs[0]] = state.offsets[data]
+        plan = Operands(state, op, "mn", [layout, state.layout(target)])
+        carry_offsets(state, op, plan)
+        plan.record()
     state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op))
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], after)

@@ -94,7 +94,7 @@ class State(View):
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
         self.together: Mapping[int, str] = {}  # ops that run whole because others do -> reason
-        self.looped: Set[int] = set()  # ops that would be exact if their loop ran whole
+        self.looped: Set[int] = set()  # ops that would be exact if their loop, or the body that they are in, ran whole
         self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
         self.gathered: Set[int] = set()  # divided tensors of which a section has the whole value
         self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to the uses of these
