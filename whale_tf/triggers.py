@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from functools import partial
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from whale_tf import functions, refusals
@@ -289,6 +290,10 @@ def callbacks(state: Active) -> hooks.Callbacks:
             with state.driving():
                 return whale_session.run(fetches, session, original, *arguments)
 
+    def call(function: Any, original: Callable[[], Any]) -> Any:
+        job = state.functions
+        return functions.call(original if job is None else partial(job.call, function, original))
+
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = planned(session.graph, arguments[0])
         found = original(*arguments) if fetches is None else whale_session.make_callable(
@@ -320,7 +325,7 @@ def callbacks(state: Active) -> hooks.Callbacks:
         function_called=lambda function: refusals.check_called(state, function),
         may_use_xla=lambda: refusals.may_use_xla(state),
         arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,
-        call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
+        call=call,
         shuffle=shuffle,
         training_data=training_data,
         training_batches=training_batches,

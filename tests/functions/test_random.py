@@ -1,13 +1,14 @@
 """Clones draw numbers of their own, whether a seed is an attribute or an operand."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests.functions.equality import WAYS, Scope, batches, check
 
 
 def from_seed_attribute(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -85,3 +86,27 @@ def test_keras_dropout_with_the_local_numbers() -> None:
     expected = losses()
     wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
     np.testing.assert_allclose(losses(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["data parallel 2", "4 micro-batches", "stages of 1 and 2, called"])
+def test_draws_beside_all_examples(name: str) -> None:
+    """Noise shaped like values that need all examples is drawn once, with these."""
+    def build(scopes: Sequence[Scope]) -> Any:
+        weights, seed = tf.Variable(np.ones([6, 1])), tf.Variable([1, 2])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                with scopes[0]():
+                    z = tf.square(x)
+                with scopes[1]():
+                    ordered = tf.sort(z @ weights, 0)
+                    noise = tf.random.stateless_uniform(tf.shape(ordered), seed, dtype=tf.float64)
+                    noise += tf.random.uniform(tf.shape(ordered), seed=5, dtype=tf.float64)
+                    loss = tf.reduce_mean(tf.square(ordered - noise))
+            weights.assign_sub(0.01 * tape.gradient(loss, weights))
+            return loss
+
+        return step, [weights]
+
+    check(build, WAYS[name], batches())

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, List
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -133,6 +134,7 @@ def test_forward_mode() -> None:
 
 
 def test_fewer_devices_than_the_plan_uses() -> None:
+    tf.config.list_logical_devices()  # TensorFlow has started: wh.init makes no more
     wh.init(cluster="cpu:64")
     weights = perceptron()
     x, y = [tf.concat(64 * [part], 0) for part in batches()[0]]
@@ -149,8 +151,23 @@ def test_fewer_devices_than_the_plan_uses() -> None:
 
 
 def test_a_batch_with_fewer_examples_than_parts() -> None:
-    with pytest.raises(wh.PlanError, match="a mini-batch of 3 examples does not divide over 4 parts"):
+    text = r"^a mini-batch of 3 examples does not divide over 4 parts{}; use a batch size of at least 4, .*drop_remainder=True..$"
+    with pytest.raises(wh.PlanError, match=text.format(" of TaskGraph .*")):
         run(momentum, batches((3,)), NESTED)
+
+    def of_unknown_size(scopes: Any) -> Any:
+        step, variables = momentum(scopes)
+        return tf.function(step.python_function, input_signature=[
+            tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)]), variables
+
+    with pytest.raises(wh.PlanError, match=text.format("")):
+        run(of_unknown_size, batches((16, 3)), NESTED)
+
+
+def test_other_errors_of_a_step_stay() -> None:
+    wh.init(cluster="cpu:2")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as it was"):
+        tf.function(lambda x: tf.debugging.check_numerics(x, "as it was"))(tf.constant(np.nan))
 
 
 def test_a_function_that_was_traced_before() -> None:

@@ -272,6 +272,15 @@ def images() -> List[Case]:
              [real(3, 8, 7, 4).astype(np.float32), x.astype(np.float32)]),
         Case("ResizeNearestNeighborGrad", lambda g, s: raw.ResizeNearestNeighborGrad(grads=g, size=s),
              [real(3, 8, 7, 4), ints(6, 5)], (1,)),
+        Case("ImageProjectiveTransformV2", lambda a, t, s: raw.ImageProjectiveTransformV2(
+            images=a, transforms=t, output_shape=s, interpolation="BILINEAR"),
+             [x.astype(np.float32), (real(3, 8) / 9).astype(np.float32), ints(6, 5)], (2,)),
+        *([Case("ImageProjectiveTransformV3", lambda a, t, s, f: raw.ImageProjectiveTransformV3(
+            images=a, transforms=t, output_shape=s, fill_value=f, interpolation="NEAREST"),
+            [x.astype(np.float32), (real(1, 8) / 9).astype(np.float32), ints(6, 5), np.float32(1)], (2, 3))]
+          if hasattr(raw, "ImageProjectiveTransformV3") else []),
+        Case("RGBToHSV", lambda a: raw.RGBToHSV(images=a), [abs(real(3, 2, 3))]),
+        Case("HSVToRGB", lambda a: raw.HSVToRGB(images=a), [abs(real(3, 2, 3))]),
         Case("ExtractImagePatches", lambda a: raw.ExtractImagePatches(
             images=a, ksizes=[1, 2, 2, 1], strides=[1, 2, 2, 1], rates=[1, 1, 1, 1], padding="VALID"), [x]),
     ]

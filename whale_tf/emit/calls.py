@@ -347,7 +347,7 @@ def control_for(
     op = context.graph.ops[wait]
     if not context.region.contains(op):
         return None if wait in after and all(wait not in waits for waits in context.region.rereads.values()) else op.name
-    if op.id in context.region.batch.shared:
+    if op.id in context.region.drawn_once:
         return op.name
     home = context.home(op)
     if op.id in context.region.batch_level:

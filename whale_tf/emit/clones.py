@@ -56,7 +56,7 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
 
 def _part(context: Context, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:
     region, graph = context.region, context.graph
-    once = set(context.variables) | set(region.batch.shared)
+    once = set(context.variables) | region.drawn_once
     ops = [op for op in region.of_task_graph(task_graph, batch_level)
            if op.id not in once and (op.id in region.sections) == sections]
     members = {op.id for op in ops}

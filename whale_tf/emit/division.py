@@ -9,6 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -67,19 +68,39 @@ def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = Fal
         explicit = may_be_uneven or task.batch_slices is not None or plan.micro_batch_slices is not None
         if min(sizes) < 1 or (not explicit and len(set(sizes)) > 1):
             parts = len(sizes)
+            if may_be_uneven:
+                fix = at_least(parts)
+            elif batch < parts:
+                fix = f"use a batch size of {parts}, or give slice sizes in the plan"
+            else:
+                low, high = batch // parts * parts, -(-batch // parts) * parts
+                fix = f"use a batch size of {low} or {high}, or give slice sizes in the plan"
+            replicas = "" if own else f"{plan.num_model_replicas} model replicas x "
             raise PlanError(
-                "a mini-batch of {} examples does not divide over {} parts of TaskGraph {!r} ({}{} micro-batches x {} "
-                "replicas); use a batch size of {} or {}, or give slice sizes in the plan".format(
-                    batch,
-                    parts,
-                    task.name,
-                    "" if own else f"{plan.num_model_replicas} model replicas x ",
-                    plan.num_micro_batch,
-                    task.replica_count,
-                    max(1, batch // parts) * parts,
-                    -(-batch // parts) * parts,
-                )
-            )
+                f"a mini-batch of {batch} examples does not divide over {parts} parts of TaskGraph {task.name!r} ({replicas}"
+                f"{plan.num_micro_batch} micro-batches x {task.replica_count} replicas); {fix}")
+
+
+def at_least(parts: int) -> str:
+    return (f"use a batch size of at least {parts}, and leave out a last mini-batch that is smaller "
+            "(dataset.batch(n, drop_remainder=True))")
+
+
+_TOO_FEW = "whale_tf: the mini-batch has fewer examples than the {} parts it is divided into; {}. Examples:"
+_REPORTED = re.compile(_TOO_FEW.format(r"(\d+)", ".*?") + r"\] \[(\d+)\]")
+
+
+def too_few(text: str) -> str:
+    """What a step says that found fewer examples than parts when it ran, without all that TensorFlow says around it.
+
+    Args:
+        text: of TensorFlow's error; the result is empty if it is another one.
+    """
+    found = _REPORTED.search(text)
+    if found is None:
+        return ""
+    parts, batch = map(int, found.groups())
+    return f"a mini-batch of {batch} examples does not divide over {parts} parts; {at_least(parts)}"
 
 
 class Division:
@@ -320,8 +341,7 @@ class Division:
             T=tf.int32,
         )
         message = nodes.const(
-            f"whale_tf: the mini-batch has fewer examples than the {count} parts it is divided into; use a larger batch, drop "
-            "the remainder, or use fewer micro-batches. Examples:",
+            _TOO_FEW.format(count, "use a larger batch, drop the remainder, or use fewer micro-batches"),
             scope + "/message",
             tf.string,
             device,

@@ -31,7 +31,7 @@ def check_loops(context: Context) -> None:
         UnsupportedOpError: a loop has ops of two TaskGraphs, or draws random numbers that all clones must share.
     """
     home: Dict[str, int] = {}
-    shared = set(context.region.batch.shared)
+    shared = context.region.drawn_once
     for index, frame in frames(context.graph).items():
         op = context.graph.ops[index]
         if not context.region.contains(op):

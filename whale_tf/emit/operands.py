@@ -83,7 +83,7 @@ class Operands:
     def _within(self, tensor: int, task_graph: int, place: Place) -> str:
         """A tensor that comes from no call: it is the place's own, or from outside the program."""
         context, producer = self.context, self.context.graph.producer(tensor)
-        if producer.id in context.region.batch.shared:
+        if producer.id in context.region.drawn_once:
             return context.tensor_in(tensor, ORIGINAL)
         if context.region.contains(producer) and producer.id not in context.variables:
             return context.tensor_in(tensor, place)

@@ -52,6 +52,11 @@ class Region(NamedTuple):
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
 
+    @property
+    def drawn_once(self) -> Set[int]:
+        """Random ops that the local script's own op draws, for all clones and copies.  Those of a section run in it."""
+        return set(self.batch.shared) - self.sections
+
     def of_task_graph(self, index: int, batch_level: bool) -> List[Op]:
         """The region's ops of one TaskGraph at one level, in graph order."""
         return [

@@ -45,7 +45,7 @@ def find_homes(step: TrainingStep, plan: Plan) -> Homes:
     if not variables:
         return Homes()
     of: Dict[int, int] = dict(variables)
-    outside = {*region.batch_level, *region.batch.shared, *step.update.variables}
+    outside = {*region.batch_level, *region.drawn_once, *step.update.variables}
     for index in region.ops:
         if index not in outside and index not in of:
             found: Set[int] = {of[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in of}

@@ -33,7 +33,7 @@ NO_HOME = -1  # instead of a device
 
 
 def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """The bodies of a step.  Variables, and ops that all clones share (``BatchAxis.shared``), stay outside."""
+    """The bodies of a step.  Variables, and ops that all clones share (``Region.drawn_once``), stay outside."""
     homes = find_homes(step, plan)
     cloned = _cloned(step.region, _weight(step.region) if splits_backward(plan) else frozenset())
     if plan.reads_anew:
@@ -42,7 +42,7 @@ def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _once(step: TrainingStep, homes: Homes) -> List[Body]:
-    region, outside = step.region, {*step.update.variables, *step.region.batch.shared}
+    region, outside = step.region, {*step.update.variables, *step.region.drawn_once}
     ops = [region.graph.ops[i] for i in region.ops if i not in region.batch_level and i not in outside]
     owner = {op.id: (homes.ops.get(op.id, NO_HOME),) for op in ops}
     members: Dict[Tuple[int, int, int], List[int]] = {}
@@ -54,7 +54,7 @@ def _once(step: TrainingStep, homes: Homes) -> List[Body]:
 
 
 def _cloned(region: Region, weight: AbstractSet[int]) -> List[Body]:
-    graph, shared = region.graph, set(region.batch.shared)
+    graph, shared = region.graph, region.drawn_once
     rounds = _rounds(region)
     members: Dict[Tuple[int, int, int], List[int]] = {}
     for index in region.ops:

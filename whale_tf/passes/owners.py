@@ -193,7 +193,7 @@ def _check_readers(graph: OpGraph, update: Mapping[int, int], state: Mapping[int
 def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
     """Ops of the step level that follow from one variable alone."""
     graph, found = step.graph, dict(variables)
-    outside = {*step.region.batch_level, *step.region.batch.shared, *step.update.variables}
+    outside = {*step.region.batch_level, *step.region.drawn_once, *step.update.variables}
     for index in step.region.ops:
         if index not in outside and index not in found:
             owners = {found[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in found}
@@ -245,7 +245,7 @@ def _gathered(step: TrainingStep, process: Mapping[int, int]) -> Tuple[int, ...]
         if index not in region.batch_level and op.type not in VARIABLES and index not in found and any(
                 before in process or before in found for before in (graph.tensors[tensor].op for tensor in op.inputs)):
             found.update({index}, *(loop for loop in loops if index in loop))
-    drawn = sorted(found.intersection(region.batch.shared))
+    drawn = sorted(found & region.drawn_once)
     if drawn:
         raise UnsupportedOpError(
             f"zero 'v3' over several processes: op {graph.ops[drawn[0]].name!r} ({graph.ops[drawn[0]].type}) draws random "

@@ -53,7 +53,7 @@ def _bodies(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
             wrong.append(f"{body.name} gives what it does not compute")
     names = [body.name for body in program.bodies]
     wrong += [f"two bodies are called {name!r}" for name in set(names) if names.count(name) > 1]
-    missing = set(step.region.batch_level).difference(seen, step.region.batch.shared)
+    missing = set(step.region.batch_level).difference(seen, step.region.drawn_once)
     return wrong + [f"op {program.graph.ops[op].name!r} is in no body" for op in sorted(missing)]
 
 

@@ -129,6 +129,8 @@ _NETWORKS = table(
     ("LRNGrad", OpTraits(rule="convolution.local_response", cost=Cost.OPERAND, flops=20)),
     ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic", OpTraits(rule="convolution.resize")),
     ("ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad", OpTraits(rule="convolution.resize_gradient")),
+    ("ImageProjectiveTransformV2 ImageProjectiveTransformV3", OpTraits(rule="convolution.projective", cost=Cost.RESULT, flops=8)),
+    ("RGBToHSV HSVToRGB", OpTraits(rule="reduction.along_last n", cost=Cost.OPERAND, flops=10)),
     ("ExtractImagePatches", OpTraits(rule="convolution.patches")),
     ("FusedBatchNorm FusedBatchNormV2", _NORM),
     ("FusedBatchNormV3", _NORM._replace(buffer=Buffer.OVERWRITES)),
