@@ -107,7 +107,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def memory_text(size_bytes: float) -> str:
-    """``1.50 GiB``, or ``3.25 MiB`` of what is less than one GiB."""
+    """``1.50 GiB``, or ``3.25 MiB`` of what is less than one GiB; a few thousand bytes as such."""
+    if 0 < abs(size_bytes) < 2**14:
+        return f"{size_bytes:.0f} bytes"
     if abs(size_bytes) < 2**30:
         return f"{size_bytes / 2**20:.2f} MiB"
     return f"{size_bytes / 2**30:.2f} GiB"

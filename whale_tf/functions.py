@@ -186,19 +186,16 @@ def moves_variables(config: Config, plan: Optional[Plan]) -> bool:
     return asks_for_homes(config) if plan is None else any(task.homes for task in plan.task_graphs)
 
 
-def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:
-    """Args:
-        devices: names; the host is the last.
-
-    Raises:
+def check_devices(name: str, context: Context) -> None:
+    """Raises:
         PlanError: TensorFlow has fewer devices than the plan uses.
     """
-    found = {_kind_and_number(device.name) for device in tf.config.list_logical_devices()}
-    used = sorted({index for task in plan.task_graphs for row in (*task.devices, task.homes.values()) for index in row})
-    missing = [devices[index] for index in used if _kind_and_number(devices[index]) not in found]
-    if missing:
+    devices = tf.config.list_logical_devices()
+    found = {_kind_and_number(device.name) for device in devices}
+    lacking = context.lacking([device for device in context.devices if _kind_and_number(device) in found])
+    if lacking:
         raise PlanError(
-            f"the plan of tf.function {name!r} uses {missing[0]}, which TensorFlow does not have: it has {len(found)} devices. "
+            f"the plan of tf.function {name!r} uses {lacking}, which TensorFlow does not have: it has {len(devices)} devices. "
             "Logical CPU devices are made by wh.init(); call it before TensorFlow runs its first op, makes its first variable "
             "or lists its devices")
 

@@ -21,7 +21,7 @@ from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.variables import DividedVariables
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.feeds import Fetch, check_fed, elements, fed
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -84,6 +84,7 @@ class Fetches:
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
+        self._has_devices: MutableSet[Any] = weakref.WeakSet()
         self._runtime = runtime
         sent = rewritten.sent
         self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
@@ -136,6 +137,22 @@ class Fetches:
         if self._initial is not None and session not in self._initialised:
             self._initialised.add(session)
             original_run(self._initial)
+
+    def check_devices(self, session: Any) -> None:
+        """Call before each run of a session that is local to this process.
+
+        Raises:
+            PlanError: the session has fewer devices than the plan uses, and TensorFlow may not choose others.
+        """
+        if session in self._has_devices:
+            return
+        devices = [device.name for device in session.list_devices()]
+        lacking = self._rewritten.context.lacking(devices)
+        if lacking and not (session._config and session._config.allow_soft_placement):
+            raise PlanError(
+                f"the plan uses {lacking}, which this Session does not have: it has {', '.join(devices)}. A Session has the "
+                "devices of the plan if it is made after wh.init(), and without a server of the script's own")
+        self._has_devices.add(session)
 
     def prepare(self) -> None:
         """Call before each run: keeps copies equal if ops were added since the last run."""

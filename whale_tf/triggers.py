@@ -121,8 +121,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
                 f"tf.function {graph.name!r} takes gradients of variables, but does not update variables with them; update the "
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
-            own = done.plan.local_part(state.processes.rank)
-            functions.check_devices(graph.name, own, done.emitted.context.devices)
+            functions.check_devices(graph.name, done.emitted.context)
             divided = done.variables.parts if done.variables is not None else ()
             functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
             if state.functions is not None:
@@ -314,6 +313,8 @@ def callbacks(state: Active) -> hooks.Callbacks:
     def before_extend(session: Any) -> None:
         fetches = fetch_map(session.graph)
         if fetches is not None:
+            if state.runtime is None:  # otherwise the session runs on this process's own server
+                fetches.check_devices(session)
             fetches.prepare()
 
     return hooks.Callbacks(

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests.functions.conftest import DEVICES
 from tests.functions.equality import Scope, batches, run
 from tests.functions.test_training_steps import NESTED, cross_entropy, logits_of, momentum, perceptron
 
@@ -134,9 +135,8 @@ def test_forward_mode() -> None:
 
 
 def test_fewer_devices_than_the_plan_uses() -> None:
-    tf.config.list_logical_devices()  # TensorFlow has started: wh.init makes no more
+    weights = perceptron()  # TensorFlow has started: wh.init makes no more devices
     wh.init(cluster="cpu:64")
-    weights = perceptron()
     x, y = [tf.concat(64 * [part], 0) for part in batches()[0]]
 
     @tf.function
@@ -148,6 +148,48 @@ def test_fewer_devices_than_the_plan_uses() -> None:
 
     with pytest.raises(wh.PlanError, match="uses .*CPU:.*, which TensorFlow does not have.*before TensorFlow runs its first op"):
         step()
+
+
+@pytest.mark.filterwarnings("error:amp is 'float16'")
+@pytest.mark.parametrize("config, devices, error, message", [
+    ({"zero": "v2"}, 1, wh.ConfigError, "zero is 'v2', .* but no TaskGraph of this plan has two; use wh.replicate"),
+    ({"amp": "float16", "amp.loss_scale": 1}, 2, UserWarning, "amp is 'float16' without a loss scale.*to 'dynamic'"),
+    ({"recompute": "auto"}, 0, wh.InfeasibleError, r"needs \d+ bytes on a device even if it keeps as little as .* has 200"),
+    ({"offload": "states"}, DEVICES, wh.PlanError, "the host, .* offload 'states' keeps variables., which TensorFlow does not")],
+    ids=["zero", "float16", "memory", "offload"])
+def test_memory_and_precision(config: Any, devices: int, error: Any, message: str) -> None:
+    weights, x = [tf.Variable(tf.ones([4, 4]))], tf.ones([2 * DEVICES, 4])
+    small = {"kind": "CPU", "memory_bytes": 200, "fp32": 1e10, "memory_bandwidth_bytes_per_s": 1e10}
+    wh.init(config, cluster=f"cpu:{devices}" if devices else {
+        "device_types": {"Small": small}, "nodes": [{"devices": ["Small"]}]})
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, weights[0]) ** 2)
+        weights[0].assign_sub(tape.gradient(loss, weights)[0])
+
+    with pytest.raises(error, match=message):
+        step(x)
+
+
+@pytest.mark.slow
+def test_a_python_function_keeps_xla_from_its_body() -> None:
+    wh.init({"xla": True}, cluster="cpu:1")
+    w = tf.Variable(tf.ones([4, 4]))
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            h = tf.matmul(x, w)
+            noise = tf.numpy_function(np.zeros_like, [h], tf.float32, name="python")
+            noise.set_shape(h.shape)
+            loss = tf.reduce_mean((h + tf.stop_gradient(wh.batch_axis(noise, 0))) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+
+    step(tf.ones([8, 4]))
+    assert "XLA compiles t0_backward, each when it first runs; not t0_forward: op 'python' (PyFunc) has no XLA kernel" in (
+        " ".join(wh.explain().split()))
 
 
 def test_a_batch_with_fewer_examples_than_parts() -> None:

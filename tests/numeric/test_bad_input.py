@@ -185,6 +185,40 @@ def op_added_to_the_region_later() -> None:
         session.run(update, {x: np.zeros([8, 4])})
 
 
+def zero_without_replicas() -> None:
+    wh.init({"zero": "v2", "num_micro_batch": 2}, cluster="cpu:2")
+    two_stages()
+
+
+def float16_without_a_scale() -> None:
+    wh.init({"amp": "float16", "amp.loss_scale": 1}, cluster="cpu:2")
+    two_stages()
+
+
+def too_little_memory(devices: int, **config: str) -> None:
+    kind = dict(kind="CPU", memory_bytes=200, fp32=1e10, memory_bandwidth_bytes_per_s=1e10)
+    nodes = [{"devices": ["Small"] * devices, "links": "default"}]
+    wh.init(config, cluster={"device_types": {"Small": kind}, "nodes": nodes})
+    train(tf.reduce_mean(tf.square(tf.tanh(dense(tf.placeholder(tf.float32, [8, 4]), 4, "one")))))
+
+
+def less_memory_than_the_most_recomputation_needs() -> None:
+    too_little_memory(1, recompute="auto")
+
+
+def less_memory_than_any_choice_needs() -> None:
+    too_little_memory(2, recompute="auto", zero="auto")
+
+
+def offload_without_a_host() -> None:
+    """The Session was made before ``wh.init`` knew that a CPU device stands for the host."""
+    with tf.Session() as session:
+        wh.init({"offload": "states"}, cluster="cpu:1")
+        x = tf.placeholder(tf.float32, [8, 4])
+        update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(dense(x, 4, "one"))))
+        session.run(update, {x: np.zeros([8, 4])})
+
+
 # error class, and words that the message must hold: the value, what was expected, the way out
 EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     unknown_key: (wh.ConfigError, ("num_micro_batches", "num_micro_batch")),
@@ -208,10 +242,19 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     parallelize_without_an_update: (wh.PlanError, ("minimize",)),
     op_added_to_the_region_later: (wh.WhaleError, ("later",)),
     eager_execution: (wh.AnnotationError, ("graph", "eager")),
+    zero_without_replicas: (wh.ConfigError, ("zero is 'v2'", "no TaskGraph of this plan has two", "wh.replicate(n) with n > 1")),
+    float16_without_a_scale: (UserWarning, ("amp is 'float16' without a loss scale", "amp.loss_scale to 'dynamic'", "bfloat16")),
+    less_memory_than_the_most_recomputation_needs: (
+        wh.InfeasibleError, ("needs ", "bytes on a device even if it keeps as little as possible", "has 200", "micro-batches")),
+    less_memory_than_any_choice_needs: (
+        wh.InfeasibleError, ("the smallest of", "ZeRO", "bytes on its fullest device", "room for 200 bytes", "larger devices")),
+    offload_without_a_host: (
+        wh.PlanError, ("CPU:1 (the host, on which offload 'states' keeps", "this Session does not have", "after wh.init()")),
     batch_size_that_the_graph_contradicts: (wh.PlanError, ("noise:0", "32 do not fit", "64", "'Reshape'", "auto.batch_size")),
 }
 
 
+@pytest.mark.filterwarnings("error:amp is 'float16'")
 @pytest.mark.parametrize("mistake", EXPECTED, ids=lambda mistake: mistake.__name__)
 def test_message(mistake: Callable[[], None]) -> None:
     error, words = EXPECTED[mistake]

@@ -92,6 +92,14 @@ def test_zero_needs_replicas() -> None:
         search(model(), Cluster.parse("V100-32GB:1"), 4, "dapple", Allowed(zero="v2"))
 
 
+@pytest.mark.parametrize("schedule, stages", [
+    ("zero_bubble_h1", "several stages,"), ("gpipe", "several stages,"), ("interleaved", "several stages on each device,")])
+def test_a_schedule_for_which_no_plan_has_enough_stages(schedule: str, stages: str) -> None:
+    """Also where ZeRO would have replicas: a search that finds data parallelism alone has no pipeline to play."""
+    with pytest.raises(InfeasibleError, match=f"found no plan of 'm' with {stages} as schedule '{schedule}' needs"):
+        search(model(), Cluster.parse("V100-32GB:2"), 4, "data-parallel", Allowed(zero="v2", schedule=schedule))
+
+
 @pytest.mark.slow
 def test_a_schedule_is_chosen_by_playing() -> None:
     profile, cluster = model(8, 0.1, 1.0), Cluster.parse("4xV100-32GB:1")  # gradients too large for data parallelism

@@ -10,9 +10,9 @@ from whale_tf.errors import ClusterError, InfeasibleError, memory_text
 from whale_tf.planner.search import search
 
 
-def test_small_sizes_are_in_mib() -> None:
-    assert [memory_text(size) for size in (0, 70_000, 2**20, 2**30 - 1, 2**30, 1.5 * 2**30)] == [
-        "0.00 MiB", "0.07 MiB", "1.00 MiB", "1024.00 MiB", "1.00 GiB", "1.50 GiB"]
+def test_units_of_sizes() -> None:
+    assert [memory_text(size) for size in (0, 512, 70_000, 2**20, 2**30 - 1, 2**30, 1.5 * 2**30)] == [
+        "0.00 MiB", "512 bytes", "0.07 MiB", "1.00 MiB", "1024.00 MiB", "1.00 GiB", "1.50 GiB"]
 
 
 def test_a_tiny_limit_is_told_as_it_is() -> None:

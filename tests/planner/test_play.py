@@ -19,6 +19,10 @@ from whale_tf.planner.play import _Prices, played_peaks, played_seconds
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
+from whale_tf.simulator.memory import memory_curves
+from whale_tf.simulator.network import Network as Links
+from whale_tf.simulator.program import COMPUTATION, Program
+from whale_tf.simulator.tasks import Tasks
 
 LATENCY, LINK = 1e-4, 1e9
 BATCH, WIDTH = 48, 16
@@ -114,6 +118,24 @@ def test_replicas_hold_their_parts_and_a_copy_of_the_variables() -> None:
     whole, = peaks_of(stages(1), plan([1]), 1)
     found = peaks_of(stages(1), plan([2], tasks={0: {"slices": (3, 1)}}))
     assert found[0] > found[1] and min(found) > 4 * KERNEL and max(found) < whole + KERNEL
+
+
+def test_values_stay_until_the_slowest_device_that_shares_the_cores_has_read_them() -> None:
+    """Two devices add a value of the first one to their own, after a second of work; on one core the other one comes later."""
+    cluster = Cluster.parse("cpu:2")
+    tasks = Tasks(cluster, Links(cluster), in_queues=False)
+    made = tasks.add(COMPUTATION, 1.0, (0,))
+    value = tasks.buffer("value", "activations", made, 0, 100.0)
+    for device in (1, 0):
+        work = tasks.add(COMPUTATION, 1.0, (device,), [made])
+        tasks.read(work, value)
+        tasks.buffer("later", "activations", tasks.add(COMPUTATION, 1e-6, (device,), [work]), device, 10.0)
+    graph = tasks.graph()
+    program = Program(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}, 1: {}}, ())
+    found = [(times.makespan, memory_curves(program, graph, times)[0].peak_bytes)
+             for times in (tasks.times(graph), tasks.times_on_cores(graph, 2), tasks.times_on_cores(graph, 1))]
+    assert [peak for _, peak in found] == [100.0, 100.0, 110.0]
+    assert [seconds for seconds, _ in found] == pytest.approx([2.0, 2.0, 3.0], abs=1e-5)
 
 
 def test_micro_batches_in_flight_hold_their_activations() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from typing import AbstractSet, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -103,6 +103,19 @@ class Context:
         while self._scope in graph:  # a user's op may have this name
             index += 1
             self._scope = f"{ROOT}_{index}"
+
+    def lacking(self, found: Container[str]) -> str:
+        """The first device that the plan uses and TensorFlow does not have, in words; "": none.
+
+        Args:
+            found: full names of TensorFlow's devices.
+        """
+        used = {index for task in self.plan.task_graphs for row in (*task.devices, task.homes.values()) for index in row}
+        missing = next((index for index in sorted(used) if self.devices[index] not in found), None)
+        if missing is None:
+            return ""
+        what = f" (the host, on which offload {self.plan.offload!r} keeps variables)" if missing == self.plan.host else ""
+        return self.devices[missing] + what
 
     # ------------------------------------------------------------------------------------------------------- clones
     def copies(self, task_graph: int) -> List[Copy]:

@@ -265,6 +265,10 @@ class Joint:
                 and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}
 
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
+        if not found and not self.errors and allowed.schedule not in ("backward_first", AUTO):
+            what = "several stages" + " on each device" * (schedule_of(allowed.schedule).homes is not None)
+            raise InfeasibleError(f"the searches found no plan of {self.model.name!r} with {what}, as schedule "
+                                  f"{allowed.schedule!r} needs; use another schedule or search, more layers, or fewer devices")
         if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):
             raise PlanError(
                 f"zero is {allowed.zero!r}, which divides over replicas, but no plan of {self.model.name!r} on "
@@ -275,9 +279,6 @@ class Joint:
             raise self.errors[min(least, key=lambda measures: least[measures])]
         if self.errors and not found:
             raise next(iter(self.errors.values()))
-        if not found:
-            raise InfeasibleError(f"no plan of {self.model.name!r} has several stages on each device, as schedule "
-                                  f"{allowed.schedule!r} needs; use more layers, fewer devices, or backward_first")
         best(found, self.cluster)
 
 

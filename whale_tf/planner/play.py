@@ -5,7 +5,10 @@ its operands from other devices.  Gradients and other recipes are sent and added
 links.  The parts of a divided op are ops of the graph, each on its device.
 
 Memory comes from a second run, in the order of TensorFlow's executor: an op runs when its operands are there, and a buffer lives
-from the op that writes it to its last reader.
+from the op that writes it to its last reader.  Where CPU devices pass each other the values of variables and pieces of gradients
+without copying them (ZeRO, offload), a value stays until the slowest device has read it, and how far devices are apart depends
+on the machine's cores, which no plan knows.  The peak is then the higher one of two runs: with cores for all devices, and with
+cores for half of them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
 from whale_tf.passes.form import INLINE, choose_form
 from whale_tf.plan import Plan
-from whale_tf.planner.homes import Held
+from whale_tf.planner.homes import Held, has_one_memory
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.chain import takes_over
@@ -72,8 +75,11 @@ def _peaks(tasks: Tasks, plan: Plan, variables: Iterable[Held]) -> Tuple[int, ..
         for device, size in one.kept(plan).items():
             static[device]["parameters"] += size
     program, graph = Program(tuple(tasks.instructions), tuple(tasks.buffers), static, ()), tasks.graph()
-    curves = memory_curves(program, graph, tasks.times(graph))
-    return tuple(int(curve.peak_bytes) for curve in curves[:plan.num_devices])
+    runs = [tasks.times(graph)]
+    if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
+        runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2)))
+    peaks = [[int(curve.peak_bytes) for curve in memory_curves(program, graph, times)[:plan.num_devices]] for times in runs]
+    return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
 
 
 def _inlined(plan: Plan) -> Plan:

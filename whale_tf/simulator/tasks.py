@@ -10,6 +10,7 @@ import numpy as np
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.cores import Hosts, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
@@ -161,6 +162,12 @@ class Tasks:
     def times(self, graph: ExecutionGraph) -> Times:
         """The times at which the tasks run."""
         return run(graph, self.network.bandwidths, [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used])
+
+    def times_on_cores(self, graph: ExecutionGraph, cores: int) -> Times:
+        """The times if the devices of each node share so many threads, which do not slow each other down."""
+        nodes = [self.cluster.devices[device].node for device in self.used]
+        hosts = Hosts(nodes, cores, lambda task: MEMORY, lambda one, other: 1.0, lambda waited: 0.0, lambda size: 0.0, {})
+        return run_on_cores(graph, self.network.bandwidths, hosts, sharing=True, overlap=False)
 
     def makespan(self) -> float:
         """Seconds until everything is done."""
