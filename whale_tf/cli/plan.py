@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whale_tf.cli.files import check_files
 from whale_tf.cli.simulate import accuracy, limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
@@ -21,6 +22,7 @@ from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
 from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
+from whale_tf.planner.simulated import ALGORITHM, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
@@ -56,13 +58,14 @@ def plan(
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
+        check_files({"--output": output}, {})
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
             allowed = Allowed(recompute, zero, offload, precision, schedule)
             found = _search(model, machines, global_batch, search_method, allowed)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
-                handle.write(plan_of(found).to_json() + "\n")
+                handle.write(plan_of(found, machines).to_json() + "\n")
     except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
@@ -119,12 +122,12 @@ def _of_steps(allowed: Allowed) -> Allowed:
     return allowed
 
 
-def plan_of(found: Candidate) -> Plan:
-    """The executable plan of a search's answer."""
+def plan_of(found: Candidate, cluster: Cluster) -> Plan:
+    """The executable plan of a search's answer: the one that was simulated, with its parts of a micro-batch."""
     if found.plan is not None:
         return found.plan
     assert found.profile is not None, "stages are given in layers"
-    return found.to_plan(found.profile)
+    return with_slices(found, found.profile, cluster, ALGORITHM)
 
 
 def explain(

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.cli.files import check_files
 from whale_tf.cluster import PRECISIONS, Cluster
 from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
 from whale_tf.plan import Plan
@@ -148,6 +149,7 @@ def simulate(
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
     try:
+        check_files({"--trace": trace, "--report": report}, {"--timeline": timeline, "--memory": memory})
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = limited(Cluster.parse(cluster), memory_limit)
@@ -165,12 +167,12 @@ def simulate(
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             shape = Uniform(dp, tp, pp, micro_batches)
-            if shape.devices < len(machines):
+            if 0 < shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
         times = KERNELS if source.profile is None else LAYERS
         _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
-    except WhaleError as error:
+    except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
 
@@ -300,6 +302,8 @@ def _run_uniform(
     offload: str,
 ) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
+    if recompute not in (*RECOMPUTE, "auto"):
+        raise PlanError(f"--recompute is {recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
     graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
     found: List[Simulation] = []
