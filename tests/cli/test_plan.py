@@ -30,12 +30,14 @@ def test_json_object() -> None:
     value = json.loads(result.stdout)
     assert value["model"] == "vgg-19@dapple" and value["search"] == "dapple" and value["num_devices"] == 4
     assert sorted(device for stage in value["stages"] for device in stage["devices"]) == [0, 1, 2, 3]
+    low, high = value["samples_per_s_range"]
+    assert low < value["samples_per_s"] < high and value["samples_per_s"] == pytest.approx(512 / value["latency_s"])
 
 
 def test_tables_and_picture() -> None:
     result = run(*plan("--search", "two-stages"))
     assert result.exit_code == 0
-    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy"):
+    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy", "samples/s, ", "accuracy: "):
         assert part in result.stdout
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whale_tf.cli.accuracy import Accuracy, accuracy
 from whale_tf.cli.files import check_files
-from whale_tf.cli.simulate import accuracy, limited
+from whale_tf.cli.simulate import limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError, memory_text
@@ -70,7 +71,9 @@ def plan(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
-        typer.echo(found.to_json())
+        rate = found.global_batch / found.latency_s
+        bounds = _accuracy(found, machines).bounds(rate)
+        typer.echo(json.dumps(dict(found.to_dict(), samples_per_s=rate, samples_per_s_range=bounds)))
     else:
         _show(found, machines)
 
@@ -263,9 +266,13 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for place, text in enumerate((found.told, *found.runners_up), 1):
         runners.add_row(str(place), text)
     console.print(runners)
+    for line in _accuracy(found, cluster).lines(found.global_batch / found.latency_s):
+        console.print(line)
+
+
+def _accuracy(found: Candidate, cluster: Cluster) -> Accuracy:
     precision = "fp32" if found.profile is None else found.profile.precision
-    device_type = cluster.devices[0].type
-    console.print(accuracy(default_laws().error(LAYERS, device_type, precision), device_type, precision))
+    return accuracy(default_laws(), LAYERS, [device.type for device in cluster.devices], precision)
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.cli.accuracy import Accuracy, accuracy
 from whale_tf.cli.files import check_files
 from whale_tf.cluster import PRECISIONS, Cluster
 from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
@@ -44,7 +45,6 @@ from whale_tf.simulator.laws import (
     LAYERS,
     MEASURED,
     Laws,
-    TestedError,
     as_run,
     default_laws,
     layers_with,
@@ -159,7 +159,7 @@ def simulate(
         if ops is not None:
             simulator = Simulator(machines, options)
             result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
-            _finish(result, _tested(result, MEASURED, known), as_json, trace, timeline, memory, report)
+            _finish(result, _accuracy(result, MEASURED, known), as_json, trace, timeline, memory, report)
             return
         source = _source(model, profile, loaded, execution)
         simulator = Simulator(machines, options._replace(xla=source.xla))
@@ -171,7 +171,7 @@ def simulate(
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
         times = KERNELS if source.profile is None else LAYERS
-        _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
+        _finish(result, _accuracy(result, times, known), as_json, trace, timeline, memory, report)
     except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
@@ -360,38 +360,17 @@ def _run_ops(
     return simulator.run_step(plan, step, global_batch)
 
 
-def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
-    """The accuracy of such times so far on the strategy's slowest kind of device; None if it was never tested."""
+def _accuracy(result: Simulation, times: str, laws: Laws) -> Accuracy:
     types = [result.cluster.devices[device].type for device in result.representative]
-    found = [laws.error(times, name, result.subject.precision) for name in sorted(set(types))]
-    return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
+    return accuracy(laws, times, types, result.subject.precision)
 
 
-def _finish(result: Simulation, tested: Optional[TestedError], as_json: bool, *files: Optional[str]) -> None:
+def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optional[str]) -> None:
     _write(result, *files)
     if as_json:
-        low, high = _range(result, tested)
-        typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=None if tested is None else [low, high])))
+        typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=proved.bounds(result.samples_per_s))))
     else:
-        _print(result, tested)
-
-
-def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, float]:
-    """The range of samples per second that the model's largest error allows."""
-    wrong = 0.0 if tested is None else tested.largest
-    return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
-
-
-def accuracy(tested: Optional[TestedError], device_type: str, precision: str) -> str:
-    """The accuracy of the model so far, in one sentence."""
-    if tested is None:
-        return "accuracy: such times were never compared with measurements"
-    text = ("accuracy: on {} in {}, predictions for steps made of {} had a mean error of {:.0%} and a largest error of {:.0%}, "
-            "over {} measurements that nothing was fitted to".format(
-                tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
-    if not device_type.startswith(tested.device):
-        return f"{text}; {device_type} was not tested"
-    return text if precision == tested.precision else f"{text}; {precision} was not tested"
+        _print(result, proved)
 
 
 def _write(
@@ -413,7 +392,7 @@ def _write(
         write_report(report, result)
 
 
-def _print(result: Simulation, tested: Optional[TestedError]) -> None:
+def _print(result: Simulation, proved: Accuracy) -> None:
     console = Console()
     summary = Table(
         "step ms",
@@ -441,6 +420,5 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
         )
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
-    if tested is not None:
-        console.print("{:.4g} samples/s, {:.4g} to {:.4g}".format(result.samples_per_s, *_range(result, tested)))
-    console.print(accuracy(tested, result.cluster.devices[min(result.representative)].type, result.subject.precision))
+    for line in proved.lines(result.samples_per_s):
+        console.print(line)
