@@ -17,7 +17,7 @@ import json
 import math
 import os
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from rich.console import Console
@@ -36,7 +36,7 @@ from whale_tf.planner.amp.cost import Strategy as AmpStrategy
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin
-from whale_tf.simulator import Options, Simulation, built_in_model, simulate, uniform_3d
+from whale_tf.simulator import Options, Simulation, Simulator, built_in_model, simulate, uniform_3d
 from whale_tf.simulator.laws import (
     DEFAULT,
     KERNELS,
@@ -315,15 +315,15 @@ def rate_alone(point: Point, laws: Laws) -> float:
     count = point.strategy.num_micro_batch
     if count <= 3:
         return point.predict(laws).samples_per_s
-    two_s, three_s = (point._replace(strategy=point.strategy._replace(num_micro_batch=few)).predict(laws).step_time_s
-                      for few in (2, 3))
+    simulator = Simulator(point.cluster, Options(xla=point.xla, laws=laws))
+    two_s, three_s = (simulator.run(point.strategy._replace(num_micro_batch=few)).step_time_s for few in (2, 3))
     return point.strategy.model.batch * count / (two_s + (count - 2) * (three_s - two_s))
 
 
 def fit(points: Sequence[Point]) -> Laws:
     """Laws whose relative errors are least over the points: kernels by the runs on one device, then what several devices add."""
     start = default_laws()
-    known = [point for point in points if point.fits and point.cluster.devices[0].type.startswith(KIND)]
+    known = [point for point in points if is_fitted(point)]
     alone = [point for point in known if point.gpus == 1]
 
     def laws_of(values: np.ndarray) -> Laws:
@@ -331,15 +331,38 @@ def fit(points: Sequence[Point]) -> Laws:
         return fitted(start, **changes)  # of one kind of device; of others nothing is known but their units
 
     prior = np.log([PRIOR[name] for name in FREE])
+    known_rates: Dict[Tuple[float, ...], float] = {}
+
+    def rate(number: int, values: np.ndarray) -> float:
+        """Most parameters leave most runs as they are."""
+        key = (number, *(value for name, value in zip(FREE, values.tolist()) if name in parameters[number]))
+        if key not in known_rates:
+            known_rates[key] = rate_alone(alone[number], laws_of(values))
+        return known_rates[key]
+
+    parameters = [parameters_of(point) for point in alone]
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        laws = laws_of(values)
-        errors = [np.log(rate_alone(point, laws) / point.measured) for point in alone]
+        errors = [np.log(rate(number, values) / point.measured) for number, point in enumerate(alone)]
         return np.concatenate([errors, TRUST * (values - prior)])
 
     bounds = (np.log(0.1), np.log([MOST if name != "winograd" else 4.0 for name in FREE]))
     laws = laws_of(least_squares(residuals, prior, bounds=bounds, diff_step=0.05, max_nfev=6).x if alone else prior)
-    return _with_waiting(laws, [point for point in known if point.gpus > 2], alone)
+    return _with_waiting(laws, [point for point in known if point.gpus > 1], alone)
+
+
+def parameters_of(point: Point) -> Set[str]:
+    """The parameters on which a run's time can depend."""
+    has_convolutions = any(op.kind == "convolution" for op in point.strategy.model.ops)
+    kinds = ("matmul", "convolution") if has_convolutions else ("matmul",)
+    precisions = ("fp32", "half") if point.precision == "fp16" else ("fp32",)
+    found = {f"{kind}_{precision}" for kind in kinds for precision in precisions}
+    return found | {"winograd"} if has_convolutions else found
+
+
+def is_fitted(point: Point) -> bool:
+    """Pipelines (Table VI) and other kinds of devices are only compared."""
+    return point.fits and point.gpus != 2 and point.cluster.devices[0].type.startswith(KIND)
 
 
 def _with_waiting(laws: Laws, points: Sequence[Point], alone: Sequence[Point]) -> Laws:
@@ -349,7 +372,7 @@ def _with_waiting(laws: Laws, points: Sequence[Point], alone: Sequence[Point]) -
     that counts.
     """
     names, prior = list(WAITING), np.log(list(WAITING.values()))
-    wrong = {point.series: np.log(1.0 + error(point, laws)) for point in alone}
+    wrong = {one.point.series: np.log(one.ratio) for one in answered(alone, lambda point: laws)}
     bare = replace(laws, framework=replace(laws.framework, jitter=0.0, hop_s=0.0, overlap=0.0))
     plain_runs = [point.predict(bare) for point in points]
     sums = [collectives(run.graph) for run in plain_runs]
@@ -372,19 +395,35 @@ def _with_waiting(laws: Laws, points: Sequence[Point], alone: Sequence[Point]) -
 # ---- report --------------------------------------------------------------------------------------------------------------
 
 
-def error(point: Point, laws: Laws) -> float:
-    return point.predict(laws).samples_per_s / point.measured - 1.0
+class Answer(NamedTuple):
+    """What the simulator says of a point."""
+
+    point: Point
+    rate: float
+    fits: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.rate / self.point.measured
 
 
-def by_series(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> List[List[str]]:
+def answered(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> List[Answer]:
+    found = []
+    for point in points:
+        result = point.predict(laws_of(point))
+        found.append(Answer(point, result.samples_per_s, not result.oom))
+    return found
+
+
+def by_series(answers: Sequence[Answer]) -> List[List[str]]:
     """One row a series: mean and largest error, and the difference of the scaling efficiency at the most devices."""
     rows: List[List[str]] = []
-    for series in dict.fromkeys(point.series for point in points):
-        mine = [point for point in points if point.series == series and point.fits]
-        if not mine:
+    for series in dict.fromkeys(one.point.series for one in answers):
+        ran = [one for one in answers if one.point.series == series and one.point.fits]
+        if not ran:
             continue
-        rates = [point.predict(laws_of(point)).samples_per_s for point in mine]
-        errors = [abs(rate / point.measured - 1.0) for rate, point in zip(rates, mine)]
+        mine, rates = [one.point for one in ran], [one.rate for one in ran]
+        errors = [abs(one.ratio - 1.0) for one in ran]
         efficiency = "-"
         if mine[0].gpus == 1 and mine[-1].gpus > 1:
             ours, theirs = (rates[-1] / rates[0] / mine[-1].gpus, mine[-1].measured / mine[0].measured / mine[-1].gpus)
@@ -407,28 +446,24 @@ def every_point(data: Optional[str], console: Console) -> List[Point]:
     return [point for points in sources.values() for point in points]
 
 
-def leave_one_out(points: Sequence[Point]) -> Dict[str, Laws]:
-    """Laws fitted to everything but one series (of DLPerf, each is one; of other sources, all of it)."""
+def leave_one_out(points: Sequence[Point], laws: Laws) -> Dict[str, Laws]:
+    """Laws fitted to everything but one series (of DLPerf, each is one; of other sources, all of it); ``laws``: fitted to all."""
     groups = dict.fromkeys(group_of(point) for point in points)
-    return {group: fit([point for point in points if group_of(point) != group]) for group in groups}
+    fitted_ones = {group_of(point) for point in points if is_fitted(point)}
+    return {group: fit([point for point in points if group_of(point) != group]) if group in fitted_ones else laws
+            for group in groups}
 
 
 def group_of(point: Point) -> str:
     return point.series if point.source == "DLPerf" else point.source
 
 
-def verdicts(points: Sequence[Point], laws: Laws) -> Tuple[int, int]:
-    """(right, all): whether a run fits memory."""
-    right = [point.predict(laws).oom != point.fits for point in points]
-    return sum(right), len(right)
-
-
-def errors_of(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> Tuple[TestedError, ...]:
+def errors_of(answers: Sequence[Answer]) -> Tuple[TestedError, ...]:
     by_kind: Dict[Tuple[str, str], List[float]] = {}
-    for point in points:
-        if point.fits:
-            kind = point.cluster.devices[0].type.split("-")[0]
-            by_kind.setdefault((kind, point.precision), []).append(abs(error(point, laws_of(point))))
+    for one in answers:
+        if one.point.fits:
+            kind = one.point.cluster.devices[0].type.split("-")[0]
+            by_kind.setdefault((kind, one.point.precision), []).append(abs(one.ratio - 1.0))
     return tuple(TestedError(times=KERNELS, device=kind, precision=precision, points=len(errors),
                              mean=round(float(np.mean(errors)), 3), largest=round(max(errors), 3))
                  for (kind, precision), errors in by_kind.items())
@@ -445,7 +480,7 @@ def write(laws: Laws) -> None:
         handle.write(text + "\n")
 
 
-def picture(path: str, points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> None:
+def picture(path: str, answers: Sequence[Answer]) -> None:
     """Predicted over measured throughput, each source in its colour."""
     import matplotlib
 
@@ -453,10 +488,9 @@ def picture(path: str, points: Sequence[Point], laws_of: Callable[[Point], Laws]
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for source in dict.fromkeys(point.source for point in points):
-        mine = [point for point in points if point.source == source and point.fits]
-        ratios = [1.0 + error(point, laws_of(point)) for point in mine]
-        axes.scatter([point.measured for point in mine], ratios, s=18, label=source)
+    for source in dict.fromkeys(one.point.source for one in answers):
+        mine = [one for one in answers if one.point.source == source and one.point.fits]
+        axes.scatter([one.point.measured for one in mine], [one.ratio for one in mine], s=18, label=source)
     axes.axhspan(0.85, 1.15, alpha=0.15, color="gray")
     axes.axhline(1.0, color="gray", linewidth=0.8)
     axes.set(xscale="log", xlabel="measured, samples/s", ylabel="predicted / measured", ylim=(0.4, 1.8),
@@ -477,7 +511,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     console = Console(width=150)
     points = every_point(given.data, console)
     laws = fit(points) if given.fit else default_laws()
-    console.print(table("Fitted" if given.fit else "With the package's laws", COLUMNS, by_series(points, lambda point: laws)))
+    with_all = left = answered(points, lambda point: laws)
+    console.print(table("Fitted" if given.fit else "With the package's laws", COLUMNS, by_series(with_all)))
     tested_layers: Tuple[TestedError, ...] = ()
     if layers(given.data):
         errors = [abs(wrong) for _, wrong in layers(given.data)]
@@ -485,16 +520,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
                                      mean=round(float(np.mean(errors)), 3), largest=round(max(errors), 3)),)
         console.print("layers of the planners' profiles against DAPPLE's authors' times: {}".format(
             ", ".join(f"{name} {wrong:+.0%}" for name, wrong in layers(given.data))))
-    left: Callable[[Point], Laws] = lambda point: laws  # noqa: E731
     if given.fit:
-        without = leave_one_out(points)
-        left = lambda point: without[group_of(point)]  # noqa: E731
-        console.print(table("Not fitted: laws of all other sources", COLUMNS, by_series(points, left)))
-        laws = replace(laws, errors=errors_of(points, left) + tested_layers + (OWN_OPS,))
+        without = leave_one_out(points, laws)
+        left = answered(points, lambda point: without[group_of(point)])
+        console.print(table("Not fitted: laws of all other sources", COLUMNS, by_series(left)))
+        laws = replace(laws, errors=errors_of(left) + tested_layers + (OWN_OPS,))
         for one in laws.errors[:-len(tested_layers) - 1]:
             console.print(f"not fitted, {one.device}, {one.precision}: {one.points} points, mean {one.mean:.1%}, largest "
                           f"{one.largest:.1%}")
-    right, count = verdicts(points, laws)
+    right, count = sum(one.fits == one.point.fits for one in with_all), len(points)
     runs = amp(given.data)
     if not runs:
         console.print("AMP: no data; --data DIRECTORY has none of it")
@@ -510,7 +544,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     if given.write:
         write(laws)
     if given.picture:
-        picture(given.picture, points, left)
+        picture(given.picture, left)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
 
-    python -m benchmarks.rhino [--only layers,devices,proof,batches,memory,experts,choice,played]
+    python -m benchmarks.rhino [--only layers,devices,proof,batches,memory,experts,choice,played,small]
 
 Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
 (Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.measure import chosen, table
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError
+from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.planner.candidate import Candidate, best, ranked
 from whale_tf.planner.rhino.coarsening import coarsen
@@ -286,9 +288,74 @@ def played(console: Console) -> None:
         "model, batch and cluster", "objective", "played", "undivided", "data parallel", "chosen", "which is"], rows))
 
 
+PATTERNS = ("rows", "column", "row", "once")  # of a product
+
+
+class Small(NamedTuple):
+    """Dense layers on two nodes, small enough to play every combination of patterns."""
+
+    widths: Tuple[int, ...]
+    batch: int
+    cluster: Cluster
+
+    @classmethod
+    def drawn(cls, random: np.random.RandomState) -> Small:
+        widths = tuple(int(random.choice([64, 256, 1024, 4096])) for _ in range(3))
+        batch, size, speed = int(random.choice([8, 64, 512])), int(random.randint(1, 3)), int(random.choice([10, 25, 100]))
+        nodes = [{"devices": f"{random.choice(['V100-16GB', 'T4', 'P100-16GB'])}:{size}", "links": "default",
+                  "nic": {"bandwidth_gbits_per_s": speed}} for _ in range(2)]
+        return cls(widths, batch, Cluster.parse({"name": "c", "nodes": nodes}))
+
+    def graph(self) -> Any:
+        import tensorflow.compat.v1 as tf
+
+        with tf.Graph().as_default() as graph:
+            value = tf.placeholder(tf.float32, [self.batch, self.widths[0]])
+            for number, shape in enumerate(zip(self.widths, self.widths[1:])):
+                value = tf.nn.relu(tf.matmul(value, tf.get_variable(f"w{number}", shape), name=f"product_{number}"))
+            tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(value)))
+        return graph
+
+    def candidates(self) -> Tuple[Candidate, List[Candidate]]:
+        """What the search takes, and everything there is: its own candidates, and those with every combination of patterns."""
+        import whale_tf as wh
+        from whale_tf import searching
+
+        wh.init(cluster="cpu:1")
+        try:
+            graph = self.graph()
+            mine = searching.compared(graph, self.cluster, wh.Config({"auto_parallel": "rhino"}))
+            every = list(mine)
+            for patterns in itertools.product(PATTERNS, repeat=len(self.widths) - 1):
+                force = {f"product_{number}": pattern for number, pattern in enumerate(patterns)}
+                config = wh.Config({"auto_parallel": "rhino", "patterns.force": force})
+                try:
+                    every += searching.compared(graph, self.cluster, config)
+                except ConfigError:  # this many devices do not divide the product so
+                    continue
+            return best(mine, self.cluster), [one for one in every if one.fits and not one.why_not]
+        finally:
+            wh.shutdown()
+
+
+def small(console: Console) -> None:
+    """20 random small clusters: the plan taken against the fastest of all that were played."""
+    random, rows = np.random.RandomState(0), []
+    for _ in range(20):
+        case = Small.drawn(random)
+        taken, every = case.candidates()
+        least = min(every, key=lambda one: one.latency_s)
+        types = ", ".join(device.type for device in case.cluster.devices)
+        what = f"{' x '.join(map(str, case.widths))}, {case.batch} on {types}"
+        rows.append([what, str(len(every)), f"{1e3 * taken.latency_s:.3f}", f"{taken.search}: {taken.description}"[:60],
+                     f"{1e3 * least.latency_s:.3f}", f"{taken.latency_s / least.latency_s:.3f}"])
+    console.print(table("Rhino on small clusters, ms a step as played", [
+        "widths, batch and devices", "played", "taken", "which is", "fastest", "ratio"], rows))
+
+
 SECTIONS: Dict[str, Callable[[Console], None]] = {
     "layers": layers, "devices": devices, "proof": proof, "batches": batches, "memory": memory,
-    "experts": experts, "choice": choice, "played": played}
+    "experts": experts, "choice": choice, "played": played, "small": small}
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from whale_tf.planner.candidate import Candidate, best, no_candidate
 from whale_tf.planner.joint import Joint
 from whale_tf.planner.measures import OWN, Allowed
 from whale_tf.planner.rhino.automatic import Question, divisions, plan_of
+from whale_tf.planner.simulated import with_slices
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
@@ -186,7 +187,8 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     except InfeasibleError as error:
         found.append(no_candidate("TaskGraphs", error))
     taken = best(found, cluster)
-    plan = plan_of(model.ops, taken, named) if taken.profile is None else taken.to_plan(taken.profile)
+    plan = (plan_of(model.ops, taken, named) if taken.profile is None
+            else with_slices(taken, taken.profile, cluster, config.balance.algorithm))
     return replace(taken, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
 

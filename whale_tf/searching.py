@@ -156,7 +156,7 @@ class Search:
             divisions = contenders(captured, divided_dims(batch), cluster, config)
         self.staged, self.divided = self.joint.played(allowed_of(config)), []  # type: List[Candidate], List[Played]
         for one in ranked(divisions) if divisions else []:  # compiling one takes as long as finding it
-            if every or may_be_best(one, self.staged + [other.found for other in self.divided]):
+            if not one.why_not and (every or may_be_best(one, self.staged + [other.found for other in self.divided])):
                 self.divided.append(_divided(one, captured, model.batch, cluster, config, options))
             else:
                 self.divided.append(Played(one))

@@ -30,12 +30,14 @@ def test_json_object() -> None:
     value = json.loads(result.stdout)
     assert value["model"] == "vgg-19@dapple" and value["search"] == "dapple" and value["num_devices"] == 4
     assert sorted(device for stage in value["stages"] for device in stage["devices"]) == [0, 1, 2, 3]
+    low, high = value["samples_per_s_range"]
+    assert low < value["samples_per_s"] < high and value["samples_per_s"] == pytest.approx(512 / value["latency_s"])
 
 
 def test_tables_and_picture() -> None:
     result = run(*plan("--search", "two-stages"))
     assert result.exit_code == 0
-    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy"):
+    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy", "samples/s, ", "accuracy: "):
         assert part in result.stdout
 
 
@@ -49,6 +51,20 @@ def test_written_plan_can_be_read_and_compared(tmp_path: Any) -> None:
     other = run("diff", a, b, "--json")
     assert other.exit_code == 1 and json.loads(other.stdout)["estimate.search"] == ["dapple", "data-parallel"]
     assert run("diff", a, str(tmp_path / "none.json")).exit_code == 2
+
+
+def test_a_written_plan_is_the_one_that_was_simulated(tmp_path: Any) -> None:
+    """On unequal devices its parts of a micro-batch are uneven."""
+    path, cluster = str(tmp_path / "plan.json"), "V100-32GB:1,P100-16GB:1"
+    found = run("plan", "--model", "vgg-19@dapple", "--cluster", cluster, "--global-batch", "64", "--search", "data-parallel",
+                "-o", path, "--json")
+    assert found.exit_code == 0, found.output
+    assert Plan.parse(path).task_graphs[0].slices is not None
+    again = run("simulate", "--plan", path, "--cluster", cluster, "--json")
+    assert again.exit_code == 0, again.output
+    value = json.loads(again.stdout)
+    assert value["step_time_s"] == pytest.approx(json.loads(found.stdout)["latency_s"], rel=1e-9)
+    assert value["peak_memory_bytes"] == json.loads(found.stdout)["peak_memory_bytes"]
 
 
 def test_a_written_plan_is_explained(tmp_path: Any) -> None:

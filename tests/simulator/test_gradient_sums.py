@@ -7,7 +7,8 @@ from typing import Dict
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator import Efficiency, Simulation, simulate, uniform_3d
+from whale_tf.simulator import Efficiency, Options, Simulation, simulate, uniform_3d
+from whale_tf.simulator.laws import as_run
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph
 from whale_tf.simulator.zoo.transformers import transformer
 
@@ -44,6 +45,17 @@ def test_every_micro_batch_but_the_first_adds_its_gradients_to_the_sum(precision
     first, second, third = sorted(found[micro_batch] for micro_batch in range(3))  # GPipe goes back in the other order
     assert second == pytest.approx(third, rel=1e-12)
     assert second - first == pytest.approx(moved / rate + sums * known.launch_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("precision,xla,passes", [("fp32", True, 3.0), ("fp16", False, 3.0), ("fp16", True, 2.5)])
+def test_xla_casts_gradients_of_mixed_precision_where_it_adds_them(precision: str, xla: bool, passes: float) -> None:
+    """Sums are in float32; a gradient is then read in 16 bits."""
+    model, cluster = as_run(gpt(), precision, xla), Cluster.parse("V100-16GB:1")
+    found, known = seconds_of(simulate(uniform_3d(model, num_micro_batch=2), cluster, Options(xla=xla))), Efficiency()
+    table = next(tensor for tensor in model.tensors if tensor.name == "embedding/tokens")
+    rate = cluster.devices[0].memory_bandwidth_bytes_per_s * known.memory
+    launches = (found[1] - found[0] - passes * 4 * (model.parameter_count + table.size) / rate) / known.launch_s
+    assert launches == pytest.approx(round(launches), abs=1e-6)
 
 
 def test_one_micro_batch_adds_up_nothing() -> None:

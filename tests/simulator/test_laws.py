@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from typing import Any
+from typing import Any, Dict
 
 import pytest
 
 from tests.simulator.test_cli import call
+from whale_tf.cli.accuracy import accuracy
 from whale_tf.cluster import Cluster
+from whale_tf.cluster.hardware import DEVICE_TYPES
 from whale_tf.errors import PlanError
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
@@ -47,6 +50,12 @@ def test_tiles_fill_waves() -> None:
     smaller = max(90 / 160, 0.85 * 360 / 400, 0.6 * 1440 / 1440)
     assert occupancy(Product(1, 1280, 1152, 64), 80, 0.0, True) == pytest.approx(smaller)
     assert occupancy(Product(1, 1280, 1024, 64), 80, 64.0, True) == 0.5, "a product as long as the depth"
+
+
+def test_units_share_a_tile_if_tiles_are_few() -> None:
+    few = Product(1, 128, 128, 4096)
+    assert occupancy(few, 80, 0.0, True) == pytest.approx(0.85 * 64 / 80), "4 tiles of 64 x 64 in 16 parts each"
+    assert occupancy(few._replace(k=64), 80, 64.0, True) < occupancy(few, 80, 64.0, True), "a short product has no parts"
 
 
 @pytest.mark.parametrize("name,product", [
@@ -89,8 +98,67 @@ def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:
     model = as_run(built_in_model("resnet-50", 2), "tf32", True)
     kernels, number = Kernels(model, PLAIN, True), op_number(model, "stage0_block0/conv2")
     a100 = Cluster.parse("A100-40GB:1").devices[0]
-    assert kernels.seconds(number, 0.0, 1555e6, 1.0, False, a100) == pytest.approx(3e-3), "read and written three times"
+    products_s = 1e11 / (156e12 * 0.5 * occupancy(product_of(model.ops[number]), 80, 0.0, False))
+    assert products_s > 1e-3
+    assert kernels.seconds(number, 1e11, 1555e6, 1.0, False, a100) == pytest.approx(products_s + 2e-3), "two times more bytes"
+    assert kernels.seconds(number, 1e8, 1555e6, 1.0, False, a100) == pytest.approx(1e-3), "float32's kernel is faster"
     assert kernels.seconds(number, 0.0, 900e6, 1.0, False, V100) == pytest.approx(1e-3)
+
+
+def test_the_fastest_kernel_runs_in_tf32() -> None:
+    """Tensor cores compute a stem of three channels, which is all bytes, no faster than float32's kernels without transposing."""
+    a100 = Cluster.parse("A100-40GB:1").devices[0]
+    model = built_in_model("vgg-19", 32)
+    number = op_number(model, "conv1_1/conv")
+    size = sum(model.tensors[use.tensor].bytes for use in (*model.ops[number].inputs, *model.ops[number].outputs))
+    single, tf32 = (Kernels(as_run(model, precision, True), default_laws(), True).seconds(
+        number, model.ops[number].flops, size, 1.0, False, a100) for precision in ("fp32", "tf32"))
+    assert tf32 == single
+
+
+@pytest.mark.parametrize("kind", ["P100-16GB", "TitanXp"])
+def test_16_bits_without_tensor_cores_are_not_slower_than_float32(kind: str) -> None:
+    cluster = Cluster.parse(f"{kind}:1")
+    for name in ("vgg-19", "bert-base"):
+        single, half = (simulate(uniform_3d(as_run(built_in_model(name, 8), precision, True)), cluster, Options(xla=True))
+                        for precision in ("fp32", "fp16"))
+        assert half.step_time_s < single.step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision,xla", [("fp32", False), ("tf32", True), ("fp16", True)])
+def test_a_better_gpu_is_not_slower(precision: str, xla: bool) -> None:
+    """Whole steps of every type of GPU against those that have no higher rate in float32, in the precision and of memory."""
+    names = [name for name in DEVICE_TYPES if DEVICE_TYPES[name].kind == "GPU"]
+    devices = {name: Cluster.parse(f"{name}:1").devices[0] for name in names}
+    for model in ("resnet-50", "bert-base", "dlrm"):
+        strategy = uniform_3d(as_run(built_in_model(model, 32), precision, xla))
+        found = {name: simulate(strategy, Cluster.parse(f"{name}:1"), Options(xla=xla)).step_time_s for name in names}
+        for better, other in itertools.permutations(names, 2):
+            good, poor = devices[better], devices[other]
+            rates = [(good.peak_flops_per_s[key], poor.peak_flops_per_s[key]) for key in ("fp32", precision)]
+            rates.append((good.memory_bandwidth_bytes_per_s, poor.memory_bandwidth_bytes_per_s))
+            if all(more >= less for more, less in rates):
+                assert found[better] <= found[other] * (1 + 1e-9), (model, better, other)
+
+
+@pytest.mark.parametrize("change", ["peak", "bandwidth", "batch"])
+@pytest.mark.parametrize("precision,xla", [("fp32", False), ("fp16", True)])
+def test_more_is_never_slower_and_more_examples_are_never_faster(change: str, precision: str, xla: bool) -> None:
+    def step_s(factor: float) -> float:
+        description: Dict[str, Any] = {"base": "V100-16GB"}
+        known = Cluster.parse("V100-16GB:1").devices[0]
+        if change == "peak":
+            description.update({name: rate * factor for name, rate in known.peak_flops_per_s.items()})
+        if change == "bandwidth":
+            description["memory_bandwidth_bytes_per_s"] = known.memory_bandwidth_bytes_per_s * factor
+        cluster = Cluster.parse({"name": "c", "device_types": {"V100-X": description},
+                                 "nodes": [{"devices": "V100-X:1", "links": "default"}]})
+        model = built_in_model("resnet-50", int(8 * factor) if change == "batch" else 8)
+        return simulate(uniform_3d(as_run(model, precision, xla)), cluster, Options(xla=xla)).step_time_s
+
+    seconds = [step_s(factor) for factor in (0.5, 1.0, 1.25, 1.5, 2.0, 4.0)]
+    assert seconds == sorted(seconds, reverse=change != "batch") and seconds[0] != seconds[-1]
 
 
 def test_mixed_precision_keeps_variables_in_float32() -> None:
@@ -176,6 +244,9 @@ def test_answers_have_their_uncertainty(tmp_path: Any) -> None:
     shown = " ".join(call(*options).output.split())
     other = call("simulate", "--cluster", "T4:1", *options[3:])
     assert "T4 was not tested" in " ".join(other.output.split()) and "was not tested" not in shown
+    mixed = Laws.parse(str(path))
+    assert accuracy(mixed, KERNELS, ["V100-16GB", "T4", "A10"], "fp32").untested == ("A10", "T4")
+    assert accuracy(mixed, KERNELS, ["V100-16GB"], "fp16").untested == ("V100-16GB in fp16",)
     assert f"{low:.4g} to {high:.4g}" in shown and "a mean error of 10% and a largest error of 25%" in shown
 
 

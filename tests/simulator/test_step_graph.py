@@ -11,6 +11,7 @@ from tests.simulator.test_calibration import GIVEN
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
+from whale_tf.profiler.op_time import LAUNCH_S
 from whale_tf.program import BACKWARD, FORWARD, ONCE, UPDATE
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.memory import lifetimes
@@ -406,6 +407,16 @@ def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, mess
 @pytest.mark.parametrize("batch, seconds", [(4, 2.0), (8, 3.0), (6, 2.5), (16, 5.0), (2, 1.5), (1, 1.25)])
 def test_times_between_and_beyond_measured_batches(batch: float, seconds: float) -> None:
     assert interpolated_from_zero(((4, 2.0), (8, 3.0)), batch) == pytest.approx(seconds)
+
+
+def test_one_measured_batch_is_scaled_beyond_the_launch() -> None:
+    graph = step()
+    forward = next(op for op in graph.ops if op.step == "forward" and op.origin in graph.seconds)
+    update = next(op for op in graph.ops if op.step == "update" and op.origin in graph.seconds)
+    once = graph._replace(seconds={forward.origin: ((8.0, 1.0),), update.origin: ((8.0, 2.0),)})
+    assert once.time_of(forward, 80) == pytest.approx(LAUNCH_S + 10 * (1.0 - LAUNCH_S)) and once.time_of(update, 80) == 2.0
+    brief = graph._replace(seconds={forward.origin: ((8.0, LAUNCH_S / 2),)})
+    assert brief.time_of(forward, 80) == LAUNCH_S / 2
 
 
 def test_json_round_trip_and_merged_times() -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.cli.files import check_files
 from whale_tf.errors import WhaleError
 from whale_tf.simulator import Calibration
 
@@ -23,11 +24,13 @@ def calibrate(
     as_json: bool = typer.Option(False, "--json", help="print the calibration as JSON"),
 ) -> None:
     """Measure this machine for `whale simulate --calibration`: op times, overlap, and the cost of communication."""
-    from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
-    from whale_tf.calibrating import Threads
-    from whale_tf.calibrating import calibrate as measure
-
     try:
+        check_files({"--output": output}, {})
+
+        from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
+        from whale_tf.calibrating import Threads
+        from whale_tf.calibrating import calibrate as measure
+
         v1.disable_eager_execution()
         found = measure(device, Threads(inter_op, intra_op), repeat, processes)
         if output is not None:

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whale_tf.cli.simulate import accuracy, limited
+from whale_tf.cli.accuracy import Accuracy, accuracy
+from whale_tf.cli.files import check_files
+from whale_tf.cli.simulate import limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError, memory_text
@@ -21,6 +23,7 @@ from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
 from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
+from whale_tf.planner.simulated import ALGORITHM, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
@@ -56,18 +59,21 @@ def plan(
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
+        check_files({"--output": output}, {})
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
             allowed = Allowed(recompute, zero, offload, precision, schedule)
             found = _search(model, machines, global_batch, search_method, allowed)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
-                handle.write(plan_of(found).to_json() + "\n")
+                handle.write(plan_of(found, machines).to_json() + "\n")
     except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
-        typer.echo(found.to_json())
+        rate = found.global_batch / found.latency_s
+        bounds = _accuracy(found, machines).bounds(rate)
+        typer.echo(json.dumps(dict(found.to_dict(), samples_per_s=rate, samples_per_s_range=bounds)))
     else:
         _show(found, machines)
 
@@ -119,12 +125,12 @@ def _of_steps(allowed: Allowed) -> Allowed:
     return allowed
 
 
-def plan_of(found: Candidate) -> Plan:
-    """The executable plan of a search's answer."""
+def plan_of(found: Candidate, cluster: Cluster) -> Plan:
+    """The executable plan of a search's answer: the one that was simulated, with its parts of a micro-batch."""
     if found.plan is not None:
         return found.plan
     assert found.profile is not None, "stages are given in layers"
-    return found.to_plan(found.profile)
+    return with_slices(found, found.profile, cluster, ALGORITHM)
 
 
 def explain(
@@ -260,9 +266,13 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for place, text in enumerate((found.told, *found.runners_up), 1):
         runners.add_row(str(place), text)
     console.print(runners)
+    for line in _accuracy(found, cluster).lines(found.global_batch / found.latency_s):
+        console.print(line)
+
+
+def _accuracy(found: Candidate, cluster: Cluster) -> Accuracy:
     precision = "fp32" if found.profile is None else found.profile.precision
-    device_type = cluster.devices[0].type
-    console.print(accuracy(default_laws().error(LAYERS, device_type, precision), device_type, precision))
+    return accuracy(default_laws(), LAYERS, [device.type for device in cluster.devices], precision)
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.cli.files import check_files
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
@@ -31,9 +32,11 @@ def profile(
     If the output file already holds a profile of the same graph, measured times of other device types are kept. Op times of
     other batch sizes in the file of --ops are kept too.
     """
-    from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
-
     try:
+        check_files({"--output": output, "--ops": ops}, {})
+
+        from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
+
         name = name or os.path.splitext(os.path.basename(model))[0]
         found = profile_model(model, arguments or [], batch_size, name, measure)
         made = found.profile

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.cli.accuracy import Accuracy, accuracy
+from whale_tf.cli.files import check_files
 from whale_tf.cluster import PRECISIONS, Cluster
 from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
 from whale_tf.plan import Plan
@@ -43,7 +45,6 @@ from whale_tf.simulator.laws import (
     LAYERS,
     MEASURED,
     Laws,
-    TestedError,
     as_run,
     default_laws,
     layers_with,
@@ -148,6 +149,7 @@ def simulate(
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
     try:
+        check_files({"--trace": trace, "--report": report}, {"--timeline": timeline, "--memory": memory})
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = limited(Cluster.parse(cluster), memory_limit)
@@ -157,7 +159,7 @@ def simulate(
         if ops is not None:
             simulator = Simulator(machines, options)
             result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
-            _finish(result, _tested(result, MEASURED, known), as_json, trace, timeline, memory, report)
+            _finish(result, _accuracy(result, MEASURED, known), as_json, trace, timeline, memory, report)
             return
         source = _source(model, profile, loaded, execution)
         simulator = Simulator(machines, options._replace(xla=source.xla))
@@ -165,12 +167,12 @@ def simulate(
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             shape = Uniform(dp, tp, pp, micro_batches)
-            if shape.devices < len(machines):
+            if 0 < shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
         times = KERNELS if source.profile is None else LAYERS
-        _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
-    except WhaleError as error:
+        _finish(result, _accuracy(result, times, known), as_json, trace, timeline, memory, report)
+    except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
 
@@ -300,6 +302,8 @@ def _run_uniform(
     offload: str,
 ) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
+    if recompute not in (*RECOMPUTE, "auto"):
+        raise PlanError(f"--recompute is {recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
     graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
     found: List[Simulation] = []
@@ -356,38 +360,17 @@ def _run_ops(
     return simulator.run_step(plan, step, global_batch)
 
 
-def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
-    """The accuracy of such times so far on the strategy's slowest kind of device; None if it was never tested."""
+def _accuracy(result: Simulation, times: str, laws: Laws) -> Accuracy:
     types = [result.cluster.devices[device].type for device in result.representative]
-    found = [laws.error(times, name, result.subject.precision) for name in sorted(set(types))]
-    return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
+    return accuracy(laws, times, types, result.subject.precision)
 
 
-def _finish(result: Simulation, tested: Optional[TestedError], as_json: bool, *files: Optional[str]) -> None:
+def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optional[str]) -> None:
     _write(result, *files)
     if as_json:
-        low, high = _range(result, tested)
-        typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=None if tested is None else [low, high])))
+        typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=proved.bounds(result.samples_per_s))))
     else:
-        _print(result, tested)
-
-
-def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, float]:
-    """The range of samples per second that the model's largest error allows."""
-    wrong = 0.0 if tested is None else tested.largest
-    return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
-
-
-def accuracy(tested: Optional[TestedError], device_type: str, precision: str) -> str:
-    """The accuracy of the model so far, in one sentence."""
-    if tested is None:
-        return "accuracy: such times were never compared with measurements"
-    text = ("accuracy: on {} in {}, predictions for steps made of {} had a mean error of {:.0%} and a largest error of {:.0%}, "
-            "over {} measurements that nothing was fitted to".format(
-                tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
-    if not device_type.startswith(tested.device):
-        return f"{text}; {device_type} was not tested"
-    return text if precision == tested.precision else f"{text}; {precision} was not tested"
+        _print(result, proved)
 
 
 def _write(
@@ -409,7 +392,7 @@ def _write(
         write_report(report, result)
 
 
-def _print(result: Simulation, tested: Optional[TestedError]) -> None:
+def _print(result: Simulation, proved: Accuracy) -> None:
     console = Console()
     summary = Table(
         "step ms",
@@ -437,6 +420,5 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
         )
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
-    if tested is not None:
-        console.print("{:.4g} samples/s, {:.4g} to {:.4g}".format(result.samples_per_s, *_range(result, tested)))
-    console.print(accuracy(tested, result.cluster.devices[min(result.representative)].type, result.subject.precision))
+    for line in proved.lines(result.samples_per_s):
+        console.print(line)

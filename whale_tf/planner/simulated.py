@@ -21,8 +21,10 @@ from whale_tf.simulator import (
     tensor_parallel,
 )
 
+ALGORITHM = "exact"  # divides a micro-batch over unequal devices, unless a configuration says otherwise
 
-def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Candidate:
+
+def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM) -> Candidate:
     """The candidate with the simulator's time and memory instead of those of its search."""
     profile = found.profile
     if profile is None:

@@ -54,7 +54,8 @@ def captured_step(
     own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # all mini-batches
     if global_batch is not None:
         if global_batch < 1 or global_batch % own:
-            raise PlanError(f"the global batch is {global_batch}, expected a multiple of {own}, its number of mini-batches")
+            raise PlanError(f"the global batch is {global_batch}, expected a positive multiple of {own}, its number of "
+                            "mini-batches")
         graph = graph.resized(global_batch // own)
     tasks = Tasks(cluster, network, used)
     values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}

@@ -48,8 +48,6 @@ class Held(NamedTuple):
 
 Table = Dict[int, List[Held]]
 
-SUM_PASSES = 3.0  # over a gradient's bytes, to add it to the sum over micro-batches: two tensors are read, one is written
-
 
 class Compiler:
     """State of one compilation; :class:`Synchroniser` continues it after the backward pass."""
@@ -220,12 +218,12 @@ class Compiler:
             if tensor.role == PARAMETER:
                 held = tensor_config(config, use.dims, True)
                 is_cut = self.strategy.zero_level >= 2  # each device adds up its own part
-                rows.append((tensor.gradient_bytes, fractions(sharded_over_replicas(held) if is_cut else held)))
+                rows.append((self.estimator.sum_bytes(tensor), fractions(sharded_over_replicas(held) if is_cut else held)))
         if not rows:
             return (0.0,) * len(parts.first)
         return tuple(
             self.estimator.roofline(self.cluster.devices[parts.devices[first]], 0.0,
-                                    SUM_PASSES * sum(size * shares[first] for size, shares in rows))
+                                    sum(size * shares[first] for size, shares in rows))
             for first in parts.first
         )
 

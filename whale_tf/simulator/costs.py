@@ -14,7 +14,7 @@ from whale_tf.cluster.devices import Device
 from whale_tf.errors import PlanError
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration
 from whale_tf.simulator.laws import Kernels
-from whale_tf.simulator.model_graph import KINDS, ModelGraph
+from whale_tf.simulator.model_graph import KINDS, ModelGraph, ModelTensor
 
 
 class Efficiency(NamedTuple):
@@ -121,6 +121,17 @@ class OpEstimator:
             )
         per_flop, per_byte = self._rates[key]
         return max(flops * per_flop, size_bytes * per_byte) + self.efficiency.launch_s
+
+    def sum_bytes(self, parameter: ModelTensor) -> float:
+        """Bytes read and written to add a parameter's gradient to the sum over micro-batches.
+
+        Two tensors are read and one is written.  Under mixed precision, XLA fuses the addition with the cast of the gradient,
+        which is read in 16 bits.
+        """
+        gradient = parameter.gradient_bytes
+        is_cast = self.kernels is not None and self.kernels.xla and self.kernels.half
+        read = gradient * min(1.0, 2 / parameter.itemsize) if is_cast else gradient
+        return read + 2 * gradient
 
     def _measured(self, op: int, device: Device, backward: bool) -> Optional[float]:
         if self.profiles is None:

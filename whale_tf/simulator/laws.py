@@ -7,11 +7,12 @@ An op consists of kernels that move its tensors ``passes`` times, and a contract
 * **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves.
   The last wave and the tiles at the edges are not full, and a short ``k`` does not fill the pipelines: ``k / (k + depth)``.
   Libraries have tiles of several sizes and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
+  If all tiles together do not fill a wave, they also cut ``k`` (split-K).
 * **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; products that are not eligible run at
-  twice float32's rate.
+  twice float32's rate.  Devices without tensor cores reach float32's share of their 16-bit rate.
 * **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, but tensor cores'
   convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation), so in TF32 operands and result
-  are transposed.
+  are transposed.  TensorFlow times cuDNN's kernels and takes the fastest, which can be the one in float32.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h).  So
   softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast before and after; XLA casts
@@ -27,7 +28,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 
@@ -47,6 +48,8 @@ TF32 = "tf32"  # float32 with 10 bits of mantissa, on tensor cores
 ANY = "GPU"  # the row for devices without a row of their own
 # Tiles by their edge, with their speed relative to the largest: small ones read operands more often, which float32 can afford.
 TILES = {False: ((128, 1.0), (64, 0.97), (32, 0.85)), True: ((128, 1.0), (64, 0.85), (32, 0.6))}
+PARTS = (1, 2, 4, 8, 16)  # of a product's length, which units compute beside each other if tiles are few
+TWICE = 2.0  # float32's rate: that of 16-bit products without tensor cores, at most
 CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative to that of reading and writing it
 
 
@@ -209,7 +212,7 @@ class Laws(Record):
         if isinstance(source, cls):
             return source
         if isinstance(source, str):
-            source = json_object(source, "laws file", PlanError, f"start from {DEFAULT}")
+            source = json_object(source, "laws", PlanError, f"start from {DEFAULT}")
         try:
             return read(cls, source)
         except Invalid as error:
@@ -250,14 +253,19 @@ def product_of(op: ModelOp) -> Product:
 
 
 def occupancy(product: Product, units: int, depth: float, half: bool) -> float:
-    """The share of the units' rate that the best tiles reach; ``half``: in 16 bits."""
+    """The share of the units' rate that the best tiles reach; ``half``: in 16 bits.
+
+    If there are fewer tiles than units, several units compute a tile, each for a part of its ``k``.
+    """
     best = 0.0
     for edge, speed in TILES[half]:
         rows, columns = math.ceil(product.m / edge), math.ceil(product.n / edge)
         tiles = max(1.0, product.products) * rows * columns
         full = product.m * product.n / (rows * columns * edge * edge)
-        best = max(best, speed * full * tiles / (math.ceil(tiles / units) * units))
-    return best * product.k / (product.k + depth)
+        for parts in PARTS if tiles < units else (1,):
+            work, length = tiles * parts, product.k / parts
+            best = max(best, speed * full * work / (math.ceil(work / units) * units) * length / (length + depth))
+    return best
 
 
 def is_eligible(product: Product) -> bool:
@@ -295,32 +303,37 @@ class Kernels:
         product = self._products.setdefault(number, product_of(op))
         part = product._replace(m=max(1.0, product.m * fraction)) if product.products <= 1 else \
             product._replace(products=max(1.0, product.products * fraction))
-        rate = self._rate(op, product, device, law)
-        arithmetic_s = flops / (rate * occupancy(part, law.units, law.depth, self.half)) if flops else 0.0
-        seconds = max(arithmetic_s, size_bytes * per_byte) + self.laws.framework.launch_s
+        bytes_s, launch_s = size_bytes * per_byte, self.laws.framework.launch_s
+        transposed_s = 2 * bytes_s + 3 * launch_s
+        share = occupancy(part, law.units, law.depth, self._on_tensor_cores(device))
+        seconds = launch_s + min(max(flops / (rate * share) if flops else 0.0, bytes_s) + (transposed_s if is_transposed else 0.0)
+                                 for rate, is_transposed in self._choices(op, product, device, law))
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices with the heads first, so operands and result are transposed
-            seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
-        if op.kind == "convolution" and self._in_tf32(device):
-            # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last: transposed too
-            seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
+            seconds += transposed_s
         return seconds
 
-    def _in_tf32(self, device: Device) -> bool:
-        """Whether products run on tensor cores in TF32."""
-        return self.model.precision == TF32 and device.peak_flops_per_s[TF32] > device.peak_flops_per_s["fp32"]
+    def _on_tensor_cores(self, device: Device) -> bool:
+        """Whether the model is in 16 bits and the device has tensor cores for them."""
+        peaks = device.peak_flops_per_s
+        return self.half and peaks[self.model.precision] > 1.1 * TWICE * peaks["fp32"]  # tables round
 
-    def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
-        """FLOP/s with full tiles."""
-        peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
-        if self._in_tf32(device) or self.half and is_eligible(product):
-            return peak * (law.convolution_half if is_convolution else law.matmul_half)
-        if self.half:
-            peak = min(peak, 2 * device.peak_flops_per_s["fp32"])
+    def _choices(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> List[Tuple[float, bool]]:
+        """(FLOP/s with full tiles, whether operands and result are transposed) of the kernels, of which the fastest runs."""
+        peaks, precision, is_convolution = device.peak_flops_per_s, self.model.precision, op.kind == "convolution"
+        on_tensor_cores = law.convolution_half if is_convolution else law.matmul_half
         share = law.convolution_fp32 if is_convolution else law.matmul_fp32
-        dims = op.dims
-        is_winograd = is_convolution and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y") and not self.half
-        return peak * share * (law.winograd if is_winograd else 1.0)
+        if self._on_tensor_cores(device):
+            if is_eligible(product):
+                return [(peaks[precision] * on_tensor_cores, False)]
+            return [(TWICE * peaks["fp32"] * share, False)]
+        dims, found = op.dims, []
+        if precision == TF32 and peaks[TF32] > peaks["fp32"]:
+            # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
+            found.append((peaks[TF32] * on_tensor_cores, is_convolution))
+        is_winograd = is_convolution and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y")
+        plain = peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: up to twice that of float32
+        return [*found, (plain * share * (law.winograd if is_winograd else 1.0), False)]
 
 
 # ---- a step ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import ENTERS
 from whale_tf.plan import Plan
-from whale_tf.program import BACKWARD, BATCH_LEVEL, EARLY, SECTION, UPDATE
+from whale_tf.profiler.op_time import LAUNCH_S
+from whale_tf.program import BACKWARD, BATCH_LEVEL, EARLY, FORWARD, SECTION, UPDATE
 from whale_tf.simulator.calibration import Points, interpolated
 
 VERSION = 2
@@ -130,10 +131,17 @@ class StepGraph(NamedTuple):
         return interpolated_from_zero(points, batch) if points else 0.0
 
     def time_of(self, op: StepOp, batch: float) -> Optional[float]:
-        """Measured seconds of an undivided op for ``batch`` examples; None: no traced run had it."""
+        """Measured seconds of an undivided op for ``batch`` examples; None: no traced run had it.
+
+        If only one size was measured, what the op takes beyond its launch is in proportion to the examples that it reads.
+        """
         points = self.seconds.get(op.origin)
         if not points:
             return None
+        if len(points) == 1 and op.step in (FORWARD, BACKWARD):
+            (measured, seconds), = points
+            fixed_s = min(seconds, LAUNCH_S)
+            return fixed_s + (seconds - fixed_s) * batch / measured
         return interpolated_from_zero(points, batch)
 
     def to_json(self) -> str:
