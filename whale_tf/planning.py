@@ -19,7 +19,7 @@ from whale_tf.emit.shard.division import Division, carry_out, divide
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
-from whale_tf.ir.verify import verify
+from whale_tf.ir.verify import verify, verify_pass
 from whale_tf.passes.communicate import takes_own
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import check_plan
@@ -197,7 +197,7 @@ def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Opti
     if all(task.kept is None for task in plan.task_graphs):
         return decided
     captured = recompute(captured, region, plan)
-    verify(captured.graph, "after recompute")
+    verify_pass(captured.graph, "after recompute")
     batch, region = analysed(captured, options)
     return Decided(captured, batch, region, plan, division)
 

@@ -26,7 +26,7 @@ def with_new_shapes(step: Recording, edit: StagedEdit, names: Iterable[str], kno
         node = edit.node(name)
         if node.op == "Const":
             found[name + ":0"] = tuple(dim.size for dim in node.attr["value"].tensor.tensor_shape.dim)
-        elif any(f"{name}:{index}" not in found for index in range(len(edit.dtypes(name)))):
+        elif any(f"{name}:{index}" not in found for index in range(edit.output_count(name))):
             unknown.append(name)
     if unknown:
         aside = _Aside(step, edit, found, set(unknown))

@@ -103,7 +103,8 @@ class _Finder:
         self.variables = find_variables(graph)
         self.writes = set(self.variables.written_by)
         self.phase: List[Optional[Phase]] = [None] * len(graph.ops)
-        self.successors = _successors(graph)
+        self.sources = _sources(graph)
+        self.successors = _successors(graph, self.sources)
         self.region: Set[int] = set()
 
     def run(self) -> Phases:
@@ -188,7 +189,7 @@ class _Finder:
         keep its intermediate values.  They are the call's ops that its own ``ys`` need, or that run inside a loop of the forward
         pass, and the ops that those need."""
         helpers: Set[int] = set()
-        if not any(op.type in _SCOPED for op in self.graph.ops):
+        if not self.graph.has_any(_SCOPED):
             return helpers
         in_forward_loop = _ops_in_forward_loops(self.graph)
         for call in self.calls:
@@ -307,9 +308,13 @@ class _Finder:
 
     def _ancestors(self, roots: Iterable[int], allowed: Callable[[int], bool], control: bool) -> Set[int]:
         """``roots`` and their ancestors, reached only through ``allowed`` ops."""
-        ops, tensors = self.graph.ops, self.graph.tensors
-        return reached(filter(allowed, roots), lambda op: filter(
-            allowed, [*(tensors[t].op for t in ops[op].inputs), *(ops[op].control_inputs if control else ())]))
+        ops, sources = self.graph.ops, self.sources
+
+        def before(op: int) -> Iterable[int]:
+            controls = ops[op].control_inputs if control else ()
+            return filter(allowed, sources[op] + controls if controls else sources[op])
+
+        return reached(filter(allowed, roots), before)
 
     def _descendants(self, roots: Iterable[int], allowed: Callable[[int], bool] = lambda op: True,
                      control: bool = True) -> Set[int]:
@@ -321,12 +326,20 @@ class _Finder:
 _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put ops into the forward pass
 
 
-def _successors(graph: OpGraph) -> List[List[int]]:
+def _sources(graph: OpGraph) -> List[Tuple[int, ...]]:
+    """For every op, the ops whose results it reads."""
+    maker = [tensor.op for tensor in graph.tensors]
+    return [tuple([maker[tensor] for tensor in op.inputs]) for op in graph.ops]
+
+
+def _successors(graph: OpGraph, sources: List[Tuple[int, ...]]) -> List[List[int]]:
     """For every op, the ops that wait for it, by data or control edges."""
     successors: List[List[int]] = [[] for _ in graph.ops]
-    for op in graph.ops:
-        for source in graph.predecessors(op):
+    for op, read in zip(graph.ops, sources):
+        for source in read:
             successors[source].append(op.id)
+        for control in op.control_inputs:
+            successors[control].append(op.id)
     return successors
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-import numpy as np
-
-from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.graph import Op, OpGraph, Phase, Shape, bytes_of, elements_of
 from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, State, traits
 
 
@@ -43,12 +41,7 @@ class Variable(NamedTuple):
     @property
     def bytes(self) -> int:
         """Size of the value; 0 if a dimension is not known, or the size of an element (strings)."""
-        sizes = [0] if self.shape is None else [size or 0 for size in self.shape]
-        try:
-            itemsize = np.dtype(self.dtype.replace("bfloat16", "float16")).itemsize
-        except TypeError:
-            return 0
-        return int(np.prod(sizes, dtype=np.int64)) * itemsize
+        return elements_of(self.shape) * bytes_of(self.dtype)
 
 
 class Variables:

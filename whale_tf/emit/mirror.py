@@ -83,14 +83,15 @@ class Mirror:
         """Each write that has no clones yet, with the variable that it writes."""
         found: List[Tuple[Original, str]] = []
         users: Dict[str, List[NodeDef]] = {}
-        for name in added:
-            for edge in edit.node(name).input:
-                users.setdefault(edge.partition(":")[0], []).append(edit.node(name))
+        for node in map(edit.node, added):
+            if traits(node.op).is_write:
+                for edge in node.input:
+                    users.setdefault(edge.partition(":")[0], []).append(node)
         for variable in self._variables:
             known = [] if variable in edit else self._graph.get_operation_by_name(variable).outputs[0].consumers()
             found += [(op, variable) for op in known if op.name not in self._handled and traits(op.type).is_write]
             found += [(node, variable) for node in users.get(variable, ())
-                      if node.name not in self._handled and traits(node.op).is_write]
+                      if node.name not in self._handled]
         return found
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:

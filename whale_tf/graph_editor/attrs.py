@@ -87,6 +87,7 @@ class OpSignature:
         self._defaults = {attr.name: attr.default_value for attr in op_def.attr}
         self._inputs = list(op_def.input_arg)
         self._outputs = list(op_def.output_arg)
+        self._one_each = not any(arg.number_attr or arg.type_list_attr for arg in self._outputs)
         self._inferable = {name for arg in self._inputs for name in (arg.type_attr, arg.number_attr, arg.type_list_attr)
                            if name}
         self._fixed_arity = not any(arg.number_attr or arg.type_list_attr for arg in self._inputs)
@@ -174,6 +175,10 @@ class OpSignature:
             dtypes.extend([tf.as_dtype(enum) if enum else None]
                           * (self._attr(node, arg.number_attr).i if arg.number_attr else 1))
         return dtypes
+
+    def output_count(self, node: NodeDef) -> int:
+        """How many outputs a node has."""
+        return len(self._outputs) if self._one_each else len(self.output_dtypes(node))
 
     def typed_by(self, node: NodeDef, attr: str) -> Tuple[List[int], List[int]]:
         """Positions of the inputs and outputs of a node whose type is its attribute ``attr``."""

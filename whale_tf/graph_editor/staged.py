@@ -88,8 +88,9 @@ class StagedEdit:
         edit._originals = dict(definitions.originals)
         for function in definitions.functions:
             edit.add_function(function)
-        for node in definitions.added.values():
-            edit._originals[node.name] = edit._new_node(node.name, node)
+        edit._graph_def.node.extend(definitions.added.values())
+        edit._staged = dict(zip(definitions.added, edit._graph_def.node))
+        edit._originals.update(edit._staged)
         for name, node in definitions.changed.items():
             edit.change(name).CopyFrom(node)
         return edit
@@ -127,6 +128,11 @@ class StagedEdit:
         """The dtypes of a staged node's outputs; for a reference, the dtype of the value that it refers to."""
         node = self.node(name)
         return self._signature(node.op, name).output_dtypes(node)
+
+    def output_count(self, name: str) -> int:
+        """How many outputs a staged node has."""
+        node = self.node(name)
+        return self._signature(node.op, name).output_count(node)
 
     # ---------------------------------------------------------------------------------------------------- new nodes
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
@@ -476,8 +482,8 @@ class StagedEdit:
         waits: Dict[str, List[tf.Operation]] = {}
         seen: Set[str] = set()
         for node in self._graph_def.node:
-            late = []
-            for edge in node.input:
+            edges = list(node.input)
+            for edge in edges:
                 if edge not in seen:
                     seen.add(edge)
                     if edge[0] == "^":
@@ -485,11 +491,10 @@ class StagedEdit:
                             external_waits[edge] = self._existing(edge, node)
                     elif edge.partition(":")[0] not in self._staged:
                         tensors[edge] = self._existing(edge, node)
-                if edge in external_waits:
-                    late.append(edge)
-            if late:
+            if not external_waits.keys().isdisjoint(edges):
+                late = [edge for edge in edges if edge in external_waits]
                 waits[node.name] = [external_waits[edge] for edge in dict.fromkeys(late)]
-                kept = [edge for edge in node.input if edge not in external_waits]
+                kept = [edge for edge in edges if edge not in external_waits]
                 del node.input[:]
                 node.input.extend(kept)
         return tensors, waits

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import hashlib
 from copy import copy
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import lru_cache
+from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -35,6 +36,23 @@ class Phase(enum.Enum):
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
+
+
+@lru_cache(maxsize=None)
+def bytes_of(dtype: str) -> int:
+    """Size of an element, that of a reference's value for a reference; 0 for types without a size (``resource``, ``string``)."""
+    try:
+        return np.dtype(dtype.replace("_ref", "").replace("bfloat16", "float16")).itemsize
+    except TypeError:
+        return 0
+
+
+def elements_of(shape: Shape) -> int:
+    """Number of elements; 0 if a dimension is not known."""
+    count = 0 if shape is None else 1
+    for size in shape or ():
+        count *= int(size or 0)
+    return count
 
 
 class Tensor(NamedTuple):
@@ -98,6 +116,7 @@ class OpGraph:
         self.tensors: List[Tensor] = []
         self._by_name: Dict[str, int] = {}
         self._consumers: Optional[List[List[Tuple[int, int]]]] = None
+        self._types: Set[str] = set()
 
     def add(self, name: str, type: str, inputs: Sequence[int] = (),  # noqa: A002
             outputs: Sequence[Tuple[Shape, str]] = (), control_inputs: Sequence[int] = (), **fields: Any) -> Op:
@@ -108,13 +127,14 @@ class OpGraph:
         op = Op(number, name, type, tuple(inputs), tuple(control_inputs), tuple(range(first, len(self.tensors))), **fields)
         self.ops.append(op)
         self._by_name[name] = number
+        self._types.add(type)
         self._consumers = None
         return op
 
     def with_shapes(self, shapes: Mapping[int, Shape]) -> OpGraph:
         """The same ops with the given static shapes for these tensors."""
         other = OpGraph()
-        other.ops, other._by_name, other._consumers = self.ops, self._by_name, self._consumers
+        other.ops, other._by_name, other._consumers, other._types = self.ops, self._by_name, self._consumers, self._types
         other.tensors = [record._replace(shape=shapes[t]) if t in shapes else record for t, record in enumerate(self.tensors)]
         return other
 
@@ -122,6 +142,7 @@ class OpGraph:
         """The same ops with the given control inputs for these."""
         other = OpGraph()
         other.ops, other.tensors, other._by_name, other._consumers = list(self.ops), self.tensors, self._by_name, self._consumers
+        other._types = self._types
         for index, control_inputs in waits.items():
             other.ops[index] = copy(self.ops[index])
             other.ops[index].control_inputs = control_inputs
@@ -133,6 +154,10 @@ class OpGraph:
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
+
+    def has_any(self, types: AbstractSet[str]) -> bool:
+        """Whether there is an op of one of these types."""
+        return not types.isdisjoint(self._types)
 
     def tensor(self, name: str) -> int:
         """The number of the tensor called ``op:index`` (``op`` alone means output 0)."""
@@ -156,12 +181,12 @@ class OpGraph:
             self._consumers = table
         return self._consumers[tensor]
 
-    def predecessors(self, op: Op) -> Iterator[int]:
+    def predecessors(self, op: Op) -> List[int]:
         """Numbers of the ops that ``op`` waits for, for data or by control edges."""
-        for source in op.inputs:
-            yield self.tensors[source].op
-        for control in op.control_inputs:
-            yield control
+        tensors = self.tensors
+        found = [tensors[source].op for source in op.inputs]
+        found.extend(op.control_inputs)
+        return found
 
     def fingerprint(self) -> str:
         """A hash of the names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables

@@ -233,10 +233,8 @@ def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[
     while changed:  # a second round only for the back edges of while loops
         changed = False
         for op in ops:
-            if op.id not in found and (
-                any(t in tensors for t in op.inputs) or any(p in found for p in graph.predecessors(op))
-            ):
+            if op.id not in found and not (tensors.isdisjoint(op.inputs) and found.isdisjoint(graph.predecessors(op))):
                 found.add(op.id)
                 changed = True
-        changed = changed and any(op.type in NEXT_ITERATIONS for op in ops)
+        changed = changed and graph.has_any(NEXT_ITERATIONS)
     return found

@@ -18,7 +18,7 @@ def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
     their consumers except on the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
     """
     result: Dict[int, Tuple[str, ...]] = {}
-    if not any(op.type in ENTERS for op in graph.ops):
+    if not graph.has_any(ENTERS):
         return result
     for op in graph.ops:
         frame: Tuple[str, ...] = ()

@@ -4,6 +4,7 @@ The graph is checked before and after each pass, so that an error is found in th
 """
 from __future__ import annotations
 
+import os
 from typing import Callable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.errors import GraphError
@@ -121,6 +122,17 @@ LAWS: List[Law] = [
     Law("ops have the numbers of inputs and outputs of their type", _arity),
     Law("phases and annotations are valid", _annotated),
 ]
+
+
+def is_asked() -> bool:
+    """Whether what passes leave behind is verified: in tests, and in runs with ``WHALE_VERIFY=1``."""
+    return os.environ.get("WHALE_VERIFY") == "1"
+
+
+def verify_pass(graph: OpGraph, where: str) -> None:
+    """:func:`verify` after a pass over ops, if that is asked for."""
+    if is_asked():
+        verify(graph, where)
 
 
 def verify(graph: OpGraph, where: str = "") -> None:

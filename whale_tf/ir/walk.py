@@ -16,7 +16,8 @@ def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]])
     found = set(starts)
     stack: List[Node] = list(found)
     while stack:
-        new = set(following(stack.pop())) - found
-        found |= new
-        stack.extend(new)
+        for node in following(stack.pop()):
+            if node not in found:
+                found.add(node)
+                stack.append(node)
     return found

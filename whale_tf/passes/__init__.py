@@ -16,10 +16,10 @@ With ``WHALE_VERIFY=1`` in the environment, the property that a pass ensures is 
 
 from __future__ import annotations
 
-import os
 from typing import Tuple
 
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.verify import is_asked
 from whale_tf.passes.broadcast import broadcast
 from whale_tf.passes.collect import accumulate, synchronise
 from whale_tf.passes.communicate import bridge, divide, whole
@@ -55,7 +55,7 @@ def compile_program(step: TrainingStep, plan: Plan) -> Program:
     """
     step = parted(step, plan)
     program = Program(step.graph, ())
-    checked = os.environ.get("WHALE_VERIFY") == "1"
+    checked = is_asked()
     for one in PASSES:
         program = one.run(program, step, plan)
         if checked:

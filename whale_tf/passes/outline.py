@@ -108,21 +108,32 @@ def _rounds(region: Region) -> Dict[int, int]:
     if not (combined or region.rereads or region.sections):
         return {}
     loops = loops_of([region.graph.ops[index] for index in region.ops], frames(region.graph))
+    raising = {op for op, _ in combined}.union(region.rereads, region.sections)
     least: Dict[int, int] = {}  # for the ops of a loop, which are in one body
     while True:
         rounds: Dict[int, int] = {}
         for op in region.graph.ops:
-            waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
-            before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
-                      for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
-            rounds[op.id] = max([*before, *(rounds[control] + (control in waits) for control in op.control_inputs),
-                                 least.get(op.id, 0)])
-        uneven = [loop for loop in loops if len({rounds[index] for index in loop}) > 1]
+            number = least.get(op.id, 0)
+            for source in region.graph.predecessors(op):
+                number = max(number, rounds.get(source, 0))
+            if op.id in raising:
+                number = max(number, _raised(region, combined, op, rounds))
+            if number:
+                rounds[op.id] = number
+        uneven = [loop for loop in loops if len({rounds.get(index, 0) for index in loop}) > 1]
         if not uneven:
             break
         for loop in uneven:
-            least.update(dict.fromkeys(loop, max(rounds[index] for index in loop)))
+            least.update(dict.fromkeys(loop, max(rounds.get(index, 0) for index in loop)))
     return {index: number for index, number in rounds.items() if index in region.early or index in region.sections}
+
+
+def _raised(region: Region, combined: AbstractSet[Tuple[int, int]], op: Op, rounds: Mapping[int, int]) -> int:
+    """The round of an op that combines values over the whole mini-batch, or waits for an update."""
+    waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
+    before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
+              for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
+    return max([*before, *(rounds.get(control, 0) + (control in waits) for control in op.control_inputs)], default=0)
 
 
 def _updates(step: TrainingStep, homes: Homes, left_out: AbstractSet[int]) -> List[Body]:

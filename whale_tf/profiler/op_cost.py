@@ -13,7 +13,7 @@ from typing import Collection, Dict, List, NamedTuple, Optional
 import numpy as np
 
 from whale_tf.errors import PlanError
-from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.graph import Op, OpGraph, bytes_of, elements_of
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
 from whale_tf.ir.traits import CONDITIONALS, Cost, OpTraits, traits
 from whale_tf.profiler.trip_count import body_runs
@@ -42,17 +42,12 @@ def tensor_bytes(graph: OpGraph, tensor: int) -> int:
     record = graph.tensors[tensor]
     if record.shape is None or None in record.shape:
         return 0
-    try:
-        size = np.dtype(record.dtype.replace("_ref", "").replace("bfloat16", "float16")).itemsize
-    except TypeError:
-        return 0
-    return size * elements(graph, tensor)
+    return bytes_of(record.dtype) * elements(graph, tensor)
 
 
 def elements(graph: OpGraph, tensor: int) -> int:
     """Number of elements; 0 if a dimension is not known."""
-    shape = graph.tensors[tensor].shape
-    return 0 if shape is None else int(np.prod([int(dim or 0) for dim in shape], dtype=np.int64))
+    return elements_of(graph.tensors[tensor].shape)
 
 
 def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collection[int]] = None) -> List[OpCost]:

@@ -16,7 +16,7 @@ from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
-from whale_tf.ir.verify import verify
+from whale_tf.ir.verify import verify_pass
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
@@ -156,7 +156,7 @@ def carry_out(division: Division) -> Division:
         return division
     counts = {number: len(shares) for number, shares in division.shares.items()}
     captured, variables = shard(division.local, division.assignment, counts)
-    verify(captured.graph, "after wh.split")
+    verify_pass(captured.graph, "after wh.split")
     if division.estimate is not None:
         captured = as_one_split(captured, division.local.specs[0].device_count)
         if division.replicas == 1:  # examples are divided like any other dimension, so there is no batch to clone for

@@ -28,7 +28,7 @@ from whale_tf.ir.graph import TRAINED, Op
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, CONTROL_FLOW, READS, Role, State, traits
-from whale_tf.ir.verify import verify
+from whale_tf.ir.verify import verify_pass
 from whale_tf.patterns import spread
 from whale_tf.patterns.spread import Spread
 from whale_tf.patterns.strategy import Sizes
@@ -138,7 +138,7 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
         assignment = with_initial_values(captured.graph, captured.phases.variables.initializers, assignment)
     gathering = region.batch_level - region.sections if plan.reads_anew else frozenset()
     divided, variables = shard(captured, assignment, counts, gathering)
-    verify(divided.graph, "after variables were divided")
+    verify_pass(divided.graph, "after variables were divided")
     return divided, variables
 
 

@@ -24,7 +24,7 @@ from whale_tf.ir.extents import (
     static_ints,
     vector,
 )
-from whale_tf.ir.graph import Op, Shape
+from whale_tf.ir.graph import Op, Shape, elements_of
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
 
@@ -254,7 +254,7 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
     sizes = static_ints(vector(after))
     if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
         raise Refuse("the constant shape it asks for cannot be compared with its operand's")
-    total = int(np.prod(sizes, dtype=np.int64))
+    total = elements_of(tuple(sizes))
     batch = state.batch if state.batch is not None else total // per_example
     if batch * per_example != total:
         raise Refuse(f"the constant shape it asks for does not hold {per_example} elements per example")

@@ -49,9 +49,9 @@ class _Rows(Dict[str, OpTraits]):
 _ROWS = _Rows(TABLE)
 
 
-def traits(op_type: str) -> OpTraits:
-    """The row of an op type: from the table, else its family's, else the default."""
-    return _ROWS[op_type]
+# The row of an op type: from the table, else its family's, else the default.  Every pass asks for it, often several times an op,
+# so this is the look-up itself.
+traits: Callable[[str], OpTraits] = _ROWS.__getitem__
 
 
 def types_where(accepts: Callable[[OpTraits], bool]) -> FrozenSet[str]:
