@@ -70,6 +70,28 @@ def test_the_local_numbers(draw: Callable) -> None:
 
 
 @pytest.mark.slow
+def test_a_generator_counts_what_all_clones_draw() -> None:
+    """It moves on by the numbers that it draws for the whole mini-batch, of which every clone computes a part."""
+    def numbers() -> np.ndarray:
+        w, generator = tf.Variable(np.ones([5, 1], np.float32)), tf.random.Generator.from_seed(1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 5])])
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                first = x * generator.uniform(tf.shape(tf.square(x)))
+                drawn = generator.uniform(tf.shape(first))
+                loss = tf.reduce_mean(tf.matmul(first * drawn, w))
+            w.assign_sub(tape.gradient(loss, w))
+            return drawn
+
+        return np.concatenate([step(tf.ones([8, 5])).numpy(), step(tf.ones([7, 5])).numpy(), w.numpy().T])
+
+    expected = numbers()
+    wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
+    np.testing.assert_allclose(numbers(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_keras_dropout_with_the_local_numbers() -> None:
     """A seed generator is a variable, which is advanced once per step."""
     keras = pytest.importorskip("keras", "3")

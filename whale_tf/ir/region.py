@@ -199,11 +199,11 @@ def _early(
     graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]],
     writes: Collection[int]
 ) -> Set[int]:
-    """Cloned ancestors of sections, of all tensors that are combined over all clones, and of ``writes``, for which some ops wait.
-    Loops are included as a whole."""
+    """Cloned ancestors of sections, of all tensors that are combined over all clones, of ``writes``, for which some ops wait, and
+    of ops outside the clones whose results clones read.  Loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
-    starts = sections.union(_behind(graph, writes, members), (
+    starts = sections.union(_behind(graph, writes, members), returning(graph, batch_level), (
         graph.tensors[graph.ops[op].inputs[position]].op for (op, position), conversions in batch.conversions.items()
         if any(isinstance(conversion, Reduce) for conversion in conversions)))
 
@@ -211,6 +211,18 @@ def _early(
         return batch_level.intersection(graph.predecessors(graph.ops[index])) | (batch_level & loop_of.get(index, set()))
 
     return reached(starts & batch_level, before) - sections
+
+
+def returning(graph: OpGraph, batch_level: AbstractSet[int]) -> Set[int]:
+    """Cloned ops whose results go to ops outside the clones, from which cloned ops follow: a random generator counts the numbers
+    that it draws for all examples."""
+    def outside(index: int) -> List[int]:
+        sources = (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
+        return [source for source in sources if source not in batch_level and graph.ops[source].phase is not Phase.APPLY]
+
+    read = reached({source for index in batch_level for source in outside(index)}, outside)
+    return {source for index in read for source in (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
+            if source in batch_level}
 
 
 def _closed(

@@ -111,7 +111,7 @@ def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
 def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
     """The values that a body reads from variables at their homes, with the op of the body after which each value is sent.  That
     is the op that reads variables :data:`AHEAD` before the value's first reader; for the first values, it is an op from which
-    the reader follows.  So few values are on a device at a time, and yet no op waits for one::
+    the first reader follows.  So few values are on a device at a time, and yet no op waits for one::
 
         reads w0, w1, w2, w3 ...      w2 is sent after the op that reads w0, w3 after the one that reads w1
 
@@ -127,13 +127,22 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
     for tensor, reader in reader_of.items():
         first.setdefault(reader, []).append(tensor)
     readers, may_wait = sorted(first), own - _dead_or_looped(graph, ops)
-    found = []
+    found, before = [], -1  # type: List[Tuple[int, int]], int
     for place, reader in enumerate(readers):
-        behind = {before for before in graph.predecessors(graph.ops[reader])
-                  if before in own and GATHER_ATTR not in graph.ops[before].attrs}
-        before = readers[place - AHEAD] if place >= AHEAD else max(behind, default=-1)
+        if place >= AHEAD:
+            before = readers[place - AHEAD]
+        else:
+            before = max((op for op in _behind(graph, reader, own) if op not in first), default=before)
         found += [(tensor, before if before in may_wait else -1) for tensor in first[reader]]
     return tuple(found)
+
+
+def _behind(graph: OpGraph, reader: int, own: Set[int]) -> Set[int]:
+    """The body's ops from which a reader follows, without padding, which TensorFlow may run as one with it: the value would wait
+    for its own reader."""
+    found = {op for op in graph.predecessors(graph.ops[reader]) if op in own and GATHER_ATTR not in graph.ops[op].attrs}
+    padding = {op for op in found if graph.ops[op].type in ("Pad", "PadV2")}
+    return (found - padding).union(*(graph.predecessors(graph.ops[op]) for op in padding)) & own
 
 
 def _reader(graph: OpGraph, index: int, own: Set[int]) -> int:

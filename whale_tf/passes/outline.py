@@ -17,7 +17,7 @@ from typing import AbstractSet, Dict, Iterable, List, Mapping, Sequence, Set, Tu
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.region import Region, inseparable, without_groups
+from whale_tf.ir.region import Region, inseparable, returning, without_groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.ir.units import frames, loops_of
@@ -105,8 +105,9 @@ def _rounds(region: Region) -> Dict[int, int]:
     """Early op, or op of a section -> length of the chain of whole-mini-batch values and updates from which it follows."""
     combined = {key for key, conversions in region.batch.conversions.items()
                 if any(isinstance(conversion, Reduce) for conversion in conversions)}
-    if not (combined or region.rereads or region.sections):
+    if not region.early and not region.sections:
         return {}
+    returned = returning(region.graph, region.batch_level)
     loops = loops_of([region.graph.ops[index] for index in region.ops], frames(region.graph))
     raising = {op for op, _ in combined}.union(region.rereads, region.sections)
     least: Dict[int, int] = {}  # for the ops of a loop, which are in one body
@@ -115,7 +116,7 @@ def _rounds(region: Region) -> Dict[int, int]:
         for op in region.graph.ops:
             number = least.get(op.id, 0)
             for source in region.graph.predecessors(op):
-                number = max(number, rounds.get(source, 0))
+                number = max(number, rounds.get(source, 0) + (source in returned and op.id not in region.batch_level))
             if op.id in raising:
                 number = max(number, _raised(region, combined, op, rounds))
             if number:
