@@ -424,5 +424,5 @@ def test_a_variable_that_is_an_argument() -> None:
             loss = tf.reduce_mean((x * w) ** 2)
         w.assign_sub(tape.gradient(loss, w))
 
-    with pytest.raises(wh.PlanError, match="zero or offload moves a variable that .*'step' gets as its argument .'w:0'."):
+    with pytest.raises(wh.PlanError, match="variables 'stage' moves a variable that .*'step' gets as its argument .'w:0'."):
         step(tf.Variable(tf.ones([3])), tf.ones([4, 3]))
