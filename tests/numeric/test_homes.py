@@ -145,6 +145,9 @@ def test_the_plan_as_json() -> None:
     read["task_graphs"][0]["homes"]["w0"] = 4
     with pytest.raises(wh.PlanError, match="the home of variable 'w0' is device 4, the cluster has devices 0 to 3"):
         train({}, lambda: wh.replicate(4), plan=read)
+    read["zero"] = "none"
+    with pytest.raises(wh.PlanError, match=r"homes for its variables beside its own devices \[0, 1, 2, 3\], and both zero and o"):
+        train({}, lambda: wh.replicate(4), plan=read)
 
 
 @pytest.mark.parametrize("config, devices, message", [
