@@ -1,19 +1,21 @@
 """Reads and writes of one variable that a run leaves in any order: what such a run returns depends on chance.
 
-A numeric test sees a race only when it is lost, so the order is read off the graph: of every read and write of a resource
-variable that a run reaches, one must follow from the other.  Where both are the local script's own, it is its own affair.
+A numeric test sees a race only when it is lost, so the order is read off the graph: of every read and write of a variable that a
+run reaches, one must follow from the other.  A reference variable is read by whatever takes its value, since an Identity of it
+does not copy.  Where both are the local script's own, it is its own affair.
 """
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Container, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 OWN = "whale"  # name scope of what a rewrite adds
-WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
-INITIAL = ("VarIsInitializedOp", "DestroyResourceOp")
+WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "Scatter")
+INITIAL = ("VarIsInitializedOp", "DestroyResourceOp", "IsVariableInitialized")
+REFERENCES = ("Variable", "VariableV2")
 
 
 def unordered(fetches: Sequence[tf.Operation]) -> List[str]:
@@ -24,11 +26,12 @@ def unordered(fetches: Sequence[tf.Operation]) -> List[str]:
         for tensor in op.inputs:
             if tensor.dtype == tf.resource:
                 users.setdefault(_source(tensor), []).append(op)
+    place = {op: number for number, op in enumerate(ops)}
+    users.update({op: _users_of_reference(op, place) for op in ops if op.type in REFERENCES})
     written = {source: [op for op in found if op.type.startswith(WRITES)] for source, found in users.items()}
     if not any(written.values()):
         return []
     before: Dict[tf.Operation, int] = {}  # of each op, bits of all that comes before it
-    place = {op: number for number, op in enumerate(ops)}
     for op in ops:
         bits = 0
         for earlier in _predecessors(op):
@@ -43,6 +46,18 @@ def unordered(fetches: Sequence[tf.Operation]) -> List[str]:
                 are_ours = any(op.name.startswith(OWN) for op in (read, write))
                 if are_ours and not (before[write] >> place[read] & 1 or before[read] >> place[write] & 1):
                     found.append(f"{read.name} ({read.type}) and {write.name} ({write.type}) of {source.name}")
+    return found
+
+
+def _users_of_reference(variable: tf.Operation, reached: Container[tf.Operation]) -> List[tf.Operation]:
+    """The ops that take a reference variable or an Identity of it."""
+    aliases, found = [variable.outputs[0]], []
+    for alias in aliases:  # grows while we walk
+        for user in alias.consumers():
+            if user in reached and user.type in ("Identity", "Switch", "RefSwitch", "Enter"):
+                aliases += user.outputs
+            elif user in reached:
+                found.append(user)
     return found
 
 

@@ -98,6 +98,13 @@ def test_pairs(row: Dict[str, Any]) -> None:
     run(row)
 
 
+@pytest.mark.slow
+def test_reference_variables_are_updated_after_they_are_read() -> None:
+    """The backward steps recompute all that they read, so that data does not order them behind the forward steps."""
+    run(dict(case="convolution", shape="counts3:1", micro_batches=2, schedule="zero_bubble_h1", dtype="float32", resource=False,
+             static_batch=True, dataset=False, runner="session", variables="auto", emit="inline", recompute="full", homes="none"))
+
+
 @pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("row", all_pairs(HOME_AXES, allowed), ids=name_of)
