@@ -272,9 +272,10 @@ def images() -> List[Case]:
              [real(3, 8, 7, 4).astype(np.float32), x.astype(np.float32)]),
         Case("ResizeNearestNeighborGrad", lambda g, s: raw.ResizeNearestNeighborGrad(grads=g, size=s),
              [real(3, 8, 7, 4), ints(6, 5)], (1,)),
-        Case("ImageProjectiveTransformV2", lambda a, t, s: raw.ImageProjectiveTransformV2(
+        *([Case("ImageProjectiveTransformV2", lambda a, t, s: raw.ImageProjectiveTransformV2(
             images=a, transforms=t, output_shape=s, interpolation="BILINEAR"),
-             [x.astype(np.float32), (real(3, 8) / 9).astype(np.float32), ints(6, 5)], (2,)),
+            [x.astype(np.float32), (real(3, 8) / 9).astype(np.float32), ints(6, 5)], (2,))]
+          if hasattr(raw, "ImageProjectiveTransformV2") else []),  # TensorFlow 1.15 has it in tf.contrib
         *([Case("ImageProjectiveTransformV3", lambda a, t, s, f: raw.ImageProjectiveTransformV3(
             images=a, transforms=t, output_shape=s, fill_value=f, interpolation="NEAREST"),
             [x.astype(np.float32), (real(1, 8) / 9).astype(np.float32), ints(6, 5), np.float32(1)], (2, 3))]
