@@ -1,6 +1,7 @@
 """Clones draw numbers of their own, whether a seed is an attribute or an operand."""
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
@@ -46,46 +47,44 @@ def test_clones_do_not_repeat_numbers(draw: Callable, config: Dict[str, Any]) ->
     assert len(parts) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("draw", [from_seed_attribute, from_seed_operand], ids=lambda draw: draw.__name__)
-def test_the_local_numbers(draw: Callable) -> None:
-    """``random: local``: a function draws what it would draw undivided."""
-    def numbers() -> np.ndarray:
-        tf.random.set_seed(1)
-        w, seed = tf.Variable(np.ones([5, 1], np.float32)), tf.Variable([1, 2])
+def trained(numbers: Callable[[tf.Tensor], tf.Tensor]) -> np.ndarray:
+    """What two steps draw (``numbers``, of a mini-batch), and the weights after them."""
+    w = tf.Variable(np.ones([5, 1], np.float32))
 
-        @tf.function(input_signature=[tf.TensorSpec([None, 5])])
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                drawn = draw(tf.square(x), seed)
-                loss = tf.reduce_mean(tf.matmul(x * drawn, w))
-            w.assign_sub(tape.gradient(loss, w))
-            return drawn
+    @tf.function(input_signature=[tf.TensorSpec([None, 5])])
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            drawn = numbers(x)
+            loss = tf.reduce_mean(tf.matmul(x * drawn, w))
+        w.assign_sub(tape.gradient(loss, w))
+        return drawn
 
-        return np.concatenate([step(tf.ones([8, 5])).numpy(), step(tf.ones([7, 5])).numpy(), w.numpy().T])
-
-    expected = numbers()
-    wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
-    np.testing.assert_allclose(numbers(), expected, rtol=1e-5, atol=1e-6)
+    return np.concatenate([step(tf.ones([8, 5])).numpy(), step(tf.ones([7, 5])).numpy(), w.numpy().T])
 
 
-@pytest.mark.slow
-def test_a_generator_counts_what_all_clones_draw() -> None:
+def from_seed(draw: Callable) -> np.ndarray:
+    tf.random.set_seed(1)
+    seed = tf.Variable([1, 2])
+    return trained(lambda x: draw(tf.square(x), seed))
+
+
+def from_generator() -> np.ndarray:
     """It moves on by the numbers that it draws for the whole mini-batch, of which every clone computes a part."""
-    def numbers() -> np.ndarray:
-        w, generator = tf.Variable(np.ones([5, 1], np.float32)), tf.random.Generator.from_seed(1)
+    generator = tf.random.Generator.from_seed(1)
 
-        @tf.function(input_signature=[tf.TensorSpec([None, 5])])
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                first = x * generator.uniform(tf.shape(tf.square(x)))
-                drawn = generator.uniform(tf.shape(first))
-                loss = tf.reduce_mean(tf.matmul(first * drawn, w))
-            w.assign_sub(tape.gradient(loss, w))
-            return drawn
+    def numbers(x: tf.Tensor) -> tf.Tensor:
+        first = x * generator.uniform(tf.shape(tf.square(x)))
+        return first * generator.uniform(tf.shape(first))
 
-        return np.concatenate([step(tf.ones([8, 5])).numpy(), step(tf.ones([7, 5])).numpy(), w.numpy().T])
+    return trained(numbers)
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [
+    partial(from_seed, from_seed_attribute), partial(from_seed, from_seed_operand), from_generator],
+    ids=["seed attribute", "seed operand", "generator"])
+def test_the_local_numbers(numbers: Callable[[], np.ndarray]) -> None:
+    """``random: local``: a function draws what it would draw undivided."""
     expected = numbers()
     wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
     np.testing.assert_allclose(numbers(), expected, rtol=1e-5, atol=1e-6)

@@ -143,13 +143,15 @@ def pairs(order: Sequence[Step], recomputing: AbstractSet[int] = frozenset()) ->
     the one before it.
 
     Args:
-        recomputing: TaskGraphs whose backward steps recompute what they read, so that data does not order them.
+        recomputing: TaskGraphs whose backward steps recompute what they read, so that data does not order them behind their own
+            forward steps.
     """
     found = []
     for i, after in enumerate(order):
         for before in reversed(order[:i]):
             by_data = before.micro_batch == after.micro_batch and WEIGHT not in (before.kind, after.kind)
-            if not by_data or after.task_graph in recomputing:
+            is_own = (before.kind, after.kind) == (FORWARD, BACKWARD) and before.task_graph == after.task_graph
+            if not by_data or (is_own and after.task_graph in recomputing):
                 found.append((before, after))
                 break
     return found
