@@ -53,7 +53,7 @@ def execute(
         waits,
         tuple(range(devices)),
         {},
-        BufferTable(EMPTY, np.zeros(0), EMPTY, EMPTY, EMPTY, EMPTY),
+        BufferTable(EMPTY, np.zeros(0), EMPTY, EMPTY, EMPTY, EMPTY, EMPTY.astype(bool)),
     )
     return run(graph, list(bandwidths), [gamma] * devices, sharing, overlap)
 

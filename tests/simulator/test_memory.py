@@ -7,6 +7,10 @@ from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import HOST_BYTES_PER_S
 from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
+from whale_tf.simulator.memory import lifetimes
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.program import COMPUTATION
+from whale_tf.simulator.tasks import Tasks
 from whale_tf.simulator.zoo.transformers import transformer
 
 
@@ -66,6 +70,22 @@ def test_a_buffer_lives_from_its_writer_to_its_last_reader() -> None:
     assert [(t, size - base) for t, size in zip(curve.time_s, curve.bytes) if t == 0.0][-1] == (0.0, 1000.0)
     assert (curve.time_s[-1], curve.bytes[-1]) == (3.0, base)
     assert curve.at_peak["activations"] == 1000.0 and curve.largest == (("layer0/op (saved)", 1000.0),)
+
+
+@pytest.mark.parametrize("waits, size, died", [(True, 8.0, 2.0), (True, 4.0, 3.0), (False, 8.0, 2.0)])
+def test_a_task_overwrites_an_operand_of_its_size_that_all_others_have_read(waits: bool, size: float, died: float) -> None:
+    """``made`` ends after 1 s; ``other`` reads it for 1 s, or half a second beside ``last``, which takes 1 s."""
+    cluster = Cluster.parse("cpu:2")
+    tasks = Tasks(cluster, Network(cluster))
+    made = tasks.add(COMPUTATION, 1.0, (0,))
+    other = tasks.add(COMPUTATION, 1.0 if waits else 0.5, (1,), [made])
+    last = tasks.add(COMPUTATION, 1.0, (0,), [made, other] if waits else [made])
+    buffer = tasks.buffer("made", "activations", made, 0, 8.0)
+    tasks.buffer("result", "activations", last, 0, size)
+    tasks.read(other, buffer)
+    tasks.read(last, buffer, may_overwrite=True)
+    graph = tasks.graph()
+    assert lifetimes(graph, tasks.times(graph))[1][buffer] == died
 
 
 @pytest.mark.slow

@@ -247,14 +247,29 @@ def test_an_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None
     def peak(ops: Sequence[StepOp], **seconds: Any) -> float:
         return played(plan([0], names=ONE), graph._replace(ops=tuple(ops), seconds=seconds), cores=1).peak_memory_bytes[0]
 
-    before = op("before", [], EXAMPLES, follows="forward_a")._replace(alias=True)  # of an input that is no op of the step
-    fused, alias = op("forward_a", [0], EXAMPLES), op("forward_b", [1], EXAMPLES)._replace(alias=True)
+    before = op("before", [], EXAMPLES, follows="forward_a")._replace(overwrites=True)  # reads no op of the step
+    fused, over = op("forward_a", [0], EXAMPLES), op("forward_b", [1], EXAMPLES)._replace(overwrites=True)
     last = op("last", [2, 0], StepTensor(0.0), follows="forward_a")
-    timed = {one.name: ((BATCH, 1.0),) for one in (before, fused, alias, last)}
+    timed = {one.name: ((BATCH, 1.0),) for one in (before, fused, over, last)}
     alone = {name: points for name, points in timed.items() if name != "forward_a"}
-    kept, overwritten = ([before, fused, one, last] for one in (alias._replace(alias=False), alias))
+    kept, overwritten = ([before, fused, one, last] for one in (over._replace(overwrites=False), over))
     assert peak(kept, **timed) - peak(overwritten, **timed) == 8 * KB
     assert peak(overwritten, **alone) == peak(kept, **alone) == peak(overwritten, **timed)
+
+
+def test_reading_a_variable_takes_no_memory() -> None:
+    """Its value is the variable's memory, also where the read is a task with a time of its own."""
+    graph = step()
+    variable, read = (op(name, inputs, StepTensor(8 * KB), ONCE)._replace(type=kind)
+                      for name, inputs, kind in (("a", [], "VarHandleOp"), ("read_a", [0], "ReadVariableOp")))
+    moved = [one._replace(inputs=tuple((source + 2, at) for source, at in one.inputs)) for one in graph.ops]
+    with_read = graph._replace(
+        ops=(variable, read, moved[0]._replace(inputs=((1, 0),)), *moved[1:]),
+        seconds=dict(graph.seconds, read_a=((BATCH, 1.0),)),
+        gradients=tuple((name, number + 2, at) for name, number, at in graph.gradients))
+    found = played(plan([0], names=ONE), with_read).program
+    assert "read_a" in {one.name for one in found.instructions}
+    assert "read_a" not in {one.name for one in found.buffers} and "forward_a" in {one.name for one in found.buffers}
 
 
 def waiting() -> StepGraph:

@@ -9,10 +9,10 @@ from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.traits import OVERWRITES, VARIABLES
 from whale_tf.passes.communicate import is_combined
 from whale_tf.passes.outline import step_of
-from whale_tf.profiler.chain import takes_over
+from whale_tf.profiler.chain import shares_buffer
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 from whale_tf.program import ONCE, UPDATE
@@ -55,7 +55,7 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
             _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "",
             tuple((numbers[graph.tensors[t].op], graph.tensors[t].index) for t, _ in inputs),
             tuple(_tensor(region, graph, t, is_cloned) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
-            takes_over(graph, op), tuple(waits) if is_cloned else (), tuple(whole)))  # fmt: skip
+            shares_buffer(op), tuple(waits) if is_cloned else (), tuple(whole), op.type in OVERWRITES))  # fmt: skip
     pulls = any(graph.producer(t).type.startswith("Iterator") for t in captured.sources)
     gradients = tuple((graph.ops[variable].name, numbers[graph.tensors[tensor].op], graph.tensors[tensor].index)
                       for tensor, variable in captured.gradients if graph.tensors[tensor].op in numbers)  # fmt: skip

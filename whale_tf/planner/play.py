@@ -19,13 +19,14 @@ from typing import Iterable, List, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import OVERWRITES
 from whale_tf.passes import compile_program
 from whale_tf.passes.form import INLINE, choose_form
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held, has_one_memory
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
-from whale_tf.profiler.chain import takes_over
+from whale_tf.profiler.chain import shares_buffer
 from whale_tf.profiler.op_cost import OpCost
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.program import Program as Compiled
@@ -110,7 +111,7 @@ class _Prices(Costs):
             return Kernel(0.0)  # a variable's value is the variable, and nobody needs the rest
         shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
         seconds = self._prices.seconds(op, min(shares, default=part), shares, self._cluster.devices[device])
-        return Kernel(seconds, takes_over=takes_over(self._prices.graph, op))
+        return Kernel(seconds, shares=shares_buffer(op), overwrites=op.type in OVERWRITES)
 
     def moving(self, device: int, size: float) -> float:
         return op_seconds(OpCost(0.0, size), self._cluster.devices[device], "float32")

@@ -19,7 +19,7 @@ import numpy as np
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
-from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
+from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY, VARIABLES
 from whale_tf.ir.walk import reached
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 
@@ -196,15 +196,9 @@ def buffer_of(graph: OpGraph, tensor: int) -> int:
     return tensor
 
 
-def takes_over(graph: OpGraph, op: Op) -> bool:
-    """Whether an op's first result is in its first operand's buffer: it shares the buffer, or overwrites a value that nothing
-    else reads."""
-    if not op.inputs or not op.outputs:
-        return False
-    if op.type in SAME_BUFFER:
-        return True
-    readers = {user for user, _ in graph.consumers(op.inputs[0]) if graph.ops[user].type not in SHAPE_ONLY}
-    return op.type in OVERWRITES and len(readers) == 1 and tensor_bytes(graph, op.inputs[0]) == tensor_bytes(graph, op.outputs[0])
+def shares_buffer(op: Op) -> bool:
+    """Whether an op's first result is in its first operand's buffer."""
+    return op.type in SAME_BUFFER and bool(op.inputs and op.outputs)
 
 
 def _activations(region: Region, place: Mapping[int, int], count: int) -> np.ndarray:

@@ -15,6 +15,7 @@ class BufferTable(NamedTuple):
     Attributes:
         slot, bytes, kind, producer: for each buffer its device, size, number in ``Program.buffers`` and writing task.
         reader_buffer, reader_task: pairs of a buffer and a task that reads it.
+        may_overwrite: of each such pair, whether the task writes a result into the buffer if nobody reads the buffer later.
     """
 
     slot: np.ndarray
@@ -23,6 +24,7 @@ class BufferTable(NamedTuple):
     producer: np.ndarray
     reader_buffer: np.ndarray
     reader_task: np.ndarray
+    may_overwrite: np.ndarray
 
 
 class BufferRows:
@@ -64,6 +66,7 @@ class BufferRows:
             producer,
             np.concatenate(reader_buffer),
             np.concatenate(reader_task),
+            np.zeros(sum(map(len, reader_task)), bool),
         )
 
 
@@ -76,6 +79,7 @@ def joined(first: BufferTable, second: BufferTable) -> BufferTable:
         np.concatenate([first.producer, second.producer]),
         np.concatenate([first.reader_buffer, second.reader_buffer + len(first.slot)]),
         np.concatenate([first.reader_task, second.reader_task]),
+        np.concatenate([first.may_overwrite, second.may_overwrite]),
     )
 
 

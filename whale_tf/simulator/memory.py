@@ -12,6 +12,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import numpy as np
 
 from whale_tf.simulator.allocator import reach_of
+from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.program import GRADIENT, Program
@@ -37,7 +38,8 @@ class MemoryCurve(NamedTuple):
 
 
 def lifetimes(graph: ExecutionGraph, times: Times) -> Tuple[np.ndarray, np.ndarray]:
-    """(from, to) of every buffer in seconds; ``to`` is when its reference count falls to zero."""
+    """(from, to) of every buffer in seconds; ``to`` is when its reference count falls to zero, or when its last reader starts to
+    write a result into it."""
     start, end = np.array(times.start), np.array(times.end)
     table = graph.buffers
     ready = np.zeros(len(start))
@@ -46,7 +48,23 @@ def lifetimes(graph: ExecutionGraph, times: Times) -> Tuple[np.ndarray, np.ndarr
     born = np.where(is_sum, ready[table.producer], start[table.producer])
     dies = end[table.producer].copy()
     np.maximum.at(dies, table.reader_buffer, end[table.reader_task])
+    buffers, tasks = _overwritten(table, end[table.producer], start, end, dies)
+    dies[buffers] = start[tasks]
     return born, dies
+
+
+def _overwritten(table: BufferTable, made: np.ndarray, start: np.ndarray, end: np.ndarray,
+                 dies: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """The buffers that their last readers overwrite, and these tasks.  A task overwrites one operand at most, and only where all
+    other readers have ended before it starts."""
+    is_last = table.may_overwrite & (end[table.reader_task] == dies[table.reader_buffer])
+    earlier = made.copy()
+    np.maximum.at(earlier, table.reader_buffer[~is_last], end[table.reader_task[~is_last]])
+    buffers, tasks = table.reader_buffer[is_last], table.reader_task[is_last]
+    is_alone = (np.bincount(buffers, minlength=len(made))[buffers] == 1) & (earlier[buffers] <= start[tasks])
+    buffers, tasks = buffers[is_alone], tasks[is_alone]
+    tasks, first = np.unique(tasks, return_index=True)
+    return buffers[first], tasks
 
 
 def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest: int = 5) -> List[MemoryCurve]:

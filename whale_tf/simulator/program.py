@@ -20,6 +20,7 @@ UPDATE = "update"
 COMPUTATION = 0
 FEATURE = 1  # feature communication
 GRADIENT = 2  # gradient communication
+SCRATCH = "scratch"  # category of what an op needs only while it runs
 LANES = ("computation", "feature communication", "gradient communication")
 
 BlockKey = Tuple[int, str]  # (stage, FORWARD | BACKWARD | UPDATE)

@@ -21,7 +21,7 @@ from whale_tf.bridges import crossing, cuts
 from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import (
@@ -45,7 +45,7 @@ from whale_tf.program import (
     Program,
 )
 from whale_tf.simulator.calibration import MEMORY
-from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT
+from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT, SCRATCH
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
@@ -65,14 +65,16 @@ class Kernel(NamedTuple):
         limit: what limits its speed.
         matrix_flops: FLOPs on the device's matrix units.
         scratch: bytes that it needs while it runs.
-        takes_over: whether its first result is in the buffer of its first operand.
+        shares: whether its first result is in the buffer of its first operand.
+        overwrites: whether a result may overwrite an operand of its size that has no later readers.
     """
 
     seconds: float
     limit: str = MEMORY
     matrix_flops: float = 0.0
     scratch: float = 0.0
-    takes_over: bool = False
+    shares: bool = False
+    overwrites: bool = False
 
 
 class Costs(abc.ABC):
@@ -252,7 +254,7 @@ class _Reader:
                     task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self._about(number, name), kernel.limit)
                     self.ran[number, place] = task
                     tasks.matrix_flops[device] += kernel.matrix_flops
-                    tasks.buffer(name + " (scratch)", "scratch", task, device, kernel.scratch)
+                    tasks.buffer(name + " (scratch)", SCRATCH, task, device, kernel.scratch)
 
     def chains(self) -> Iterable[Sequence[int]]:
         """The tasks of each call on each device, in the graph's order."""
@@ -305,11 +307,12 @@ class _Reader:
         """The tasks that a task waits for; also records the buffers that it reads."""
         waits: Set[int] = set()
         device, = self.tasks.devices[task]
+        overwrites = self._kernel(number, self.piece_of[self.program.calls[number].body][piece.op.id], device).overwrites
         for tensor, is_whole in piece.inputs:
             value = self._value(number, tensor, is_whole)
             for part in self._here(value, device):
                 waits.add(part.task)
-                self.tasks.read(task, part.buffer)
+                self.tasks.read(task, part.buffer, overwrites and part.tensor == self._passed_on(number, tensor))
             if value.waits:
                 waits |= self._on(device, value.waits)
         if piece.op.control_inputs:
@@ -360,8 +363,9 @@ class _Reader:
         is_variable = any(self.graph.producer(t).type in VARIABLES and (t, False) not in self.sources[number] for t in op.inputs)
         if task == START and not is_variable:
             return self._handed_on(number, self.pieces[call.body][place])
-        # a variable's value exists from the start, on the variable's device
-        device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
+        # a variable's value exists from the start, on the variable's device; an op that only reads it returns that very memory
+        device = self._device(number, tensor)
+        buffer = -1 if is_variable and op.type in READS else self._buffer(number, tensor, op, task)
         return Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
 
     def _handed_on(self, number: int, piece: Piece) -> Value:
@@ -371,13 +375,13 @@ class _Reader:
         return _together([*read, Value((), controls)] if controls else read)
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
-        """The buffer to which an op of a clone or section writes a result: its operand's, if it takes that over, or its own."""
+        """The buffer to which an op of a clone or section writes a result: its operand's, if it shares that, or its own."""
         if self._step(number) not in (ONCE, *BATCH_LEVEL) or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
-        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place, device).takes_over:
-            operand = self._taken_over(number, op.inputs[0])
+        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place, device).shares:
+            operand = self._passed_on(number, op.inputs[0])
             for part in self._value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
                     return part.buffer
@@ -385,15 +389,14 @@ class _Reader:
         category = "gradients" if tensor in self.gradients else category
         return self.tasks.buffer(op.name, category, task, device, self._size(number, tensor))
 
-    def _taken_over(self, number: int, tensor: int) -> int:
-        """The tensor whose buffer ops that are no tasks have taken over, one after another."""
+    def _passed_on(self, number: int, tensor: int) -> int:
+        """The tensor whose buffer ops that are no tasks pass on, one after another."""
         op, body = self.graph.producer(tensor), self.program.calls[number].body
         place = self.piece_of[body].get(op.id)
         if place is None or (number, place) in self.ran or not op.inputs:
             return tensor
-        if not self._kernel(number, place, self._device(number, tensor)).takes_over:
-            return tensor
-        return self._taken_over(number, op.inputs[0])
+        kernel = self._kernel(number, place, self._device(number, tensor))
+        return self._passed_on(number, op.inputs[0]) if kernel.shares or kernel.overwrites else tensor
 
     def _from(self, source: int, tensor: int, reader: int) -> Value:
         """The value that a call passes to another one."""

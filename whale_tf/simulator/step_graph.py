@@ -46,9 +46,10 @@ class StepOp(NamedTuple):
         follows: the forward op from which this backward op was made, or "".
         inputs: (op number, which of its outputs).
         flops, size_bytes, contraction: its cost (:mod:`whale_tf.profiler.op_cost`) at the graph's batch size.
-        alias: whether the first output is the first input's buffer, or may overwrite it.
+        alias: whether the first output is the first input's buffer.
         waits: numbers of ops that it waits for by control edges; both run once per micro-batch.
         whole: positions of the inputs of which it reads the value of the whole mini-batch.
+        overwrites: whether an output may overwrite an input of its size that has no later readers.
     """
 
     name: str
@@ -66,6 +67,7 @@ class StepOp(NamedTuple):
     alias: bool = False
     waits: Tuple[int, ...] = ()
     whole: Tuple[int, ...] = ()
+    overwrites: bool = False
 
 
 class StepVariable(NamedTuple):

@@ -15,7 +15,7 @@ from whale_tf.simulator.costs import DEFAULT_GAMMA
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, Buffer, Instruction, Parts
+from whale_tf.simulator.program import COMPUTATION, SCRATCH, Buffer, Instruction, Parts
 from whale_tf.simulator.transformation import Group
 
 START = -1  # instead of a task: exists from the start
@@ -57,7 +57,7 @@ class Tasks:
         self._queues: Dict[int, Tuple[int, ...]] = {}
         self._links: Dict[int, Tuple[LinkUse, ...]] = {}
         self._edges: Dict[Tuple[int, int], None] = {}
-        self._readers: Dict[Tuple[int, int], None] = {}  # (buffer, task)
+        self._readers: Dict[Tuple[int, int], bool] = {}  # (buffer, task) -> whether the task may overwrite the buffer
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
@@ -102,9 +102,10 @@ class Tasks:
         self.buffers.append(Buffer(name, category, task, Parts((device,), (0,), (0,)), (size,)))
         return len(self.buffers) - 1
 
-    def read(self, task: int, buffer: int) -> None:
+    def read(self, task: int, buffer: int, may_overwrite: bool = False) -> None:
+        """Add a reader; ``may_overwrite``: by a result of the buffer's size, if nobody reads the buffer later."""
         if buffer >= 0:
-            self._readers[buffer, task] = None
+            self._readers[buffer, task] = may_overwrite or self._readers.get((buffer, task), False)
 
     # ---- one computation at a time -----------------------------------------------------------------------------------
 
@@ -150,10 +151,12 @@ class Tasks:
         np.cumsum(np.bincount(pairs[:, 0], minlength=total), out=first[1:])
         lane = [instruction.lane for instruction in self.instructions]
         readers = np.array(list(self._readers), np.int64).reshape(-1, 2)
+        written = {(buffer.producer, buffer.bytes) for buffer in self.buffers if buffer.category != SCRATCH}
         buffers = BufferTable(
             np.array([self._slot[buffer.parts.devices[0]] for buffer in self.buffers], np.int64),
             np.array([buffer.bytes[0] for buffer in self.buffers], np.float64), np.arange(len(self.buffers)),
-            np.array([buffer.producer for buffer in self.buffers], np.int64), readers[:, 0], readers[:, 1])
+            np.array([buffer.producer for buffer in self.buffers], np.int64), readers[:, 0], readers[:, 1],
+            np.array([may and (task, self.buffers[one].bytes) in written for (one, task), may in self._readers.items()], bool))
         return ExecutionGraph(
             self._seconds, lane, [task if way >= 0 else -1 for task, way in enumerate(lane)], self._micro_batch,
             [tuple(self._slot[device] for device in devices) for devices in self.devices], self._queues, self._links,

@@ -11,6 +11,7 @@ def _map(roles: str, value: str = "", flops: float = 1.0, passes_terms: bool = F
 
 
 _ADD_N = OpTraits(rule="elementwise.same_shape a", buffer=Buffer.OVERWRITES)
+_CROSS_ENTROPY = OpTraits(buffer=Buffer.OVERWRITES, cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)  # gradients replace logits
 _QUOTIENT = OpTraits(rule="elementwise.quotient", buffer=Buffer.OVERWRITES)
 _BIAS_ADD = OpTraits(rule="elementwise.bias_add", buffer=Buffer.OVERWRITES)
 
@@ -136,10 +137,8 @@ _NETWORKS = table(
     ("FusedBatchNormV3", _NORM._replace(buffer=Buffer.OVERWRITES)),
     ("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3",
      OpTraits(rule="normalisation.fused_batch_norm_grad", cost=Cost.OPERAND, flops=14)),
-    ("SoftmaxCrossEntropyWithLogits",
-     OpTraits(rule="loss.softmax_cross_entropy", cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)),
-    ("SparseSoftmaxCrossEntropyWithLogits",
-     OpTraits(rule="loss.sparse_softmax_cross_entropy", cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)),
+    ("SoftmaxCrossEntropyWithLogits", _CROSS_ENTROPY._replace(rule="loss.softmax_cross_entropy")),
+    ("SparseSoftmaxCrossEntropyWithLogits", _CROSS_ENTROPY._replace(rule="loss.sparse_softmax_cross_entropy")),
     ("LSTMBlockCell", OpTraits(rule="recurrent.cell lstm")),
     ("LSTMBlockCellGrad", OpTraits(rule="recurrent.cell lstm_gradient")),
     ("BlockLSTM BlockLSTMV2", OpTraits(rule="recurrent.cell lstm_sequence")),
