@@ -97,10 +97,10 @@ def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> N
 @pytest.mark.parametrize("config", [
     {"auto_parallel": True, "num_micro_batch": 1, "recompute": "none"}, {"zero": "auto"}], ids=str)
 def test_zero_where_memory_is_short(config: Dict[str, Any]) -> None:
-    """Data parallelism keeps 0.126 MiB on the fullest of two devices, ZeRO 0.112."""
-    plan = equal_to_local(deep, config, sizes=(192, 192), cluster=described([(100, 0.12)] * 2))
+    """Data parallelism keeps 0.119 MiB on the fullest of two devices, ZeRO 0.106."""
+    plan = equal_to_local(deep, config, sizes=(192, 192), cluster=described([(100, 0.112)] * 2))
     assert plan.zero == "v1" and any(task.homes for task in plan.task_graphs)
-    assert max(plan.estimate.peak_memory_bytes) <= 0.12 * 2 ** 20 and "without ZeRO: does not fit" in plan.estimate.without[0]
+    assert max(plan.estimate.peak_memory_bytes) <= 0.112 * 2 ** 20 and "without ZeRO: does not fit" in plan.estimate.without[0]
 
 
 @pytest.mark.slow
