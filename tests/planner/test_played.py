@@ -3,20 +3,23 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
 
 from benchmarks.measure import chosen
 from whale_tf.cluster import Cluster
+from whale_tf.planner import joint
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs, Strategy
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.auto.choose import Request, choose
+from whale_tf.planner.bounds import Bounds
+from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.measures import Allowed
 from whale_tf.planner.search import amp_result, search
-from whale_tf.planner.simulated import simulated
+from whale_tf.planner.simulated import ALGORITHM, simulated, simulator_of
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 pytestmark = pytest.mark.once
@@ -31,10 +34,29 @@ def test_amps_first_plan_plays_fastest_of_all_its_strategies(cluster: str) -> No
     profile, machines = load_builtin("gpt2-24"), Cluster.parse(cluster)
     costs = Costs(profile, machines, 32)
     every = amp.search(costs)
-    played = [simulated(replace(amp_result("amp", costs, every[number:], 0.0), profile=profile), machines)
-              for number in range(len(every))]
+    simulator = simulator_of(machines)
+    bounds = Bounds(machines, simulator.network, ALGORITHM)
+    plans = [replace(amp_result("amp", costs, every[number:], 0.0), profile=profile) for number in range(len(every))]
+    played = [simulated(one, machines, simulator=simulator) for one in plans]
+    assert all(bounds.seconds(plan) <= one.latency_s for plan, one in zip(plans, played))
     best = min(one.latency_s for one in played if one.fits)
     assert search(profile, machines, 32, "amp").latency_s <= 1.05 * best
+
+
+def test_plans_that_are_too_slow_are_not_played_and_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, machines = load_builtin("vgg-19"), Cluster.parse("amp-het")
+    plays: List[str] = []
+
+    def counted(found: Candidate, *more: Any) -> Candidate:
+        plays.append(found.told)
+        return simulated(found, *more)
+
+    monkeypatch.setattr(joint, "simulated", counted)
+    some = search(profile, machines, 64, "amp")
+    few = len(plays)
+    monkeypatch.setattr(joint.Layers, "least_seconds", lambda *_: 0.0)
+    every = search(profile, machines, 64, "amp")
+    assert 2 * few <= len(plays) - few and replace(some, search_seconds=0.0) == replace(every, search_seconds=0.0)
 
 
 def test_all_searches_keep_a_tensor_parallel_answer_of_amp() -> None:
@@ -68,7 +90,13 @@ def test_random_small_clusters_get_the_plan_that_plays_fastest(seed: int, count:
                       for degree in amp.degrees(profile, cluster) for size in amp.micro_batches(batch, degree.dp, 1)
                       for inner in itertools.combinations(range(1, layers), degree.pp - 1)]
         every = [amp_result("amp", costs, [amp.Candidate(one, costs.estimate(one))], 0.0) for one in strategies]
-        played = [one for one in (simulated(replace(one, profile=profile), cluster) for one in every) if one.fits]
+        simulator = simulator_of(cluster)
+        bounds = Bounds(cluster, simulator.network, ALGORITHM)
+        plans = [replace(one, profile=profile) for one in every]
+        played = [simulated(one, cluster, simulator=simulator) for one in plans]
+        for plan, one in zip(plans, played):
+            assert one.why_not or bounds.seconds(plan) <= one.latency_s * (1 + 1e-9)
+        played = [one for one in played if one.fits]
         replicated = [one.latency_s for one in played if all(stage.strategy == "replicate" for stage in one.stages)]
         assert search(profile, cluster, batch, "amp").latency_s <= 1.03 * min(one.latency_s for one in played)
         assert search(profile, cluster, batch, "dapple", allowed=Allowed("none")).latency_s <= 1.03 * min(replicated)

@@ -248,6 +248,10 @@ def test_answers_have_their_uncertainty(tmp_path: Any) -> None:
     assert accuracy(mixed, KERNELS, ["V100-16GB", "T4", "A10"], "fp32").untested == ("A10", "T4")
     assert accuracy(mixed, KERNELS, ["V100-16GB"], "fp16").untested == ("V100-16GB in fp16",)
     assert f"{low:.4g} to {high:.4g}" in shown and "a mean error of 10% and a largest error of 25%" in shown
+    assert json.loads(call("compare", "1x1x1", *options[1:], "--json").stdout)["samples_per_s_range"] == [low, high]
+    ranked = " ".join(call("compare", "1x1x1", "1x1x1:2", *options[1:]).output.split())
+    assert f"1x1x1: {found['samples_per_s']:.4g} samples/s, {low:.4g} to {high:.4g}; " in ranked
+    assert ranked.count("accuracy: on V100 in fp32") == 1 and ranked.endswith("nothing was fitted to")
 
 
 def test_cpus_have_no_such_kernels() -> None:

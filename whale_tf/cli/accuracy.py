@@ -1,4 +1,4 @@
-"""How accurate the model has been: the last lines of ``whale simulate`` and ``whale plan``."""
+"""How accurate the model has been: the last lines of ``whale simulate``, ``whale compare`` and ``whale plan``."""
 
 from __future__ import annotations
 
@@ -23,15 +23,24 @@ class Accuracy(NamedTuple):
         return samples_per_s / (1.0 + self.tested.largest), samples_per_s * (1.0 + self.tested.largest)
 
     def lines(self, samples_per_s: float) -> List[str]:
+        """The range of samples per second, and what it follows from."""
+        return ([] if self.tested is None else [self.rate(samples_per_s)]) + [self.text()]
+
+    def rate(self, samples_per_s: float) -> str:
+        """``412 samples/s, 330 to 500``; without the range if such times were never tested."""
+        bounds = self.bounds(samples_per_s)
+        return f"{samples_per_s:.4g} samples/s" + ("" if bounds is None else ", {:.4g} to {:.4g}".format(*bounds))
+
+    def text(self) -> str:
         if self.tested is None:
-            return ["accuracy: such times were never compared with measurements"]
+            return "accuracy: such times were never compared with measurements"
         one = self.tested
         text = (f"accuracy: on {one.device} in {one.precision}, predictions for steps made of {one.times} had a mean error of "
                 f"{one.mean:.0%} and a largest error of {one.largest:.0%}, over {one.points} measurements that nothing was "
                 "fitted to")
         if self.untested:
             text += "; {} {} not tested".format(", ".join(self.untested), "was" if len(self.untested) == 1 else "were")
-        return ["{:.4g} samples/s, {:.4g} to {:.4g}".format(samples_per_s, *(self.bounds(samples_per_s) or ())), text]
+        return text
 
 
 def accuracy(laws: Laws, times: str, types: Iterable[str], precision: str) -> Accuracy:

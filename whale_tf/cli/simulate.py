@@ -170,8 +170,7 @@ def simulate(
             if 0 < shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
-        times = KERNELS if source.profile is None else LAYERS
-        _finish(result, _accuracy(result, times, known), as_json, trace, timeline, memory, report)
+        _finish(result, _accuracy(result, _times(source), known), as_json, trace, timeline, memory, report)
     except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
@@ -205,7 +204,7 @@ def compare(
             sources = [one.of_layers() if plan is None else one for one, plan in zip(sources, plans)]
         is_ops = all(source.profile is None for source in sources)
         simulator = Simulator(machines, Options(calibration=measured, xla=xla if is_ops else None, laws=known))
-        found: List[Tuple[str, Simulation]] = []
+        found: List[Tuple[str, Simulation, Accuracy]] = []
         for text, plan, source in zip(strategies, plans, sources):
             shape = _UNIFORM.match(text)
             if plan is not None:
@@ -214,22 +213,25 @@ def compare(
                 assert shape is not None
                 uniform = Uniform(*(int(value or 1) for value in shape.groups()))
                 result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "none", "none", "none")
-            found.append((text, result))
+            found.append((text, result, _accuracy(result, _times(source), known)))
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
-        for name, result in found:
-            typer.echo(json.dumps(dict(result.to_dict(), strategy=name)))
+        for name, result, proved in found:
+            bounds = proved.bounds(result.samples_per_s)
+            typer.echo(json.dumps(dict(result.to_dict(), strategy=name, samples_per_s_range=bounds)))
         return
     table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
-    for rank, (name, result) in enumerate(found, 1):
+    for rank, (name, result, _) in enumerate(found, 1):
         table.add_row(str(rank), name, *_row(result))
     console = Console()
     console.print(table)
-    for name, result in found:
-        console.print(f"{name}: {result.bottleneck()}")
+    for name, result, proved in found:
+        console.print(f"{name}: {proved.rate(result.samples_per_s)}; {result.bottleneck()}")
+    for text in dict.fromkeys(proved.text() for _, _, proved in found):
+        console.print(text)
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
@@ -358,6 +360,11 @@ def _run_ops(
     precision = execution.precision or step.precision
     step = step_with(step, execution.laws, execution.cluster.devices[0], precision, execution.xla)
     return simulator.run_step(plan, step, global_batch)
+
+
+def _times(source: Source) -> str:
+    """The kind of the times of a source, as its accuracy was tested."""
+    return KERNELS if source.profile is None else LAYERS
 
 
 def _accuracy(result: Simulation, times: str, laws: Laws) -> Accuracy:

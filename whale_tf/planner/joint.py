@@ -13,6 +13,8 @@ A state is a plan of a search (stages, devices, micro-batches) under :class:`Mea
    possible, and every plan is played.  Its stages recompute the least that makes it fit
    (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
 
+A plan is not played if a lower bound of its time says that it would be neither taken nor reported.
+
 Plans for a schedule with several stages per device are made from plans with one stage per device
 (:mod:`whale_tf.planner.folded`).
 
@@ -23,21 +25,24 @@ the search returns.
 from __future__ import annotations
 
 import abc
+import heapq
 from dataclasses import replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text
-from whale_tf.planner.candidate import Candidate, Stage, best
+from whale_tf.planner.bounds import Bounds
+from whale_tf.planner.candidate import RUNNERS_UP, TIE, Candidate, Stage, best
 from whale_tf.planner.folded import folded
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.planner.recompute import Choice, Parts
-from whale_tf.planner.simulated import simulated, with_slices
+from whale_tf.planner.simulated import simulated, simulator_of, with_slices
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
+from whale_tf.simulator import Simulator
 
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
@@ -87,6 +92,10 @@ class Playable(abc.ABC):
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         """Plays a plan under measures.  Under ``auto`` it recomputes the least that makes it fit, if anything does."""
 
+    def least_seconds(self, found: Candidate, measures: Measures) -> float:
+        """A lower bound of the time of a plan under measures, as played."""
+        return 0.0
+
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
         """Among plans that do not fit, the ones to report, as played."""
         return list(found)
@@ -106,6 +115,8 @@ class Layers(Playable):
                  micro_batches: Optional[int] = None) -> None:
         self.profile, self.cluster, self.name = profile, cluster, profile.name
         self._balance, self._search, self._micro_batches = balance, search, micro_batches
+        self._simulator = simulator_of(cluster)
+        self._bounds = Bounds(cluster, self._simulator.network, balance)
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         return allowed.precisions(self.profile)
@@ -117,7 +128,13 @@ class Layers(Playable):
         return folded(found, self.cluster, measures, self._micro_batches)
 
     def play(self, found: Candidate, measures: Measures) -> Candidate:
-        return played(found, measures, self.cluster, self._balance)
+        return played(found, measures, self.cluster, self._balance, self._simulator)
+
+    def least_seconds(self, found: Candidate, measures: Measures) -> float:
+        try:
+            return self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))
+        except PlanError:
+            return 0.0  # the play says why there is no such plan
 
 
 class Joint:
@@ -131,7 +148,7 @@ class Joint:
         self.model, self.cluster = model, model.cluster
         self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
-        self._played: Dict[Tuple[int, Measures], Candidate] = {}
+        self._played: Dict[Hashable, Candidate] = {}
 
     def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
         """The fastest plan that fits, with the step time without each of its measures.
@@ -167,7 +184,7 @@ class Joint:
                         continue
                     measures = Measures(allowed.recompute, zero, offload, precision, schedule)
                     quickest_s = min((one.latency_s for one in found if one.fits), default=NEVER_S)
-                    more, is_enough = self._division(measures, quickest_s)
+                    more, is_enough = self._division(measures, quickest_s, found)
                     found += more
                     if is_enough:
                         enough.append((zero, offload))
@@ -175,13 +192,20 @@ class Joint:
         found += [one for one in self._find(Measures(is_bounded=False)) if one.why_not]
         return [one for one in found if not one.why_not or one.search not in planned]
 
-    def _division(self, measures: Measures, quickest_s: float) -> Tuple[List[Candidate], bool]:
-        """The plans played under one division, and whether the fastest fits as it is."""
+    def _division(self, measures: Measures, quickest_s: float, known: Sequence[Candidate]) -> Tuple[List[Candidate], bool]:
+        """The plans played under one division, and whether the fastest fits as it is.
+
+        Args:
+            known: what was played before.
+        """
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
         unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
         bare = as_is._replace(recompute="none", zero="none", offload="none")
-        free = [self._play(one, as_is) for one in unlimited
-                if self._suits(one, measures) and (as_is == bare or self._play(one, bare).latency_s * GAIN < quickest_s)]
+        suiting = [one for one in unlimited if self._suits(one, measures)]
+        if as_is != bare:
+            suiting = [one for one in suiting if self._least_s(one, bare) * GAIN < quickest_s
+                       and self._play(one, bare).latency_s * GAIN < quickest_s]
+        free = self._fast(suiting, as_is, known)
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
             return free, fastest is not None and fastest.fits
@@ -192,24 +216,47 @@ class Joint:
             for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
                 stages += self._find(measures._replace(recompute=recompute, room=room))
             if stages:
-                found += self._bounded(stages + more, measures, quickest_s)
+                found += self._bounded(stages + more, measures, quickest_s, [*known, *found])
                 more = []
             if any(one.fits for one in found):
                 break
         return found or free, False
 
-    def _bounded(self, stages: Sequence[Candidate], measures: Measures, quickest_s: float) -> List[Candidate]:
-        """The played plans among those that must respect the devices' memory."""
+    def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:
+        """The plans as played, without those that are too slow to be taken or reported; the fastest one, however slow it is."""
+        found: Dict[int, Candidate] = {}
+        bounds = [self._least_s(one, measures) for one in plans]
+        for place in sorted(range(len(plans)), key=bounds.__getitem__):
+            fastest_s = min((one.latency_s for one in found.values()), default=NEVER_S)
+            if bounds[place] <= max(fastest_s, _limit_s([*known, *found.values()], plans[place].search)):
+                found[place] = self._play(plans[place], measures)
+        return [found[place] for place in sorted(found)]
+
+    def _bounded(self, stages: Sequence[Candidate], measures: Measures, quickest_s: float,
+                 known: Sequence[Candidate]) -> List[Candidate]:
+        """The played plans among those that must respect the devices' memory, fast ones first.  A plan that is too slow to be
+        taken or reported is left out without being played."""
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
-        plain = {id(one): self._play(one, as_is) for one in stages if self._suits(one, measures)}
+        plans = [one for one in stages if self._suits(one, measures)]
+        waiting: List[Tuple[float, int, Optional[Candidate]]] = [(self._least_s(one, as_is), place, None)
+                                                                 for place, one in enumerate(plans)]
+        heapq.heapify(waiting)  # by time if everything is kept, or its bound
         found: List[Candidate] = []
-        ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
-        for place, one in enumerate(ordered):
-            is_late = place >= self.model.again and quickest_s < NEVER_S
-            is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # recomputation is no faster
-            found.append(plain[id(one)] if is_slow else self._play(one, measures))
+        while waiting:
+            bound_s, place, plain = heapq.heappop(waiting)
+            if plain is None:
+                if bound_s <= _limit_s([*known, *found], plans[place].search):
+                    plain = self._play(plans[place], as_is)
+                    heapq.heappush(waiting, (plain.latency_s, place, plain))
+                continue
+            is_late = len(found) >= self.model.again and quickest_s < NEVER_S
+            is_slow = plain.latency_s >= quickest_s or is_late  # recomputation is no faster
+            found.append(plain if is_slow else self._play(plans[place], measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
         return found
+
+    def _least_s(self, found: Candidate, measures: Measures) -> float:
+        return 0.0 if found.why_not else self.model.least_seconds(found, measures)
 
     def _find(self, measures: Measures) -> List[Candidate]:
         """Searches plans for 1F1B, which other schedules play too.  Plans with several stages per device are made from them."""
@@ -227,7 +274,8 @@ class Joint:
         return self._searched[measures]
 
     def _play(self, found: Candidate, measures: Measures) -> Candidate:
-        key = (id(found), measures)  # candidates are kept
+        key = (found.search, found.description, found.stages, found.micro_batches, found.model_replicas, id(found.profile),
+               id(found.plan), measures)  # several searches find the same plan; candidates are kept, and so are these objects
         if key not in self._played:
             self._played[key] = found if found.why_not else self.model.play(found, measures)
         return self._played[key]
@@ -282,6 +330,13 @@ class Joint:
         best(found, self.cluster)
 
 
+def _limit_s(found: Sequence[Candidate], search: str) -> float:
+    """The time above which one more plan of a search is neither taken nor reported."""
+    times = sorted(one.latency_s for one in found if one.fits)
+    own_s = min((one.latency_s for one in found if one.fits and one.search == search), default=NEVER_S)
+    return max(own_s, times[0] * TIE, times[RUNNERS_UP]) if len(times) > RUNNERS_UP else NEVER_S
+
+
 def _replicas(stage: Stage) -> int:
     return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
 
@@ -332,20 +387,22 @@ def _over(tried: Candidate, row: Row, cluster: Cluster) -> float:
 
 # ---- plans of layers --------------------------------------------------------------------------------------------------
 
-def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact") -> Candidate:
+def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact",
+           simulator: Optional[Simulator] = None) -> Candidate:
     """A plan of layers under measures, as simulated.  See :meth:`Playable.play`."""
     if found.why_not:
         return found
+    simulator = simulator or simulator_of(cluster)
     if measures.recompute != AUTO:
-        return simulated(_keeping(found, measures), cluster, balance)
-    plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance)
+        return simulated(_keeping(found, measures), cluster, balance, simulator)
+    plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance, simulator)
     if plain.fits or plain.why_not:
         return plain
     rows, names = _rows(plain, cluster, balance)
-    taken = fitting(plain, rows, lambda choice: simulated(_choosing(plain, names, choice), cluster, balance), cluster)
+    taken = fitting(plain, rows, lambda choice: simulated(_choosing(plain, names, choice), cluster, balance, simulator), cluster)
     if taken.fits:
         return taken
-    full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
+    full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance, simulator)
     return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
 
 

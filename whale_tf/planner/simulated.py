@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Optional
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
@@ -24,8 +25,17 @@ from whale_tf.simulator import (
 ALGORITHM = "exact"  # divides a micro-batch over unequal devices, unless a configuration says otherwise
 
 
-def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM) -> Candidate:
-    """The candidate with the simulator's time and memory instead of those of its search."""
+def simulator_of(cluster: Cluster) -> Simulator:
+    """The simulator of plans of layers.  No two of them are compiled alike."""
+    return Simulator(cluster, Options(steady_state=True), keep=1)
+
+
+def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simulator: Optional[Simulator] = None) -> Candidate:
+    """The candidate with the simulator's time and memory instead of those of its search.
+
+    Args:
+        simulator: see :func:`simulator_of`; it keeps what plans on one cluster have in common.
+    """
     profile = found.profile
     if profile is None:
         return found
@@ -34,7 +44,7 @@ def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM) -> C
     try:
         strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
         costs = LayerEstimator(model, profile, tensor_parallel(strategy))
-        played = Simulator(cluster, Options(steady_state=True)).run(strategy, costs)
+        played = (simulator or simulator_of(cluster)).run(strategy, costs)
     except PlanError as error:
         return no_candidate(found.search, error)
     peaks = [0] * len(cluster)
