@@ -64,7 +64,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         keys = state.runtime.keys if state.runtime is not None else None
         try:
             has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
-            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run, state.say)
         except UnknownShapeError as error:
             if not may_wait or state.processes.count > 1:
                 raise
@@ -110,7 +110,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
-            done = parallelize(graph, state.cluster, config, plan, state.processes, keys)
+            done = parallelize(graph, state.cluster, config, plan, state.processes, keys, warn=state.say)
         except OtherGraphError as error:
             raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                             "name them: wh.init(plan={'name of the function': plan})") from None

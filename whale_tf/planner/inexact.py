@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Dict, List
+from typing import Callable, Dict, List, Type
 
 from whale_tf.errors import InexactError, InexactWarning
 from whale_tf.ir.batch_axis import Inexact
@@ -13,7 +12,7 @@ from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
 
 
-def tell_inexact(region: Region, plan: Plan, wish: str) -> None:
+def tell_inexact(region: Region, plan: Plan, wish: str, warn: Callable[[str, Type[Warning]], None]) -> None:
     """Warns once for each name scope (of a layer) whose ops compute something other than in the local script.  Gradients, which
     follow from them, get no warning.
 
@@ -35,4 +34,4 @@ def tell_inexact(region: Region, plan: Plan, wish: str) -> None:
     if texts and wish == "error":
         raise InexactError("\n".join(texts))
     for text in texts:
-        warnings.warn(text, InexactWarning)
+        warn(text, InexactWarning)
