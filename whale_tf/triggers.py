@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from functools import partial
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from whale_tf import functions, refusals
@@ -16,7 +15,7 @@ from whale_tf.capture.annotations import annotations_of, densified, set_default_
 from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
-from whale_tf.feeds import Waiting, elements, trains
+from whale_tf.feeds import Waiting, elements, named_errors, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
@@ -286,12 +285,12 @@ def callbacks(state: Active) -> hooks.Callbacks:
                 return original(*arguments)
             if state.early.pop(session, False):
                 fetches.catch_up(original)
-            with state.driving():
+            with state.driving(), named_errors():
                 return whale_session.run(fetches, session, original, *arguments)
 
     def call(function: Any, original: Callable[[], Any]) -> Any:
-        job = state.functions
-        return functions.call(original if job is None else partial(job.call, function, original))
+        with named_errors():
+            return original() if state.functions is None else state.functions.call(function, original)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = planned(session.graph, arguments[0])
@@ -299,7 +298,7 @@ def callbacks(state: Active) -> hooks.Callbacks:
             fetches, session, original, hooks.original_run(session), *arguments)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with state.termination.between(session, arguments[0]), state.driving():
+            with state.termination.between(session, arguments[0]), state.driving(), named_errors():
                 return found(*args, **kwargs)
 
         return call

@@ -65,6 +65,15 @@ def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name, plan, static", [
+    ("normalised_in_thirds", "data parallel 4", False), ("normalised_in_thirds", "1:3", False),
+    ("pairs_in_python", "accumulation", True), ("pairs_in_python", "data parallel 4", False)])
+def test_rows_that_are_not_examples(name: str, plan: str, static: bool) -> None:
+    """A third of the batch, or what a Python function makes of it."""
+    _check(name, plan, static)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["contrastive", "masked_mean"])
 def test_ragged_last_batch(name: str) -> None:
     case, setting = case_of(LOSSES[name], 7), Setting(static_batch=False)

@@ -65,19 +65,28 @@ class Inputs:
             [a0 a1 a2 a3 | b0 b1 b2 b3]  ->  [a0 a1 | b0 b1], [a2 a3 | b2 b3]
         """
         nodes, dim, blocks = self._nodes, self.sources[source], self._context.region.batch.layout(source).blocks or (1,)
-        dtype, device, rows = self._context.dtype(source), self._context.host, blocks[0]
-        sizes: Union[str, List[int]]
-        if share.vector is None:
-            sizes = [int(size) * rows for size in share.sizes]
-        else:
-            sizes = share.vector if rows == 1 else nodes.binary(
-                "Mul", share.vector, nodes.const(rows, scope + "/rows", tf.int32, device), scope + "/sizes", tf.int32, device)
+        dtype, device, count = self._context.dtype(source), self._context.host, len(share.sizes)
+        check = share.check + self._division.checks(source, whole, scope)
+
+        def sizes(rows: int, name: str) -> Union[str, List[int]]:
+            """Rows of each clone in a block with so many rows for each example."""
+            if share.vector is None:
+                return [int(size) * rows for size in share.sizes]
+            each = nodes.const(rows, name + "/rows", tf.int32, device)
+            return share.vector if rows == 1 else nodes.binary("Mul", share.vector, each, name + "/sizes", tf.int32, device)
+
         if len(blocks) == 1:
-            return nodes.split(whole, sizes, len(share.sizes), dim, scope, dtype, device, share.check)
-        parts = [
-            nodes.split(block, sizes, len(share.sizes), dim, f"{scope}/block{number}", dtype, device, share.check)
-            for number, block in enumerate(nodes.split(whole, list(blocks), len(blocks), dim, scope + "/blocks", dtype, device))
-        ]
+            return nodes.split(whole, sizes(blocks[0], scope), count, dim, scope, dtype, device, check)
+        lengths: Union[str, List[int]] = list(blocks)  # only their ratios matter if they are equal
+        if len(set(blocks)) > 1 and share.vector is None:
+            lengths = [int(share.total) * rows for rows in blocks]
+        elif len(set(blocks)) > 1:
+            each = nodes.const(list(blocks), scope + "/rows", tf.int32, device)
+            lengths = nodes.binary("Mul", each, str(share.total), scope + "/lengths", tf.int32, device)
+        parts = []
+        for number, block in enumerate(nodes.split(whole, lengths, len(blocks), dim, scope + "/blocks", dtype, device, check)):
+            name = f"{scope}/block{number}"
+            parts.append(nodes.split(block, sizes(blocks[number], name), count, dim, name, dtype, device, check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
 
     def shares(self, source: int, task_graph: int, g: int) -> Shares:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
 from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, VARIABLE, ZERO, State
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, State
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
@@ -222,6 +222,7 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
              if state.layout(t) != REPLICATED_0 and t not in state.result.sources}
     if None in found.values():
         raise Refuse(reason)
+    force_sizes(state, op)
     for position in range(len(op.inputs)):
         state.conversions.pop((op.id, position), None)
         state.result.localise.pop((op.id, position), None)
@@ -230,6 +231,14 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
     state.whole[op.id] = reason
     for t in op.outputs:
         state.flags[t] |= OF_SECTION
+
+
+def force_sizes(state: State, op: Op) -> None:
+    """Compare sizes of the whole mini-batch for an op on whole values: TensorFlow would add up a dimension of size 1, which a
+    clone's part has if it is a single example."""
+    for t in op.inputs:
+        if state.flags[t] & SIZED and not state.flags[t] & LOOP and state.can_reduce:
+            state.force(state.graph.tensors[t].op)
 
 
 def combination(state: State, tensor: int) -> Optional[Conversion]:
@@ -242,10 +251,7 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
         value = state.value(tensor)
         sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
         if None in sizes:  # not a multiple of the batch size, so it has to be measured on all examples
-            producer = state.graph.tensors[tensor].op
-            if producer not in state.forced:
-                state.forced.add(producer)
-                state.push(producer)
+            state.force(state.graph.tensors[tensor].op)
             return None
         return Whole(tuple(size for size in sizes if size is not None))
     if layout.is_sharded:

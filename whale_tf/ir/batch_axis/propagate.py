@@ -10,7 +10,7 @@ import heapq
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of, factor_at, result_layout, unify
-from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, run_whole
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, Unknown
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
@@ -110,6 +110,7 @@ class Propagation(State):
             visited[op.id] = 1
             if carried & OF_SECTION:
                 self.learn_sizes(op)
+                force_sizes(self, op)
         else:
             self._visit_slowly(op, flag, first)
         if first and op.id in self.waiting:
