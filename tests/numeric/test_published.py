@@ -151,7 +151,7 @@ def test_a_python_function_that_returns_other_rows(batch: Optional[int]) -> None
     def losses(stated: bool) -> List[float]:
         with tf.Graph().as_default():
             x = tf.placeholder("float64", [batch, 3], name="x")
-            more = tf.py_func(lambda rows: rows[:3] * 2, [x], "float64", name="more")
+            more = tf.py_func(lambda rows: rows[:5] * 2, [x], "float64", name="more")
             more.set_shape([None, 3])
             if stated:
                 wh.batch_axis(more, None)
@@ -165,9 +165,8 @@ def test_a_python_function_that_returns_other_rows(batch: Optional[int]) -> None
     expected = losses(False)
     wh.init({}, cluster="cpu:4")
     try:
-        found = "'more:0' has 3 rows, but the mini-batch has 12" if batch else "a mini-batch of 3 examples does not divide over 4"
-        with pytest.raises(wh.InputError, match=f"{found}.*; if the rows of 'more:0' are not examples, say so with "
-                                                r"wh.batch_axis\(tensor, None\)"):
+        with pytest.raises(wh.InputError, match="'more:0' has 5 rows, but the mini-batch has 12; if the rows of 'more:0' are not "
+                                                r"examples, say so with wh.batch_axis\(tensor, None\)"):
             losses(False)
         np.testing.assert_allclose(losses(True), expected, rtol=1e-12)
     finally:

@@ -9,7 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -312,14 +312,25 @@ class Division:
         producer = self._context.graph.producer(source)
         return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
-    def checks(self, source: int, source_name: str, scope: str) -> Tuple[str, ...]:
-        """Ops that fail at run time if an input of an open size does not have the rows of a mini-batch whose size is static."""
+    def checks(self, source: int, task_graph: int, g: int, name_of: Callable[[int], str], scope: str) -> Tuple[str, ...]:
+        """Ops that fail at run time if a Python function did not return the rows of a mini-batch.
+
+        Args:
+            name_of: the tensor of an input, for model replica ``g``.
+        """
         shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
-        if self.batch is None or shape is None or shape[dim] is not None:
+        first = next((each for each in self._sources if not self._is_computed(each)), next(iter(self._sources)))
+        if not self._is_computed(source) or shape is None or shape[dim] is not None or (self.batch is None and source == first):
             return ()
-        rows = self.batch * sum(self._context.region.batch.layout(source).blocks or (1,))
-        return (check_rows(
-            self._nodes, source_name, dim, self._context.dtype(source), rows, scope + "/rows", self._context.host),)
+        rows, scope = sum(self._context.region.batch.layout(source).blocks or (1,)), scope + "/rows"
+        expected = self.batch if self.batch is not None else self.shares(first, task_graph, g, name_of(first)).total
+        if isinstance(expected, int):
+            expected *= rows
+        elif rows > 1:
+            each = self._nodes.const(rows, scope + "/each", tf.int32, self._context.host)
+            expected = self._nodes.binary("Mul", expected, each, scope + "/all", tf.int32, self._context.host)
+        dtype, host = self._context.dtype(source), self._context.host
+        return (check_rows(self._nodes, name_of(source), dim, dtype, expected, scope, host),)
 
     def _weights_at_run_time(
         self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]
