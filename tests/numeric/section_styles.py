@@ -713,6 +713,17 @@ def class_centres(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @style
+def moving_class_means(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """Moving averages of statistics that no example is normalised by."""
+    means = tf.get_variable("class_means", [CLASSES, WIDTH], tf.float64, tf.zeros_initializer(), trainable=False)
+    where = inputs["label"][:, None]
+    counts = tf.scatter_nd(where, tf.ones_like(inputs["score"]), [CLASSES])
+    new = tf.scatter_nd(where, z, [CLASSES, WIDTH]) / tf.maximum(counts, 1.0)[:, None]
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(means, 0.8 * means + 0.2 * tf.stop_gradient(new)))
+    return tf.reduce_mean(_errors(z, inputs)) + 0.1 * tf.reduce_sum(tf.square(new))
+
+
+@style
 def averaged_scale(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     average = tf.train.ExponentialMovingAverage(0.9)
     error = tf.reduce_mean(_errors(z, inputs))

@@ -74,6 +74,12 @@ def test_rows_that_are_not_examples(name: str, plan: str, static: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data parallel 2", "pipeline"])
+def test_averaged_statistics_that_normalise_nothing(plan: str) -> None:
+    _check("moving_class_means", plan, False)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["contrastive", "masked_mean"])
 def test_ragged_last_batch(name: str) -> None:
     case, setting = case_of(LOSSES[name], 7), Setting(static_batch=False)
