@@ -201,6 +201,8 @@ class Propagation(State):
         for position in range(len(op.inputs)):
             self.conversions.pop((op.id, position), None)
             self.result.localise.pop((op.id, position), None)
+        for key in [(op.id, attribute) for attribute in op.body or ()]:
+            self.result.bodies.pop(key, None)
         self.inexact.pop(op.id, None)
         self.whole.pop(op.id, None)
         self.looped.discard(op.id)
