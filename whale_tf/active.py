@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
@@ -121,11 +121,11 @@ class Active:
         """The plan for a graph that was passed to wh.init."""
         return self.plans.get(graph.name, self.plan) if graph.building_function else self.plan
 
-    def say(self, text: str) -> None:
-        """Gives a warning, once."""
+    def say(self, text: str, category: Type[Warning] = UserWarning) -> None:
+        """Gives a warning, once: a function may be traced again for mini-batches of another size."""
         if text not in self.said:
+            warnings.warn(text, category)
             self.said.add(text)
-            warnings.warn(text)
 
 
 _active: Optional[Active] = None

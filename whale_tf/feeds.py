@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import contextlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from whale_tf._tf_compat import FetchMapper, tf
 from whale_tf.capture.annotations import annotations_of
+from whale_tf.emit.checks import reported
 from whale_tf.emit.context import Context
 from whale_tf.emit.division import divide, levels
 from whale_tf.errors import InputError
+from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.traits import traits
 from whale_tf.ir.walk import reached
 
@@ -109,15 +112,40 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
             rows, each = shape[sources[number]], sum(batch.layout(number).blocks or (1,))
             if rows % each:
                 raise InputError(f"{tensor.name!r} is fed {rows} rows, but each example has {each} rows; feed a multiple of "
-                                 f"{each}")
+                                 f"{each}{_fix_of_rows([batch.layout(number).blocks])}")
             sizes[number] = rows // each
     first = next(iter(sizes), -1)
     for number, size in sizes.items():
         if size != sizes[first] and not _weigh_alike(context, size, sizes[first]):
             raise InputError(
-                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed the same number to both, or "
-                "declare with wh.batch_axis(tensor, None) that one of them has no examples".format(
-                    graph.tensor_name(number), size, graph.tensor_name(first), sizes[first]))
+                "{!r} is fed {}, but {!r} is fed {} in the same mini-batch; feed the same number to both, or "
+                "declare with wh.batch_axis(tensor, None) that one of them has no examples{}".format(
+                    graph.tensor_name(number), _examples(batch, number, size), graph.tensor_name(first),
+                    _examples(batch, first, sizes[first]), _fix_of_rows([batch.layout(each).blocks for each in (number, first)])))
+
+
+def _examples(batch: BatchAxis, number: int, size: int) -> str:
+    each = sum(batch.layout(number).blocks or (1,))
+    return f"{size} examples" + (f" of {each} rows" if each > 1 else "")
+
+
+def _fix_of_rows(blocks: Iterable[Optional[Tuple[int, ...]]]) -> str:
+    """What to do if an input's rows are examples, but the model reads several as one."""
+    return "" if set(blocks) == {(1,)} else ", or say with wh.batch_axis(tensor, 0) that each of its rows is an example"
+
+
+@contextlib.contextmanager
+def named_errors() -> Iterator[None]:
+    """Raises:
+        InputError: what the step itself found to be wrong with a mini-batch (:mod:`whale_tf.emit.checks`).
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        text = reported(error.message)
+        if not text:
+            raise
+        raise InputError(text) from None
 
 
 def _weigh_alike(context: Context, one: int, other: int) -> bool:

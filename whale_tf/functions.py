@@ -9,7 +9,7 @@ captures its parts; if it has a home, one part (:mod:`whale_tf.variable_parts`).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
@@ -17,7 +17,6 @@ from whale_tf.capture.handles import variable_handles
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
-from whale_tf.emit.division import too_few
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
@@ -133,21 +132,6 @@ def refuse_to_run(function: Any) -> None:
             f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, but whale_tf "
             "only divides functions whose variables exist before the first step; make the variables outside of the function")
     function._call_flat = _call_flat
-
-
-def call(original: Callable[[], Any]) -> Any:
-    """Calls a function.
-
-    Raises:
-        PlanError: a mini-batch has fewer examples than parts, which became known only now.
-    """
-    try:
-        return original()
-    except tf.errors.InvalidArgumentError as error:
-        text = too_few(error.message)
-        if not text:
-            raise
-        raise PlanError(text) from None
 
 
 def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:

@@ -10,8 +10,9 @@ Nothing before the last step edits the graph, so that an error leaves it as it w
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -54,6 +55,7 @@ def parallelize(
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
     has_run: bool = False,
+    warn: Callable[[str, Type[Warning]], None] = warnings.warn,
 ) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
@@ -62,6 +64,7 @@ def parallelize(
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process's collectives, if there are several processes.
         has_run: a Session has already taken over the graph's ops.
+        warn: gives the warnings of inexact ops.
 
     Returns:
         None if the graph has no optimizer's update yet, and ``plan`` was not made for it as a model without one.
@@ -88,7 +91,7 @@ def parallelize(
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
-        tell_inexact(region, plan, config.on_inexact)
+        tell_inexact(region, plan, config.on_inexact, warn)
     devices = (*device_names(cluster, processes), host_name(cluster, processes))
     backend = plan.gradients[0].backend if plan.gradients else "local"
     emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)

@@ -9,7 +9,6 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured, Spec, divided
 from whale_tf.capture.chain import captured_chain
-from whale_tf.capture.sizes import sized
 from whale_tf.capture.step import part_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
@@ -150,7 +149,7 @@ class Steps(Playable):
             divided = in_parts(captured, region, plan, self.options)
             if divided.variables is not None:
                 captured, region = divided.captured, divided.region
-                ops = sized(captured.definitions, captured.graph, captured.sources, self.batch)
+                ops = captured.sized(self.batch)
             plan = with_homes(plan, trained_variables(captured), config)
             known, bare = region._replace(graph=ops), measures._replace(recompute=NONE)
             if measures.recompute != NONE and self._marked(captured):
@@ -193,7 +192,7 @@ class Steps(Playable):
             replace(task, kept=names.get(number)) for number, task in enumerate(plan.task_graphs)))
         redone = recompute(captured, region, plan)
         _, region = analysed(redone, self.options)
-        known = sized(redone.definitions, redone.graph, redone.sources, self.batch)
+        known = redone.sized(self.batch)
         return as_played(replace(found, measures=measures), redone, region._replace(graph=known), plan, self.cluster)
 
 
@@ -248,7 +247,7 @@ class Annotated(Steps):
     def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
                  parts: Sequence[Tuple[int, ...]]) -> None:
         batch = batch_to_plan_for(config, cluster, captured.examples)
-        known = sized(captured.definitions, captured.graph, captured.sources, batch)
+        known = captured.sized(batch)
         super().__init__(captured, region, known, batch, cluster, config, options)
         self._facts, self._parts = facts(captured, region), parts
         if (config.pipeline.num_micro_batch or 1) == 1:

@@ -183,7 +183,7 @@ def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster,
         decided = decided_by_annotations(division, cluster, config, None, options, ())
         step, graph = decided.captured, decided.captured.graph
         sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
-        region = decided.region._replace(graph=step._replace(sources=sources).sized(batch))
+        region = decided.region._replace(graph=step._replace(sources=sources, stated=captured.stated).sized(batch))
         return Played(as_played(found, step, region, decided.plan, cluster), decided)
     except (PlanError, UnsupportedOpError) as error:
         return Played(no_candidate(found.search, error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from functools import partial
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from whale_tf import functions, refusals
@@ -16,7 +15,7 @@ from whale_tf.capture.annotations import annotations_of, densified, set_default_
 from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
-from whale_tf.feeds import Waiting, elements, trains
+from whale_tf.feeds import Waiting, elements, named_errors, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
@@ -64,7 +63,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         keys = state.runtime.keys if state.runtime is not None else None
         try:
             has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
-            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run, state.say)
         except UnknownShapeError as error:
             if not may_wait or state.processes.count > 1:
                 raise
@@ -110,7 +109,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
-            done = parallelize(graph, state.cluster, config, plan, state.processes, keys)
+            done = parallelize(graph, state.cluster, config, plan, state.processes, keys, warn=state.say)
         except OtherGraphError as error:
             raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                             "name them: wh.init(plan={'name of the function': plan})") from None
@@ -286,12 +285,12 @@ def callbacks(state: Active) -> hooks.Callbacks:
                 return original(*arguments)
             if state.early.pop(session, False):
                 fetches.catch_up(original)
-            with state.driving():
+            with state.driving(), named_errors():
                 return whale_session.run(fetches, session, original, *arguments)
 
     def call(function: Any, original: Callable[[], Any]) -> Any:
-        job = state.functions
-        return functions.call(original if job is None else partial(job.call, function, original))
+        with named_errors():
+            return original() if state.functions is None else state.functions.call(function, original)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = planned(session.graph, arguments[0])
@@ -299,7 +298,7 @@ def callbacks(state: Active) -> hooks.Callbacks:
             fetches, session, original, hooks.original_run(session), *arguments)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with state.termination.between(session, arguments[0]), state.driving():
+            with state.termination.between(session, arguments[0]), state.driving(), named_errors():
                 return found(*args, **kwargs)
 
         return call

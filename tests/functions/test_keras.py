@@ -418,7 +418,7 @@ def test_dropout_and_batch_normalization_train() -> None:
         history = model.fit(X, LABELS, batch_size=16, epochs=15, verbose=0).history["loss"]
         assert "Not exactly the local result" in wh.explain() and "batch_normalization" in wh.explain()
     assert history[-1] < 0.8 * history[0]
-    assert len({str(item.message) for item in warned if item.category is wh.InexactWarning}) == 1
+    assert len([item for item in warned if item.category is wh.InexactWarning]) == 1  # the smaller last batch is traced, too
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_a_batch_with_fewer_examples_than_parts() -> None:
         return tf.function(step.python_function, input_signature=[
             tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)]), variables
 
-    with pytest.raises(wh.PlanError, match=text.format("")):
+    with pytest.raises(wh.InputError, match=text.format("")):
         run(of_unknown_size, batches((16, 3)), NESTED)
 
 

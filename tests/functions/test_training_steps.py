@@ -410,3 +410,23 @@ def test_the_gradient_of_a_call_stands_with_the_call() -> None:
     bodies = [program.body(task_graph, "backward") for task_graph in range(2)]
     types = [[program.graph.ops[op].type for op in body.ops] for body in bodies if body is not None]
     assert [each.count("PartitionedCall") for each in types] == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_condition_that_runs_once_after_all() -> None:
+    """Its branches were divided before it turned out that the gradient of one needs all examples."""
+    def build(scopes: Sequence[Scope]) -> Any:
+        w = tf.Variable(np.arange(6.0).reshape(6, 1) / 7)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+        def step(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(tf.matmul(x, w))
+                count = tf.reduce_sum(tf.cast(labels, tf.float64))
+                loss = tf.square(tf.cond(count > 0.0, lambda: total / count, lambda: 0.0 * total))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, [w]
+
+    check(build, WAYS["data parallel 2"], batches())

@@ -424,6 +424,24 @@ class TestSources:
         if size is None:
             assert axis.layout(labels) == sharded(0, (1, 1)) and axis.stated == {g.graph.tensor_name(labels): sharded(0, (1, 1))}
 
+    def test_all_inputs_of_open_sizes_may_lie_in_blocks(self, g: Draft) -> None:
+        """Both are cut in three: an example is a triple."""
+        x, y = g.source(None, 4), g.source(None, 4)
+        first = g.op("Split", [g.const(0), x], (None, 4), (None, 4), (None, 4))
+        joined = g.op("ConcatV2", [first, first + 1, first + 2, g.const(0)], (None, 4))
+        errors = g.op("Mul", [joined, y], (None, 4))
+        axis = find_batch_axis(g.graph, [x, y])
+        assert not axis.unknown and axis.sources == {x: 0, y: 0}
+        assert {axis.layout(t) for t in (x, y, errors)} == {sharded(0, (1, 1, 1))}
+
+    def test_rows_of_a_python_function_need_a_reason_to_be_examples(self, g: Draft) -> None:
+        x, labels = g.source(B), g.source(B, dtype="int32")
+        pairs, weights = g.op("PyFunc", [labels], (None,), dtype="int32"), g.op("PyFunc", [labels], (None,))
+        g.op("GatherV2", [x, pairs, g.const(0)], (None,))
+        g.op("Mul", [x, weights], (B,))
+        model = [op.id for op in g.graph.ops if op.type != "PyFunc"]
+        assert find_batch_axis(g.graph, [x, labels, pairs, weights], model).sources == {x: 0, labels: 0, weights: 0}
+
     def test_flat_targets_have_rows_of_one_example_side_by_side(self, g: Draft) -> None:
         words, targets = g.source(None, 5), g.source(None)
         flat = g.op("Reshape", [words, g.const([-1])], (None,))

@@ -521,6 +521,16 @@ def groups_of_two(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @style
+def normalised_in_thirds(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """Ghost batch normalisation, with moments of each third of the batch."""
+    parts = []
+    for part in tf.split(z, 3, axis=0):
+        mean, variance = tf.nn.moments(part, axes=[0])
+        parts.append((part - mean) * tf.math.rsqrt(variance + 1e-2))
+    return tf.reduce_mean(tf.square(tf.concat(parts, axis=0) - inputs["target"]))
+
+
+@style
 def halves(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     half = tf.shape(z)[0] // 2
     return tf.reduce_mean(tf.reduce_sum(z[:half] * z[half:], -1)) + tf.reduce_mean(_errors(z, inputs))
@@ -568,6 +578,17 @@ def weights_in_python(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     weights = tf.numpy_function(weigh, [inputs["label"]], tf.float64)
     weights.set_shape([None])
     return tf.reduce_sum(weights * _errors(z, inputs))
+
+
+@style
+def pairs_in_python(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """The function returns another number of rows than it is given."""
+    def pair(labels: np.ndarray) -> np.ndarray:
+        return np.argwhere(np.triu(labels[:, None] != labels[None], 1)).astype("int64")
+
+    pairs = tf.numpy_function(pair, [inputs["label"]], tf.int64)
+    pairs.set_shape([None, 2])
+    return tf.reduce_mean(tf.nn.relu(3.0 - tf.reduce_sum(tf.square(tf.gather(z, pairs[:, 0]) - tf.gather(z, pairs[:, 1])), 1)))
 
 
 # -- loops and conditions ----------------------------------------------------------------------------------------------
@@ -689,6 +710,17 @@ def class_centres(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     step = 0.5 * (mine - z) / tf.cast(1 + tf.gather(counts, index), z.dtype)[:, None]
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_sub(centres, inputs["label"], step))
     return tf.reduce_mean(_errors(z, inputs)) + tf.reduce_mean(tf.square(z - mine))
+
+
+@style
+def moving_class_means(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """Moving averages of statistics that no example is normalised by."""
+    means = tf.get_variable("class_means", [CLASSES, WIDTH], tf.float64, tf.zeros_initializer(), trainable=False)
+    where = inputs["label"][:, None]
+    counts = tf.scatter_nd(where, tf.ones_like(inputs["score"]), [CLASSES])
+    new = tf.scatter_nd(where, z, [CLASSES, WIDTH]) / tf.maximum(counts, 1.0)[:, None]
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(means, 0.8 * means + 0.2 * tf.stop_gradient(new)))
+    return tf.reduce_mean(_errors(z, inputs)) + 0.1 * tf.reduce_sum(tf.square(new))
 
 
 @style

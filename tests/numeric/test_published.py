@@ -107,9 +107,68 @@ def test_fed_inputs_that_do_not_fit_each_other() -> None:
             train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
-                with pytest.raises(wh.InputError, match="'y:0' is fed 9 examples, but 'x:0' is fed 6 in the same mini-batch"):
+                with pytest.raises(wh.InputError, match="'y:0' is fed 9 examples, but 'x:0' is fed 6 examples in the same"):
                     session.run(train, {x: np.ones([6, 3]), y: np.ones([9])})
                 session.run(train, {x: np.ones([6, 3]), y: np.ones([6])})
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
+def test_fed_inputs_that_the_model_cuts_in_three() -> None:
+    """An example is a row of each third, unless the user says that each row is one."""
+    def losses(sizes: List[Tuple[int, int]], stated: bool = False) -> List[float]:
+        with tf.Graph().as_default():
+            x, y = tf.placeholder("float64", [None, 3], name="x"), tf.placeholder("float64", [None, 2], name="y")
+            for each in (x, y) if stated else ():
+                wh.batch_axis(each, 0)
+            parts = tf.split(tf.matmul(x, tf.get_variable("w", initializer=np.arange(6.0).reshape(3, 2) / 7)), 3)
+            loss = tf.reduce_mean(tf.square(tf.concat([part - tf.reduce_mean(part, 0) for part in parts], 0) - y))
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                values = np.random.RandomState(0)
+                return [session.run([loss, update], {x: values.randn(a, 3), y: values.randn(b, 2)})[0] for a, b in sizes]
+
+    expected = losses([(9, 9), (12, 12)])
+    wh.init({}, cluster="cpu:4")
+    try:
+        with pytest.raises(wh.InputError, match=r"of 3 examples \(3 rows of '.:0' each\) does not divide over 4 parts"):
+            losses([(9, 9)])
+        with pytest.raises(wh.InputError, match="fed . examples of 3 rows, but '.:0' is fed .* say with wh.batch_axis.tensor, 0"):
+            losses([(12, 15)])
+        with pytest.raises(wh.InputError, match="'x:0' is fed 13 rows, .* a multiple of 3, or say with wh.batch_axis.tensor, 0"):
+            losses([(13, 13)])
+        np.testing.assert_allclose(losses([(9, 9), (12, 12)], True), expected, rtol=1e-12)
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [12, None])
+def test_a_python_function_that_returns_other_rows(batch: Optional[int]) -> None:
+    """A kernel is applied to each of them, as to examples."""
+    def losses(stated: bool) -> List[float]:
+        with tf.Graph().as_default():
+            x = tf.placeholder("float64", [batch, 3], name="x")
+            more = tf.py_func(lambda rows: rows[:5] * 2, [x], "float64", name="more")
+            more.set_shape([None, 3])
+            if stated:
+                wh.batch_axis(more, None)
+            w = tf.get_variable("w", initializer=np.arange(6.0).reshape(3, 2) / 7)
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w))) + tf.reduce_mean(tf.abs(tf.matmul(more, w)))
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                return [session.run([loss, update], {x: rows})[0] for rows in np.random.RandomState(0).randn(2, 12, 3)]
+
+    expected = losses(False)
+    wh.init({}, cluster="cpu:4")
+    try:
+        with pytest.raises(wh.InputError, match="'more:0' has 5 rows, but the mini-batch has 12; if the rows of 'more:0' are not "
+                                                r"examples, say so with wh.batch_axis\(tensor, None\)"):
+            losses(False)
+        np.testing.assert_allclose(losses(True), expected, rtol=1e-12)
     finally:
         wh.shutdown()
 

@@ -13,6 +13,7 @@ import whale_tf as wh
 from models import gpt2
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Setting, Stages
+from tests.numeric.section_cases import SECTIONS
 from tests.numeric.split import find
 from whale_tf import playing
 from whale_tf.cluster import Cluster
@@ -179,3 +180,14 @@ def test_what_does_not_go_with_the_search_is_refused() -> None:
         _parallelize({}, loop=True)  # the loop stays whole, and so does this small model
     with pytest.raises(ConfigError, match="num_stages is 2"):
         _parallelize({"num_task_graph": 2})
+
+
+@pytest.mark.slow
+def test_inputs_whose_examples_lie_in_blocks() -> None:
+    case, setting = SECTIONS["normalised_in_thirds"], Setting(static_batch=False)
+    wh.init({"auto_parallel": "rhino"}, cluster=slow_devices(2))
+    try:
+        found = run_script(case, setting, Stages(), 1, 1)
+    finally:
+        wh.shutdown()
+    assert_equal(found, run_local(case, setting), TOLERANCE["float64"])

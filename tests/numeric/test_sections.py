@@ -1,8 +1,10 @@
 """Models that need all examples together equal the local script: each under one plan, and with ``--full`` under all."""
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
-from typing import Any, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 import pytest
@@ -60,6 +62,21 @@ def test_sections_among_calls(name: str, plan: str) -> None:
 @pytest.mark.slow
 def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> None:
     _check("loop_to_the_largest_label", "data parallel 2", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, plan, static", [
+    ("normalised_in_thirds", "data parallel 4", False), ("normalised_in_thirds", "1:3", False),
+    ("pairs_in_python", "accumulation", True), ("pairs_in_python", "data parallel 4", False)])
+def test_rows_that_are_not_examples(name: str, plan: str, static: bool) -> None:
+    """A third of the batch, or what a Python function makes of it."""
+    _check(name, plan, static)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data parallel 2", "pipeline"])
+def test_averaged_statistics_that_normalise_nothing(plan: str) -> None:
+    _check("moving_class_means", plan, False)
 
 
 @pytest.mark.slow
@@ -173,6 +190,83 @@ def _trained(loss: str, normalised: bool, config: Any) -> Tuple[str, List[str]]:
             return wh.explain(), [str(each.message) for each in caught if issubclass(each.category, wh.InexactWarning)]
         finally:
             wh.shutdown()
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Every warning goes to stderr, as Python shows it."""
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", wh.InexactWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _normalised(initialised: List[int]) -> Tuple[tf.Tensor, tf.Operation]:
+    """A loss and its update; ``initialised`` grows when an initial value is computed."""
+    def ones() -> np.ndarray:
+        initialised.append(1)
+        return np.ones([1, 1, 2, 2], "float32")
+
+    x = tf.constant(np.random.RandomState(0).randn(8, 4, 4, 2), tf.float32)
+    x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(x).repeat()).get_next()
+    first = tf.py_func(ones, [], tf.float32)
+    first.set_shape([1, 1, 2, 2])
+    with wh.replicate(2), tf.variable_scope("norm"):
+        y = tf.nn.conv2d(x, tf.get_variable("w", initializer=first), [1, 1, 1, 1], "SAME")
+        y = tf.nn.fused_batch_norm(y, tf.get_variable("scale", [2]), tf.get_variable("offset", [2]))[0]
+    loss = tf.reduce_mean(tf.square(y - 1.0))
+    step = tf.train.get_or_create_global_step()
+    return loss, tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+
+
+def _in_a_session(initialised: List[int], folder: str) -> None:
+    with tf.Graph().as_default():
+        update = _normalised(initialised)[1]
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(update)
+
+
+def _in_a_monitored_session(initialised: List[int], folder: str) -> None:
+    with tf.Graph().as_default():
+        update = _normalised(initialised)[1]
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=folder) as session:
+            for _ in range(2):
+                session.run(update)
+
+
+def _in_an_estimator(initialised: List[int], folder: str) -> None:
+    """Trains twice, each time in a graph of its own."""
+    def model(features: tf.Tensor, mode: str) -> Any:
+        loss, update = _normalised(initialised)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=update)
+
+    estimator = tf.estimator.Estimator(model, model_dir=folder)
+    for steps in (1, 2):
+        estimator.train(lambda: tf.data.Dataset.from_tensors(tf.zeros([1])), max_steps=steps)
+
+
+KINDS = [_in_a_session, _in_a_monitored_session] + ([_in_an_estimator] if tf.__version__.startswith("1.") else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", KINDS)
+def test_an_inexact_op_is_told_once_in_every_kind_of_session(train: Any, tmp_path: Any, capsys: Any) -> None:
+    initialised: List[int] = []
+    for config, folder in (({"on_inexact": "error"}, "error"), ({}, "warn"), ({"on_inexact": "allow"}, "allow")):
+        wh.init(config, cluster="cpu:2")
+        try:
+            with _shown(), pytest.raises(wh.InexactError) if config.get("on_inexact") == "error" else contextlib.nullcontext():
+                train(initialised, str(tmp_path / folder))
+        finally:
+            wh.shutdown()
+        assert bool(initialised) == (folder != "error"), "an error comes before anything runs"
+        told = capsys.readouterr().err
+        assert told.count("InexactWarning: op 'norm/FusedBatchNorm") == told.count("InexactWarning: ") == (folder == "warn"), told
 
 
 def test_an_inexact_op_warns_once() -> None:

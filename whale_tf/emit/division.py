@@ -9,16 +9,17 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-import re
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
+from whale_tf.emit.checks import at_least, check_examples, check_rows
 from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.traits import Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -79,28 +80,6 @@ def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = Fal
             raise PlanError(
                 f"a mini-batch of {batch} examples does not divide over {parts} parts of TaskGraph {task.name!r} ({replicas}"
                 f"{plan.num_micro_batch} micro-batches x {task.replica_count} replicas); {fix}")
-
-
-def at_least(parts: int) -> str:
-    return (f"use a batch size of at least {parts}, and leave out a last mini-batch that is smaller "
-            "(dataset.batch(n, drop_remainder=True))")
-
-
-_TOO_FEW = "whale_tf: the mini-batch has fewer examples than the {} parts it is divided into; {}. Examples:"
-_REPORTED = re.compile(_TOO_FEW.format(r"(\d+)", ".*?") + r"\] \[(\d+)\]")
-
-
-def too_few(text: str) -> str:
-    """What a step says that found fewer examples than parts when it ran, without all that TensorFlow says around it.
-
-    Args:
-        text: of TensorFlow's error; the result is empty if it is another one.
-    """
-    found = _REPORTED.search(text)
-    if found is None:
-        return ""
-    parts, batch = map(int, found.groups())
-    return f"a mini-batch of {batch} examples does not divide over {parts} parts; {at_least(parts)}"
 
 
 class Division:
@@ -289,7 +268,8 @@ class Division:
             nodes.add("Unpack", f"{scope}/{what}_each", [vector], device, T=tf.int32, num=count, axis=0)
             for what, vector in (("size", sizes), ("start", starts))
         ]
-        check = self._check(sizes, total, count, scope, device)
+        check = check_examples(
+            nodes, sizes, total, count, source_name, rows, self._is_computed(source), scope, device)
         size_names, start_names = (tuple(f"{op}:{i}" for i in range(count)) for op in scalars)
         return Shares(total, size_names, start_names, sizes, (check,))
 
@@ -327,28 +307,30 @@ class Division:
         flat = nodes.const([-1], scope + "/flat", tf.int32, device)
         return nodes.add("Reshape", scope + "/sizes", [parts, flat], device, T=tf.int32, Tshape=tf.int32)
 
-    def _check(self, sizes: str, total: str, count: int, scope: str, device: str) -> str:
-        nodes = self._nodes
-        everything = nodes.const([0], scope + "/all", tf.int32, device)
-        least = nodes.add(
-            "Min", scope + "/least", [sizes, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False
-        )
-        enough = nodes.add(
-            "GreaterEqual",
-            scope + "/enough",
-            [least, nodes.const(1, scope + "/one", tf.int32, device)],
-            device,
-            T=tf.int32,
-        )
-        message = nodes.const(
-            _TOO_FEW.format(count, "use a larger batch, drop the remainder, or use fewer micro-batches"),
-            scope + "/message",
-            tf.string,
-            device,
-        )
-        return nodes.add(
-            "Assert", scope + "/check", [enough, message, total], device, T=[tf.string, tf.int32], summarize=3
-        )
+    def _is_computed(self, source: int) -> bool:
+        """Whether a Python function (or a table) returned an input."""
+        producer = self._context.graph.producer(source)
+        return traits(producer.type).role is Role.HOST and bool(producer.inputs)
+
+    def checks(self, source: int, task_graph: int, g: int, name_of: Callable[[int], str], scope: str) -> Tuple[str, ...]:
+        """Ops that fail at run time if a Python function did not return the rows of a mini-batch.
+
+        Args:
+            name_of: the tensor of an input, for model replica ``g``.
+        """
+        shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
+        first = next((each for each in self._sources if not self._is_computed(each)), next(iter(self._sources)))
+        if not self._is_computed(source) or shape is None or shape[dim] is not None or (self.batch is None and source == first):
+            return ()
+        rows, scope = sum(self._context.region.batch.layout(source).blocks or (1,)), scope + "/rows"
+        expected = self.batch if self.batch is not None else self.shares(first, task_graph, g, name_of(first)).total
+        if isinstance(expected, int):
+            expected *= rows
+        elif rows > 1:
+            each = self._nodes.const(rows, scope + "/each", tf.int32, self._context.host)
+            expected = self._nodes.binary("Mul", expected, each, scope + "/all", tf.int32, self._context.host)
+        dtype, host = self._context.dtype(source), self._context.host
+        return (check_rows(self._nodes, name_of(source), dim, dtype, expected, scope, host),)
 
     def _weights_at_run_time(
         self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]

@@ -55,6 +55,9 @@ class Inputs:
                 "input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}"
             )
             whole = self.whole(source, clone.g)
+            if len(share.sizes) > 1:
+                more = self._division.checks(source, task_graph, clone.g, lambda each: self.whole(each, clone.g), scope)
+                share = share._replace(check=share.check + more)
             self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, scope)
         return self._parts[key][self._division.position(task_graph, clone)]
 
@@ -65,19 +68,27 @@ class Inputs:
             [a0 a1 a2 a3 | b0 b1 b2 b3]  ->  [a0 a1 | b0 b1], [a2 a3 | b2 b3]
         """
         nodes, dim, blocks = self._nodes, self.sources[source], self._context.region.batch.layout(source).blocks or (1,)
-        dtype, device, rows = self._context.dtype(source), self._context.host, blocks[0]
-        sizes: Union[str, List[int]]
-        if share.vector is None:
-            sizes = [int(size) * rows for size in share.sizes]
-        else:
-            sizes = share.vector if rows == 1 else nodes.binary(
-                "Mul", share.vector, nodes.const(rows, scope + "/rows", tf.int32, device), scope + "/sizes", tf.int32, device)
+        dtype, device, count = self._context.dtype(source), self._context.host, len(share.sizes)
+
+        def sizes(rows: int, name: str) -> Union[str, List[int]]:
+            """Rows of each clone in a block with so many rows for each example."""
+            if share.vector is None:
+                return [int(size) * rows for size in share.sizes]
+            each = nodes.const(rows, name + "/rows", tf.int32, device)
+            return share.vector if rows == 1 else nodes.binary("Mul", share.vector, each, name + "/sizes", tf.int32, device)
+
         if len(blocks) == 1:
-            return nodes.split(whole, sizes, len(share.sizes), dim, scope, dtype, device, share.check)
-        parts = [
-            nodes.split(block, sizes, len(share.sizes), dim, f"{scope}/block{number}", dtype, device, share.check)
-            for number, block in enumerate(nodes.split(whole, list(blocks), len(blocks), dim, scope + "/blocks", dtype, device))
-        ]
+            return nodes.split(whole, sizes(blocks[0], scope), count, dim, scope, dtype, device, share.check)
+        lengths: Union[str, List[int]] = list(blocks)  # only their ratios matter if they are equal
+        if len(set(blocks)) > 1 and share.vector is None:
+            lengths = [int(share.total) * rows for rows in blocks]
+        elif len(set(blocks)) > 1:
+            each = nodes.const(list(blocks), scope + "/rows", tf.int32, device)
+            lengths = nodes.binary("Mul", each, str(share.total), scope + "/lengths", tf.int32, device)
+        parts, of_blocks = [], nodes.split(whole, lengths, len(blocks), dim, scope + "/blocks", dtype, device, share.check)
+        for number, (block, rows) in enumerate(zip(of_blocks, blocks)):
+            name = f"{scope}/block{number}"
+            parts.append(nodes.split(block, sizes(rows, name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
 
     def shares(self, source: int, task_graph: int, g: int) -> Shares:

@@ -160,7 +160,7 @@ def carry_out(division: Division) -> Division:
     if division.estimate is not None:
         captured = as_one_split(captured, division.local.specs[0].device_count)
         if division.replicas == 1:  # examples are divided like any other dimension, so there is no batch to clone for
-            captured = captured._replace(sources={})
+            captured = captured._replace(sources={}, stated={})
     return division._replace(captured=captured, variables=variables)
 
 

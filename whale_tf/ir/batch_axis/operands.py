@@ -12,9 +12,9 @@ import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
 from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, VARIABLE, ZERO, State
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, State
 from whale_tf.ir.extents import Size, is_static, static_ints
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
 from whale_tf.ir.rules import NoRule, rule_for
 from whale_tf.ir.rules.shape import strided_terms
@@ -222,6 +222,7 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
              if state.layout(t) != REPLICATED_0 and t not in state.result.sources}
     if None in found.values():
         raise Refuse(reason)
+    force_sizes(state, op)
     for position in range(len(op.inputs)):
         state.conversions.pop((op.id, position), None)
         state.result.localise.pop((op.id, position), None)
@@ -230,6 +231,14 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
     state.whole[op.id] = reason
     for t in op.outputs:
         state.flags[t] |= OF_SECTION
+
+
+def force_sizes(state: State, op: Op) -> None:
+    """Compare sizes of the whole mini-batch for an op on whole values: TensorFlow would add up a dimension of size 1, which a
+    clone's part has if it is a single example."""
+    for t in op.inputs:
+        if state.flags[t] & SIZED and not state.flags[t] & LOOP and state.can_reduce:
+            state.force(state.graph.tensors[t].op)
 
 
 def combination(state: State, tensor: int) -> Optional[Conversion]:
@@ -242,10 +251,7 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
         value = state.value(tensor)
         sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
         if None in sizes:  # not a multiple of the batch size, so it has to be measured on all examples
-            producer = state.graph.tensors[tensor].op
-            if producer not in state.forced:
-                state.forced.add(producer)
-                state.push(producer)
+            state.force(state.graph.tensors[tensor].op)
             return None
         return Whole(tuple(size for size in sizes if size is not None))
     if layout.is_sharded:
@@ -259,18 +265,33 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
 
 def of_normalisation(state: State, op: Op, tensor: int) -> bool:
     """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one.  Each replica
-    normalises by its own statistics, unless ``sync_batch_norm`` is on.  Such a layer keeps moving averages of them."""
+    normalises by its own statistics, unless ``sync_batch_norm`` is on.  Such a layer keeps moving averages of them, and they, or
+    what follows from them, meet examples."""
     stack, chain = [tensor], {op.id}
     found = op.forward in state.per_replica or op.forward in state.inexact
     while stack:
         current = stack.pop()
         producer = state.graph.producer(current)
         chain.add(producer.id)
-        found = found or producer.id in state.inexact or _is_averaged(state, current)
+        found = found or producer.id in state.inexact or (_is_averaged(state, current) and (
+            producer.id in state.per_replica or (op.phase is Phase.FORWARD and _meets_examples(state, op))))
         stack.extend(t for t in producer.inputs if state.layout(t).is_partial and state.graph.tensors[t].op not in chain)
     if found:
         state.per_replica |= chain
     return found
+
+
+def _meets_examples(state: State, op: Op) -> bool:
+    """Whether an op, or a forward op that follows from it, has an operand with examples."""
+    graph, found = state.graph, {op.id: None}
+    pending = [op.id]
+    for number in pending:  # grows while we walk
+        if any(state.layout(t).is_sharded for t in graph.ops[number].inputs):
+            return True
+        users = [user for t in graph.ops[number].outputs for user, _ in graph.consumers(t) if user not in found]
+        pending += [user for user in dict.fromkeys(users) if graph.ops[user].phase is op.phase]
+        found.update(dict.fromkeys(users))
+    return False
 
 
 def _is_averaged(state: State, tensor: int) -> bool:

@@ -10,7 +10,7 @@ import heapq
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of, factor_at, result_layout, unify
-from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, run_whole
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, Unknown
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
@@ -110,6 +110,7 @@ class Propagation(State):
             visited[op.id] = 1
             if carried & OF_SECTION:
                 self.learn_sizes(op)
+                force_sizes(self, op)
         else:
             self._visit_slowly(op, flag, first)
         if first and op.id in self.waiting:
@@ -200,6 +201,8 @@ class Propagation(State):
         for position in range(len(op.inputs)):
             self.conversions.pop((op.id, position), None)
             self.result.localise.pop((op.id, position), None)
+        for key in [(op.id, attribute) for attribute in op.body or ()]:
+            self.result.bodies.pop(key, None)
         self.inexact.pop(op.id, None)
         self.whole.pop(op.id, None)
         self.looped.discard(op.id)

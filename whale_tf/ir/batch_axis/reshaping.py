@@ -9,7 +9,7 @@ from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of, extent_layo
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
-from whale_tf.ir.batch_axis.state import UNIFORM, ZERO
+from whale_tf.ir.batch_axis.state import SIZED, UNIFORM, ZERO
 from whale_tf.ir.extents import (
     Size,
     SizeLike,
@@ -83,6 +83,8 @@ def broadcast_args(state: Propagation, op: Op) -> None:
         results = [vector([y if x == 1 else x for x, y in pairs])]
     for tensor, value in zip(op.outputs, results):
         state.set_value(tensor, value, state.source(op))
+        if op.type == "BroadcastGradientArgs" and any(map(_depends, a + b)):
+            state.flags[tensor] |= SIZED
 
 
 def _depends(size: SizeLike) -> bool:

@@ -44,8 +44,10 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     An input is a batch input if the size of its first dimension is unknown or, if all sizes are known (from the graph or the
     first mini-batch), the most common one among the inputs.  An input is no batch input after all (class weights, a fed table)
     if it would make some op impossible to divide, no divided op needs single rows of it, and no variables are applied to each
-    of its rows.  An input that meets divided tensors as several blocks of examples (labels of a real and a generated half) has
-    its examples in such blocks.  Scalars are never batch inputs.
+    of its rows.  Nor is a Python function's result with any number of rows if as many ops can be divided without it.  An input
+    that meets divided tensors as several blocks of examples (labels of a real and a generated half) has its examples in such
+    blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Scalars are never batch
+    inputs.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -92,11 +94,14 @@ class _Search:
     def better(self, guess: Sources, sources: Sources, axis: BatchAxis) -> Tuple[Sources, BatchAxis]:
         """The guess and its axis, if it leaves fewer tensors without a layout and leaves out no input that the model needs."""
         found, left_out = self.run(guess), [tensor for tensor in sources if tensor not in guess]
-        if len(found.unknown) >= len(axis.unknown) or any(_is_sliced(self.graph, found, tensor) for tensor in left_out):
+        # rows of unknown number need a reason to be examples
+        is_free = bool(left_out) and all(self.is_computed(t) and self.size(t, sources[t].dim) is None for t in left_out)
+        if len(found.unknown) >= len(axis.unknown) + is_free or any(_is_sliced(self.graph, found, t) for t in left_out):
             return sources, axis
         if left_out and _feeds_model(self.graph, axis, found):
             return sources, axis
-        if guess.keys() < sources.keys() and not _causes(found) < _causes(axis):
+        fewer, causes = _causes(found), _causes(axis)
+        if guess.keys() < sources.keys() and not (fewer < causes or (is_free and fewer == causes)):
             return sources, axis
         return guess, found
 
@@ -110,7 +115,7 @@ class _Search:
             raise _unknown(unknown)
         sizes = {t: self.size(t, 0) for t in candidates if t not in stated and graph.tensors[t].shape}
         divided = {t: layout for t, layout in stated.items() if layout.is_sharded}
-        computed = {t for t in sizes if traits(graph.producer(t).type).role is Role.HOST and graph.producer(t).inputs}
+        computed = {t for t in sizes if self.is_computed(t)}
         if None in (sizes[t] for t in sizes.keys() - computed or sizes):
             return [{**divided, **{t: PLAIN for t in sizes if graph.tensors[t].shape[0] is None}}]  # type: ignore[index]
         counts = collections.Counter(sizes.values())  # an open size of a Python function's result is the size of its operands
@@ -130,9 +135,10 @@ class _Search:
         """The same sources, except that one is left out or has the blocks of another tensor."""
         found = []
         mine = [t for t in sources if self.graph.tensor_name(t) not in self.layouts]
+        is_open = all(self.size(t, layout.dim) is None for t, layout in sources.items())
         for tensor in mine:
             rest = {t: layout for t, layout in sources.items() if t != tensor}
-            if any(layout.blocks == (1,) for layout in rest.values()):
+            if is_open or any(layout.blocks == (1,) for layout in rest.values()):
                 found += [{**rest, tensor: sharded(0, blocks)} for blocks in sorted(axis.met)
                           if blocks != sources[tensor].blocks and self.fits(tensor, blocks, rest)]
         return found + [{t: layout for t, layout in sources.items() if t != tensor} for tensor in mine]
@@ -141,6 +147,11 @@ class _Search:
         sizes = {self.size(t, layout.dim) for t, layout in others.items() if layout.blocks == (1,)} - {None}
         size = self.size(tensor, 0)
         return size is None or not sizes or any(size == other * sum(blocks) for other in sizes)  # type: ignore[operator]
+
+    def is_computed(self, tensor: int) -> bool:
+        """Whether an input is a Python function's (or a table's) result, whose rows need not be those of the operands."""
+        producer = self.graph.producer(tensor)
+        return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
     def size(self, tensor: int, dim: int) -> Optional[int]:
         """The size of an input's dimension, from the first mini-batch or the graph."""

@@ -15,8 +15,8 @@ from whale_tf.ir.traits import State as VariableState
 
 # Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop; it
 # is the same for all examples (or is drawn anew), so that any blocks with the same total describe it; it was computed once, from
-# all examples.
-VARIABLE, ZERO, BATCHED, LOOP, UNIFORM, OF_SECTION = 1, 2, 4, 8, 16, 32
+# all examples; it was computed from the clone's sizes, and may be another value if the clone has a single example.
+VARIABLE, ZERO, BATCHED, LOOP, UNIFORM, OF_SECTION, SIZED = 1, 2, 4, 8, 16, 32, 64
 VARIABLES = types_where(lambda row: row.state in (VariableState.VARIABLE, VariableState.TEMPORARY))
 SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results do not depend on the operand's elements
 MOVES = types_where(lambda row: row.only_moves or row.role in FLOW)
@@ -118,6 +118,12 @@ class State(View):
         if op_id not in self.queued:
             self.queued.add(op_id)
             heapq.heappush(self.queue, op_id)
+
+    def force(self, op_id: int) -> None:
+        """Run an op whole, because a section needs its sizes over all examples."""
+        if op_id not in self.forced:
+            self.forced.add(op_id)
+            self.push(op_id)
 
     def promote(self, tensor: int, dim: int, blocks: Blocks, source: Optional[int]) -> None:
         """Compute a whole tensor for each clone at its producer, instead of slicing it where it meets the rows of ``source``."""

@@ -1,0 +1,79 @@
+"""What the step itself checks of a mini-batch, because sizes are known only when it runs, and what the checks say."""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence, Union
+
+from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.nodes import Nodes
+
+_NOT_EXAMPLES = "if the rows of {!r} are not examples, say so with wh.batch_axis(tensor, None)"
+_TOO_FEW = ("whale_tf: the mini-batch has fewer examples{} than the {} parts it is divided into; use a larger batch, drop the "
+            "remainder, or use fewer micro-batches{}. Examples:")
+_OTHER_ROWS = "whale_tf: {!r} does not have the rows of the mini-batch; {}. Rows:"
+_FOUND = r"\] \[(\d+)\]"  # what Assert appends
+_REPORTED_FEW = re.compile(_TOO_FEW.format(r"( \(.*? each\))?", r"(\d+)", "(; .*?)?") + _FOUND)
+_REPORTED_ROWS = re.compile(_OTHER_ROWS.replace("{!r}", "{}").format("('.*?')", "(.*?)") + _FOUND + r" \[(\d+)\]")
+
+
+def at_least(parts: int) -> str:
+    return (f"use a batch size of at least {parts}, and leave out a last mini-batch that is smaller "
+            "(dataset.batch(n, drop_remainder=True))")
+
+
+def check_examples(
+    nodes: Nodes, sizes: str, total: str, count: int, source: str, rows: int, is_computed: bool, scope: str, device: str
+) -> str:
+    """An op that fails if a part would get no example.
+
+    Args:
+        sizes: examples of each part: int32 `[count]`.
+        total: examples of the mini-batch.
+        source: name of the input that is divided, with ``rows`` rows for each example.
+        is_computed: a Python function (or a table) returned it.
+    """
+    everything = nodes.const([0], scope + "/all", tf.int32, device)
+    least = nodes.add("Min", scope + "/least", [sizes, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
+    one = nodes.const(1, scope + "/one", tf.int32, device)
+    enough = nodes.add("GreaterEqual", scope + "/enough", [least, one], device, T=tf.int32)
+    each = f" ({rows} rows of {source!r} each)" if rows > 1 else ""
+    hint = f"; {_NOT_EXAMPLES.format(source)}" if is_computed else ""
+    return _assert(nodes, enough, _TOO_FEW.format(each, count, hint), [total], scope, device)
+
+
+def check_rows(nodes: Nodes, source: str, dim: int, dtype: tf.DType, rows: Union[int, str], scope: str, device: str) -> str:
+    """An op that fails if a Python function returned another number of rows than the mini-batch has: ``rows``, or the scalar of
+    that name."""
+    shape = nodes.add("Shape", scope + "/shape", [source], device, T=dtype, out_type=tf.int32)
+    found = nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/found", tf.int32, device)
+    expected = rows if isinstance(rows, str) else nodes.const(rows, scope + "/expected", tf.int32, device)
+    same = nodes.add("Equal", scope + "/same", [found, expected], device, T=tf.int32)
+    everything = nodes.const([0], scope + "/all", tf.int32, device)
+    right = nodes.add("All", scope + "/right", [same, everything], device, Tidx=tf.int32, keep_dims=False)
+    return _assert(nodes, right, _OTHER_ROWS.format(source, _NOT_EXAMPLES.format(source)), [found, expected], scope, device)
+
+
+def _assert(nodes: Nodes, is_right: str, message: str, values: Sequence[str], scope: str, device: str) -> str:
+    text = nodes.const(message, scope + "/message", tf.string, device)
+    types = [tf.string] + [tf.int32] * len(values)
+    return nodes.add("Assert", scope + "/check", [is_right, text, *values], device, T=types, summarize=3)
+
+
+def reported(text: str) -> str:
+    """What a check found, without all that TensorFlow says around it.
+
+    Args:
+        text: of TensorFlow's error; the result is empty if it is another one.
+    """
+    text = text.replace("\\'", "'")  # Assert escapes quotation marks
+    few = _REPORTED_FEW.search(text)
+    if few is not None:
+        each, parts, hint, batch = few.groups()
+        return (f"a mini-batch of {batch} examples{each or ''} does not divide over {parts} parts; "
+                f"{at_least(int(parts))}{hint or ''}")
+    other = _REPORTED_ROWS.search(text)
+    if other is None:
+        return ""
+    source, fix, found, rows = other.groups()
+    return f"{source} has {found} rows, but the mini-batch has {rows}; {fix}"
