@@ -12,8 +12,9 @@ from whale_tf.config import Config
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.units import GATE_ATTR
 from whale_tf.passes import compile_program
-from whale_tf.passes.owners import GATE_ATTR, Owners, find_owners
+from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import GradientPlan, Plan
 from whale_tf.planner.homes import Held, with_homes
 from whale_tf.program import UPDATE

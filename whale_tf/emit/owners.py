@@ -29,7 +29,8 @@ from whale_tf.emit.context import Context
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import VARIABLES, traits
-from whale_tf.passes.owners import DONE, GATE_ATTR, LATE, NEW, Message, Owners, ancestors
+from whale_tf.ir.units import GATE_ATTR
+from whale_tf.passes.owners import DONE, LATE, NEW, Message, Owners, ancestors
 
 UPDATES_ATTR = "_whale_updates"  # of an op that stands for an optimizer's update
 

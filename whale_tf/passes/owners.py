@@ -35,12 +35,11 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
-from whale_tf.ir.units import frames, loops_of
+from whale_tf.ir.units import GATE_ATTR, frames, loops_of
 from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
 VALUES, NEW, DONE, LATE = "values", "new", "done", "late"  # kinds of messages about variables
-GATE_ATTR = "_whale_gate"  # on the op that decides about all writes of a step, in all processes alike
 
 
 class Owners(NamedTuple):
