@@ -153,7 +153,7 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
     if not asks_for_homes(config):
         return decided
     plan = with_parts(decided.captured, decided.region, decided.plan, config)
-    decided = _in_parts(decided._replace(plan=replace(plan, zero=config.zero)), options)
+    decided = _in_parts(decided._replace(plan=plan), options)
     held = trained_variables(decided.captured)
     plan = with_homes(decided.plan, held, config)
     return decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
