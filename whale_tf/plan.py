@@ -306,6 +306,11 @@ class Plan(Record):
         """Whether every call reads variables at their homes again, instead of using one value for the whole step."""
         return self.zero == "v3" or self.offload == "v0"
 
+    @property
+    def values_elsewhere(self) -> bool:
+        """Whether only one of several processes has the value of a variable."""
+        return self.zero == "v3" and len(self.processes) > 1
+
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(plain(self), indent=indent)
 

@@ -64,8 +64,8 @@ def decide_graph(
 
 
 def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
-    """The configuration without choices that cannot be made in a function: several processes keep all of its variables.  In other
-    graphs, variables are made on their TaskGraphs' first devices."""
+    """The configuration without choices that cannot be made in a function: ``auto`` divides nothing over several processes.  In
+    other graphs, variables are made on their TaskGraphs' first devices."""
     if not graph.building_function:
         return config.changed(variables="shared") if config.variables == STAGE else config
     if processes == 1:
@@ -153,7 +153,7 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
     if not asks_for_homes(config):
         return decided
     plan = with_parts(decided.captured, decided.region, decided.plan, config)
-    decided = _in_parts(decided._replace(plan=replace(plan, zero=config.zero)), options)
+    decided = _in_parts(decided._replace(plan=plan), options)
     held = trained_variables(decided.captured)
     plan = with_homes(decided.plan, held, config)
     return decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))

@@ -12,6 +12,7 @@ from whale_tf.capture.chain import captured_chain
 from whale_tf.capture.step import part_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.lookups import look_up_values
 from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.parts import Divisible, divide_variables
 from whale_tf.emit.shard.variables import DividedVariables
@@ -19,6 +20,7 @@ from whale_tf.errors import PlanError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region, find_region
+from whale_tf.ir.verify import verify_pass
 from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
@@ -64,7 +66,8 @@ def _region(captured: Captured, options: Options) -> Region:
 
 
 class InParts(NamedTuple):
-    """A step with the plan's parts of variables in their place; ``variables``: None where there are none."""
+    """A step with the plan's parts of variables in their place; ``variables``: None where there are none.  Look-ups read values
+    where only one process has the variable."""
 
     captured: Captured
     batch: BatchAxis
@@ -76,16 +79,22 @@ def in_parts(captured: Captured, region: Region, plan: Plan, options: Options) -
     """Raises:
     PlanError: the plan divides a variable that cannot be divided.
     """
-    if not any(task.parts for task in plan.task_graphs):
+    variables, before = None, captured
+    if plan.values_elsewhere:
+        captured = look_up_values(captured, region)
+        verify_pass(captured.graph, "after look-ups in values")
+    elif any(task.parts for task in plan.task_graphs):
+        captured, variables = divide_variables(captured, region, plan)
+    if captured is before:
         return InParts(captured, region.batch, region)
-    captured, variables = divide_variables(captured, region, plan)
     batch, region = analysed(captured, options)
     return InParts(captured, batch, region, variables)
 
 
 def with_parts(captured: Captured, region: Region, plan: Plan, config: Config) -> Plan:
     """The plan with parts for the variables that ZeRO has to divide."""
-    return parts_of(plan, trained_variables(captured), config, Divisible(captured, region, plan))
+    plan = parts_of(plan, trained_variables(captured), config, Divisible(captured, region, plan))
+    return replace(plan, zero=config.zero)
 
 
 def undivided(captured: Captured, region: Region, plan: Plan) -> Dict[str, str]:
@@ -147,7 +156,7 @@ class Steps(Playable):
             config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
             plan, ops = with_parts(captured, region, self.plan(found, captured, region, config), config), self.ops
             divided = in_parts(captured, region, plan, self.options)
-            if divided.variables is not None:
+            if divided.captured is not captured:
                 captured, region = divided.captured, divided.region
                 ops = captured.sized(self.batch)
             plan = with_homes(plan, trained_variables(captured), config)

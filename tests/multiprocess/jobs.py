@@ -153,6 +153,8 @@ JOBS: Dict[str, Job] = {
     "zero v3, make_callable, pipeline": Job("momentum", Setting(dataset=True, runner="callable"), counts=(1, 1), devices=2,
                                             micro_batches=2, config=(("zero", "v3"),)),
     "zero, sparse gradient": Job("sparse_embedding", devices=2, config=(("zero", "v1"),)),
+    "zero v3, look-ups": Job("sparse_embedding", devices=2, micro_batches=2, config=(("zero", "v3"),)),
+    "zero v3, a table that is also a matrix, called": Job("tied_embedding", FED, config=(("zero", "v3"), ("emit", "call"))),
 }
 
 

@@ -12,8 +12,9 @@ from whale_tf.config import Config
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.units import GATE_ATTR
 from whale_tf.passes import compile_program
-from whale_tf.passes.owners import GATE_ATTR, Owners, find_owners
+from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import GradientPlan, Plan
 from whale_tf.planner.homes import Held, with_homes
 from whale_tf.program import UPDATE
@@ -283,7 +284,7 @@ def test_values_are_kept_by_their_owner_under_v3() -> None:
 
 
 def test_what_takes_a_variable_itself_is_refused_under_v3() -> None:
-    """In the passes, such as a lookup by the handle, and in the update an op of several variables."""
+    """In the passes, such as a functional loop over the handle, and in the update an op of several variables."""
     step = drawn(2)
     add(step, "both", "AddN", ["v0", "v1"], shape=(2, 2))
     with pytest.raises(UnsupportedOpError, match="op 'both' .AddN. takes variable 'v0' itself, which only one process has"):
@@ -292,8 +293,8 @@ def test_what_takes_a_variable_itself_is_refused_under_v3() -> None:
     handle = step.graph.tensor("v0")
     step.graph.tensors[handle] = step.graph.tensors[handle]._replace(dtype="resource")
     read = next(step.graph.ops[op] for op, _ in step.graph.consumers(handle) if step.region.contains(step.graph.ops[op]))
-    read.type = "ResourceGather"
-    with pytest.raises(UnsupportedOpError, match="ResourceGather. takes variable 'v0' itself, whose value only process 1 has"):
+    read.type = "While"
+    with pytest.raises(UnsupportedOpError, match="While. takes variable 'v0' itself, whose value only process 1 has"):
         of_each(step, divided({"v0": 1}, zero="v3"))
 
 

@@ -70,7 +70,9 @@ class Recording(NamedTuple):
         annotations.checkpoints = [new for new in renamed(self.annotations.checkpoints, replaced) if isinstance(new, str)]
         annotations.axes = {replaced.get(name, name): dim for name, dim in self.annotations.axes.items()
                             if isinstance(replaced.get(name, name), str)}
-        graph = record_anew(self.graph, definitions, successors, set(successors).difference(kept), shapes)
+        gone = {name for name in self.definitions.added if name not in self.graph}  # added by a pass, dropped by a later one
+        dropped = gone.union(successors).difference(kept)
+        graph = record_anew(self.graph, definitions, successors, dropped, shapes)
         return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 

@@ -31,7 +31,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
-from whale_tf.passes.owners import GATE_ATTR
+from whale_tf.ir.units import GATE_ATTR
 
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60

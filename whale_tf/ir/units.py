@@ -8,6 +8,7 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, SWITCHES, Role, types_of
 
 HANDLES = ("resource", "string_ref", "string")
+GATE_ATTR = "_whale_gate"  # on the Switch that decides about all writes of a step; only control edges lead from it to them
 _HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
 
 
@@ -82,7 +83,8 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
 
 def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
     """Ops that cannot be separated from their version 1 loop or condition, or from the users of the same stack or tensor array:
-    a copy of such an op alone would be outside the loop's frame, or would run although its branch is not taken."""
+    a copy of such an op alone would be outside the loop's frame, or would run although its branch is not taken.  A copy of a
+    write waits for the gate of all writes like the original."""
     in_loop = frames(graph)
     found = set().union(*loops_of(ops, in_loop), *containers(graph, ops))
     depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
@@ -90,7 +92,7 @@ def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
         if op.id in in_loop:
             continue
         inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)
-        if op.type in SWITCHES:
+        if op.type in SWITCHES and GATE_ATTR not in op.attrs:
             inside += 1
         if inside:
             found.add(op.id)

@@ -35,12 +35,11 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
-from whale_tf.ir.units import frames, loops_of
+from whale_tf.ir.units import GATE_ATTR, frames, loops_of
 from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
 VALUES, NEW, DONE, LATE = "values", "new", "done", "late"  # kinds of messages about variables
-GATE_ATTR = "_whale_gate"  # on the op that decides about all writes of a step, in all processes alike
 
 
 class Owners(NamedTuple):
@@ -239,9 +238,8 @@ def _gathered(step: TrainingStep, process: Mapping[int, int]) -> Tuple[int, ...]
                     op.type != "ReadVariableOp" or index in region.batch_level):
                 raise UnsupportedOpError(
                     f"zero 'v3' over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[variable].name!r} "
-                    f"itself, whose value only process {process[variable]} has; let it take the value "
-                    "(tf.gather(variable.read_value(), indices) of an embedding), or set zero to 'v2', under which every process "
-                    "has the value")
+                    f"itself, whose value only process {process[variable]} has; let it take variable.read_value(), or set zero "
+                    "to 'v2', under which every process has the value")
         if index not in region.batch_level and op.type not in VARIABLES and index not in found and any(
                 before in process or before in found for before in (graph.tensors[tensor].op for tensor in op.inputs)):
             found.update({index}, *(loop for loop in loops if index in loop))

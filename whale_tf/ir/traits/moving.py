@@ -60,7 +60,7 @@ _STITCH = _move("gather.dynamic_stitch", "dynamic_stitch", "dynamic_stitch")
 
 _ROWS = table(
     ("Gather GatherV2", _LOOK_UP._replace(rule="gather.gather", batch="gather", value="gather", gives=Gives.ELEMENTS)),
-    ("ResourceGather", _LOOK_UP._replace(rule="gather.resource_gather", batch="resource_gather")),
+    ("ResourceGather", _LOOK_UP._replace(rule="gather.resource_gather", batch="resource_gather", of_value="GatherV2")),
     ("GatherNd", OpTraits(rule="gather.gather_nd", batch="gather_nd", cost=Cost.LOOK_UP)),
     ("ScatterNd", _move("gather.scatter_nd", "scatter_nd")),
     ("TensorScatterUpdate TensorScatterAdd TensorScatterSub", OpTraits(rule="gather.tensor_scatter")),

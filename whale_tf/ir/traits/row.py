@@ -125,6 +125,7 @@ class OpTraits(NamedTuple):
         has_shape_attr: the attribute ``shape`` is the result's shape, which must not have the whole batch's size in a clone.
         philox: a random op whose numbers are determined by a Philox generator's counter.
         stateful_op: the op type that draws the same numbers from its own generator's state.
+        of_value: the op type that does to a value what this one does to a variable, by its handle.
         arity: numbers of inputs and outputs, if they are the same for every op of the type.
     """
 
@@ -148,6 +149,7 @@ class OpTraits(NamedTuple):
     has_shape_attr: bool = False
     philox: bool = False
     stateful_op: str = ""
+    of_value: str = ""
     arity: Optional[Tuple[int, int]] = None
 
     @property
