@@ -81,6 +81,7 @@ class StagedEdit:
         self._places: List[Tuple[tf.Operation, str, bool]] = []
         self._definitions: Optional[Definitions] = None
         self._committed = False
+        self.copies: Dict[str, str] = {}  # node -> the op from which it differs only in edges, device and colocation
 
     @classmethod
     def after(cls, definitions: Definitions) -> StagedEdit:
@@ -314,7 +315,7 @@ class StagedEdit:
         return names
 
     def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
-             control_inputs: Sequence[str] = ()) -> NodeDef:
+             control_inputs: Sequence[str] = (), same_attrs: bool = False) -> NodeDef:
         """Stage a copy of one op with its own inputs and control inputs; for many single copies, because ``clone`` is expensive.
 
         Args:
@@ -322,6 +323,7 @@ class StagedEdit:
           inputs: names of all tensors that it reads.
           device: ``""`` for none.
           control_inputs: names of the ops that it waits for.
+          same_attrs: the caller will change none of its attributes.
 
         Returns:
           The copy, which may still be changed (not its name).
@@ -341,6 +343,8 @@ class StagedEdit:
         del node.input[:]
         node.input.extend(edges)
         _forget_originals_own(node, {})
+        if same_attrs:
+            self.copies[name] = op.name
         return node
 
     def _copy_nodes(self, ops: Sequence[Original], names: Mapping[str, str], edges: CloneEdges,
