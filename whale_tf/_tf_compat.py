@@ -387,17 +387,18 @@ _PLAIN_TENSORS: Any = getattr(_framework_ops, "SymbolicTensor", ())
 
 
 @contextlib.contextmanager
-def imported_as_written(graph: tf.Graph) -> Iterator[None]:
-    """Makes imports into the graph take each node as it is in the GraphDef.
+def imported_as_written(graph: tf.Graph, graph_def: GraphDef) -> Iterator[None]:
+    """Makes imports of ``graph_def`` into the graph take each node as it is.
 
-    ``tf.import_graph_def`` goes through all new ops in Python to apply what scopes ask for (devices, colocations, control
-    dependencies, control-flow contexts).  This takes a third of its time, for nothing if no scope is open.  A TensorFlow whose
-    importer is built differently still does so here.
+    ``tf.import_graph_def`` goes through all nodes in Python before the import to write attributes' defaults into the caller's
+    GraphDef, and through all new ops after it to apply what scopes ask for (devices, colocations, control dependencies,
+    control-flow contexts).  This takes almost half of its time.  The import knows the defaults, and no scope is open.  A
+    TensorFlow whose importer is built differently still does so here.
     """
     try:
         from tensorflow.python.framework import c_api_util, importer
 
-        process = importer._ProcessNewOps
+        process, complete = importer._ProcessNewOps, importer._ProcessGraphDefParam
         new_operations = graph.new_operations if hasattr(graph, "new_operations") else functools.partial(
             c_api_util.new_tf_operations, graph)  # moved within the 2.x releases
         create = graph._create_op_from_tf_operation
@@ -412,8 +413,13 @@ def imported_as_written(graph: tf.Graph) -> Iterator[None]:
         for operation in new_operations():
             create(operation, compute_device=False)
 
-    importer._ProcessNewOps = process_new_ops
+    def without_defaults(given: GraphDef, *rest: Any) -> GraphDef:
+        return given if given is graph_def else complete(given, *rest)
+
+    importer._ProcessNewOps, importer._ProcessGraphDefParam = process_new_ops, without_defaults
+    graph._create_op_helper = lambda op, compute_device=True: None  # which applies other scopes (attributes, gradients)
     try:
         yield
     finally:
-        importer._ProcessNewOps = process
+        del graph._create_op_helper
+        importer._ProcessNewOps, importer._ProcessGraphDefParam = process, complete

@@ -55,7 +55,7 @@ def passed(graph: tf.Graph, init: str) -> List[Recording]:
 
 def facts(ops: OpGraph, op: Op) -> Tuple:
     inputs = [ops.tensor_name(tensor) for tensor in op.inputs]
-    attrs = {name: repr(value) for name, value in op.attrs.items()}
+    attrs = {name: repr(value) for name, value in op.attrs.items() if not name.startswith("_whale")}  # tags
     dtypes = [ops.tensors[tensor].dtype for tensor in op.outputs]
     return op.type, inputs, {ops.ops[wait].name for wait in op.control_inputs}, attrs, dtypes, op.device, repr(op.value)
 

@@ -460,6 +460,34 @@ def test_an_edge_cannot_move_to_another_type_or_to_nothing(target, message):
     assert edges(graph) == before
 
 
+def test_ops_are_placed_with_the_commit():
+    graph = two_op_graph()
+    with graph.as_default(), graph.colocate_with(*ops_named(graph, "mul")):
+        tf.no_op(name="near")
+    edit, (mul, near) = StagedEdit(graph), ops_named(graph, "mul", "near")
+    edit.clone([mul, near], "new")
+    edit.place(mul, "/cpu:1")
+    edit.place(near, "/cpu:2", alone=True)
+    edit.place(edit.node("new/near"), "/cpu:3", alone=True)
+    assert not mul.device and near.colocation_groups() == [b"loc:@mul"]
+    new = edit.commit()
+    assert [op.device for op in (mul, near, new["new/mul"], new["new/near"])] == [
+        "/device:CPU:1", "/device:CPU:2", "", "/device:CPU:3"]
+    assert near.colocation_groups() == [b"loc:@near"] and new["new/near"].colocation_groups() == [b"loc:@new/near"]
+
+
+def test_attributes_that_are_left_out_have_their_defaults_in_the_graph_alone():
+    graph = two_op_graph()
+    edit = StagedEdit(graph)
+    edit.add("MatMul", "product", ["x", "x"])
+    assert not edit.commit()["product"].get_attr("transpose_a") and "transpose_a" not in edit.node("product").attr
+    given = v1.GraphDef(node=[v1.NodeDef(name="zero", op="NoOp"), v1.NodeDef(
+        name="product", op="MatMul", input=["x", "x"], attr={"T": v1.AttrValue(type=tf.float32.as_datatype_enum)})])
+    with tf.Graph().as_default():
+        tf.import_graph_def(given, {"x": tf.zeros([2, 2])})
+    assert "transpose_a" in given.node[1].attr  # other imports do as they did
+
+
 def test_an_edit_goes_on_where_another_ended_and_clones_what_that_staged():
     graph = two_op_graph()
     before = edges(graph)

@@ -54,7 +54,7 @@ class _Aside:
                 self._done.add(name)
                 self._add(name, stack.append)
         self.graph = tf.Graph()
-        with self.graph.as_default(), imported_as_written(self.graph):
+        with self.graph.as_default(), imported_as_written(self.graph, self._graph_def):
             tf.import_graph_def(self._graph_def, name="")
 
     def _add(self, name: str, also: Callable[[str], None]) -> None:

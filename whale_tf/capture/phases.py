@@ -316,11 +316,14 @@ class _Finder:
 
         return reached(filter(allowed, roots), before)
 
-    def _descendants(self, roots: Iterable[int], allowed: Callable[[int], bool] = lambda op: True,
+    def _descendants(self, roots: Iterable[int], allowed: Optional[Callable[[int], bool]] = None,
                      control: bool = True) -> Set[int]:
-        """``roots`` and their descendants, reached only through ``allowed`` ops."""
-        return reached(roots, lambda op: filter(allowed, self.successors[op] if control else [
-            user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]))
+        """``roots`` and their descendants, reached only through ``allowed`` ops (None: all)."""
+        following = self.successors.__getitem__ if control else self._readers
+        return reached(roots, following if allowed is None else lambda op: filter(allowed, following(op)))
+
+    def _readers(self, op: int) -> List[int]:
+        return [user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]
 
 
 _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put ops into the forward pass

@@ -11,10 +11,9 @@ from __future__ import annotations
 import heapq
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
 from whale_tf._tf_compat import FunctionDef, GraphDef, op_def, static_dims, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.attributes import DTYPE_NAMES, Attributes, proto_shape
 from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.definitions import Definitions
@@ -22,8 +21,11 @@ from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
 
-MAX_CONST_ELEMENTS = 4096
 NO_SHAPES: Mapping[str, Shape] = {}
+NO_COPIES: Mapping[str, str] = {}
+
+Tags = Dict[str, Any]  # attributes that only the op graph has
+NO_TAGS: Mapping[str, Tags] = {}
 
 _Edge = Tuple[int, int]  # node number, output index
 _Outputs = List[Tuple[Shape, str]]
@@ -40,6 +42,18 @@ class _Node(NamedTuple):
     inputs: List[_Edge]
     controls: List[int]
     body: Optional[Dict[str, OpGraph]] = None
+
+
+class _Result(NamedTuple):
+    """An output argument in an OpDef.  Its dtypes are the attribute ``dtypes`` or, ``number`` times (an attribute; "": once), the
+    attribute ``type``, or ``dtype``."""
+
+    name: str
+    dtypes: str
+    type: str
+    dtype: str
+    number: str
+    suffix: str  # of a reference
 
 
 def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mapping[str, Shape] = NO_SHAPES) -> OpGraph:
@@ -61,7 +75,7 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mappin
 
 def record_anew(
     before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Shape], copies: Mapping[str, str] = NO_COPIES, tags: Mapping[str, Tags] = NO_TAGS
 ) -> OpGraph:
     """The op graph after a pass, with new ops and moved edges.
 
@@ -70,9 +84,12 @@ def record_anew(
         successors: op whose work others do now -> the op to which its gradients belong.
         dropped: ops that are left out.
         shapes: shapes of the new ops' tensors; tensors that are not listed have unknown rank.
+        copies: new op -> an op that was there before, from which it differs only in its edges, device, colocation and tags.
+        tags: new op -> attributes that it has in the op graph, in addition to its own or in their place.
     """
     with garbage_collection_paused():
-        return _Recorder(definitions.graph, definitions.library).anew(before, definitions, successors, dropped, shapes)
+        return _Recorder(definitions.graph, definitions.library).anew(
+            before, definitions, successors, dropped, shapes, copies, tags)
 
 
 class _Recorder:
@@ -82,8 +99,9 @@ class _Recorder:
         self._functions = {function.signature.name: function for function in library}
         self._bodies: Dict[str, OpGraph] = {}
         self._signatures: Dict[str, Any] = {}
+        self._of_type: Dict[str, List[_Result]] = {}
         self._defaults: Dict[str, Dict[str, Any]] = {}
-        self._values: Dict[bytes, Any] = {}
+        self._value = Attributes().value
         self._shapes: Dict[Any, Shape] = {}
 
     def top_level(self, graph_def: Any) -> OpGraph:
@@ -102,7 +120,7 @@ class _Recorder:
 
     def anew(
         self, before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
-        shapes: Mapping[str, Shape]
+        shapes: Mapping[str, Shape], copies: Mapping[str, str], tags: Mapping[str, Tags]
     ) -> OpGraph:
         kept = [op for op in before.ops if op.name not in dropped and op.name not in definitions.added]
         added = {name: node for name, node in definitions.added.items() if name not in dropped}
@@ -113,25 +131,32 @@ class _Recorder:
                 op = before.op(name)
                 nodes.append(self._kept(op, before, places, successors, definition))
                 continue
-            attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
-            outputs = [(shapes.get(f"{name}:{index}"), dtype)
-                       for index, dtype in enumerate(self._output_types(definition.op, attrs)[0])]
+            if copies.get(name, "") in before:
+                attrs, dtypes, body = self._inherited(before.op(copies[name]), before, definition)
+            else:
+                attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
+                dtypes, body = self._output_types(definition.op, attrs)[0], self._bodies_of(definition)
+            attrs.update(tags.get(name, {}))
+            outputs = [(shapes.get(f"{name}:{index}"), dtype) for index, dtype in enumerate(dtypes)]
             inputs, controls = _edges(definition.input, places, _graph_edge)
-            nodes.append(_Node(name, definition.op, definition.device, outputs, attrs, inputs, controls,
-                               self._bodies_of(definition)))
+            nodes.append(_Node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
         return _build(nodes, OpGraph())
+
+    def _inherited(
+        self, original: Op, before: OpGraph, definition: Any
+    ) -> Tuple[Dict[str, Any], List[str], Optional[Dict[str, OpGraph]]]:
+        """Attributes, output dtypes and bodies of a copy."""
+        attrs = _all_attrs(original, before)
+        if attrs.pop("_class", None) is not None and "_class" in definition.attr:
+            attrs["_class"] = self._value(definition.attr["_class"])
+        return attrs, [before.tensors[t].dtype for t in original.outputs], original.body
 
     @staticmethod
     def _kept(op: Op, before: OpGraph, places: Dict[str, int], successors: Mapping[str, str], definition: Any) -> _Node:
         """An op that existed before; ``definition``: its new one if its edges have moved, else None."""
-        attrs = dict(op.attrs)
-        if op.type == "Const":
-            attrs["value"] = op.value
-        if op.task_graph >= 0:
-            attrs[TASK_GRAPH_ATTR] = op.task_graph
+        attrs = _all_attrs(op, before)
         if op.forward >= 0:
-            forward = before.ops[op.forward].name
-            attrs[FORWARD_ATTR] = successors.get(forward, forward)
+            attrs[FORWARD_ATTR] = successors.get(attrs[FORWARD_ATTR], attrs[FORWARD_ATTR])
         if definition is not None:
             inputs, controls = _edges(definition.input, places, _graph_edge)
         else:
@@ -189,7 +214,7 @@ class _Recorder:
         if python_graph is not None and index < len(getattr(python_graph, "inputs", ())):
             return self._shape(python_graph.inputs[index])
         shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
-        return _proto_shape(shapes[index]) if index < len(shapes) else None
+        return proto_shape(shapes[index]) if index < len(shapes) else None
 
     def _body_shapes(self, definition: Any, python_graph: Optional[tf.Graph], count: int) -> Sequence[Shape]:
         if python_graph is not None:
@@ -200,22 +225,29 @@ class _Recorder:
             if len(outputs) == count:
                 return [self._shape(output) for output in outputs]
         if "_output_shapes" in definition.attr:
-            return [_proto_shape(shape) for shape in definition.attr["_output_shapes"].list.shape]
+            return [proto_shape(shape) for shape in definition.attr["_output_shapes"].list.shape]
         return [None] * count
 
     def _output_types(self, type_: str, attrs: Dict[str, Any]) -> Tuple[List[str], Dict[str, int]]:
         """The dtype of each output, and where each named output argument starts."""
         dtypes: List[str] = []
         starts: Dict[str, int] = {}
-        for argument in self._signature(type_).output_arg:
-            starts[argument.name] = len(dtypes)
-            if argument.type_list_attr:
-                dtypes.extend(attrs[argument.type_list_attr])
+        for result in self._results(type_):
+            starts[result.name] = len(dtypes)
+            if result.dtypes:
+                dtypes.extend(attrs[result.dtypes])
                 continue
-            dtype = attrs[argument.type_attr] if argument.type_attr else tf.as_dtype(argument.type).name
-            dtype += "_ref" if argument.is_ref else ""
-            dtypes.extend([dtype] * (attrs[argument.number_attr] if argument.number_attr else 1))
+            dtype = (attrs[result.type] if result.type else result.dtype) + result.suffix
+            dtypes.extend([dtype] * (attrs[result.number] if result.number else 1))
         return dtypes, starts
+
+    def _results(self, type_: str) -> List[_Result]:
+        if type_ not in self._of_type:
+            self._of_type[type_] = [
+                _Result(argument.name, argument.type_list_attr, argument.type_attr, DTYPE_NAMES[argument.type],
+                        argument.number_attr, "_ref" if argument.is_ref else "")
+                for argument in self._signature(type_).output_arg]
+        return self._of_type[type_]
 
     def _signature(self, type_: str) -> Any:
         if type_ not in self._signatures:
@@ -235,21 +267,6 @@ class _Recorder:
             self._defaults[type_] = {
                 attr.name: self._value(attr.default_value) for attr in attrs if attr.HasField("default_value")}
         return self._defaults[type_]
-
-    def _value(self, value: Any) -> Any:
-        kind = value.WhichOneof("value")
-        if kind == "type":
-            return _DTYPE_NAMES[value.type]
-        return _SCALARS[kind](value) if kind in _SCALARS else self._compound(kind, value)
-
-    def _compound(self, kind: str, value: Any) -> Any:
-        """A list, shape or tensor; equal ones are converted once."""
-        if kind == "tensor" and _elements(value.tensor.tensor_shape) > MAX_CONST_ELEMENTS:
-            return None
-        key = value.SerializeToString()
-        if key not in self._values:
-            self._values[key] = _compound(kind, value)
-        return self._values[key]
 
     def _shape(self, tensor: tf.Tensor) -> Shape:
         """The shape as a tuple; equal shapes are the same tuple, which keeps large graphs small."""
@@ -286,6 +303,18 @@ def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
         if forward is not None and forward in op_graph:
             op.forward = op_graph.op(forward).id
     return op_graph
+
+
+def _all_attrs(op: Op, graph: OpGraph) -> Dict[str, Any]:
+    """An op's attributes as they were before it was built; the inverse of what :func:`_build` does with them."""
+    attrs = dict(op.attrs)
+    if op.type == "Const":
+        attrs["value"] = op.value
+    if op.task_graph >= 0:
+        attrs[TASK_GRAPH_ATTR] = op.task_graph
+    if op.forward >= 0:
+        attrs[FORWARD_ATTR] = graph.ops[op.forward].name
+    return attrs
 
 
 def _more_of(shape: Shape, known: Shape) -> Shape:
@@ -376,77 +405,3 @@ def _is_sorted(place: int, node: _Node, nodes: List[_Node]) -> bool:
 def _sources(node: _Node, nodes: List[_Node]) -> List[int]:
     """Places of the nodes that must come before ``node``."""
     return [source for source, _ in node.inputs if nodes[source].type not in NEXT_ITERATIONS] + node.controls
-
-
-# -- attribute values ---------------------------------------------------------------------------------------------
-def _text(value: bytes) -> Any:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value
-
-
-_SCALARS: Dict[Optional[str], Callable[[Any], Any]] = {
-    "b": lambda value: value.b,
-    "i": lambda value: value.i,
-    "f": lambda value: value.f,
-    "s": lambda value: _text(value.s),
-    "func": lambda value: value.func.name,
-    "placeholder": lambda value: value.placeholder,
-    None: lambda value: None,
-}
-
-
-class _DtypeNames(Dict[int, str]):
-    """DataType number -> name, filled as needed; 0 (DT_INVALID) is ``invalid``."""
-
-    def __missing__(self, number: int) -> str:
-        self[number] = tf.as_dtype(number).name if number else "invalid"
-        return self[number]
-
-
-_DTYPE_NAMES: _DtypeNames = _DtypeNames()
-
-
-def _compound(kind: str, value: Any) -> Any:
-    if kind == "shape":
-        return _proto_shape(value.shape)
-    if kind == "tensor":
-        return _array(value.tensor)
-    items = value.list
-    for field, convert in _LISTS:
-        content = getattr(items, field)
-        if content:
-            return tuple([convert(item) for item in content])
-    return ()
-
-
-_LISTS: Tuple[Tuple[str, Callable[[Any], Any]], ...] = (
-    ("i", int), ("type", lambda item: _DTYPE_NAMES[item]), ("s", _text), ("shape", lambda item: _proto_shape(item)),
-    ("b", bool), ("f", float), ("func", lambda item: item.name), ("tensor", lambda item: _array(item)))
-
-
-def _proto_shape(shape: Any) -> Shape:
-    if shape.unknown_rank:
-        return None
-    return tuple([None if dim.size < 0 else dim.size for dim in shape.dim])
-
-
-def _elements(shape: Any) -> int:
-    count = 1
-    for dim in shape.dim:
-        count *= dim.size
-    return count
-
-
-def _array(tensor: Any) -> Optional[np.ndarray]:
-    """A TensorProto's value, read-only; None above 4096 elements or for a dtype without arrays."""
-    if _elements(tensor.tensor_shape) > MAX_CONST_ELEMENTS or not _has_array(tensor.dtype):
-        return None
-    array = tf.make_ndarray(tensor)
-    array.setflags(write=False)
-    return array
-
-
-def _has_array(number: int) -> bool:
-    return _DTYPE_NAMES[number] not in ("invalid", "resource", "variant")

@@ -8,7 +8,7 @@ from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequenc
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
-from whale_tf.capture.record import record, record_anew
+from whale_tf.capture.record import NO_TAGS, Tags, record, record_anew
 from whale_tf.capture.sizes import of_unknown_rank
 from whale_tf.graph_editor.definitions import Definitions, definitions_of
 from whale_tf.graph_editor.staged import StagedEdit
@@ -53,6 +53,7 @@ class Recording(NamedTuple):
         shapes: Mapping[str, Shape],
         replaced: Mapping[str, Any],
         kept: Collection[str] = (),
+        tags: Mapping[str, Tags] = NO_TAGS,
     ) -> Recording:
         """The step after a pass.
 
@@ -63,6 +64,7 @@ class Recording(NamedTuple):
             shapes: shapes of new tensors, by name.
             replaced: that of the step after the pass.
             kept: ops with a successor that others still read, and that stay in the step.
+            tags: see :func:`record_anew`.
         """
         definitions = edit.definitions()
         annotations = copy.copy(self.annotations)
@@ -72,7 +74,7 @@ class Recording(NamedTuple):
                             if isinstance(replaced.get(name, name), str)}
         gone = {name for name in self.definitions.added if name not in self.graph}  # added by a pass, dropped by a later one
         dropped = gone.union(successors).difference(kept)
-        graph = record_anew(self.graph, definitions, successors, dropped, shapes)
+        graph = record_anew(self.graph, definitions, successors, dropped, shapes, edit.copies, tags)
         return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 

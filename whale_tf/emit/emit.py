@@ -179,11 +179,11 @@ def emit(
         sent = send_updates(context, nodes, sums, context.owners)
 
     instead = edit.copy_instead(context.name("instead")) if has_run else {}
+    if not has_run:
+        reroute.place_originals(context, context.variables)
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
-    if not has_run:
-        reroute.place_originals(context, context.variables)
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
 
 

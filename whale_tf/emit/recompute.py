@@ -18,9 +18,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Collection, Dict, List, Mapping, Tuple
 
-from whale_tf._tf_compat import NodeDef
 from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.captured import Captured, captured_after
+from whale_tf.capture.record import Tags
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.names import names_taken
 from whale_tf.graph_editor.staged import StagedEdit
@@ -54,7 +54,7 @@ def recompute(captured: Captured, region: Region, plan: Plan) -> Captured:
         for reader, position, tensor in reads:
             edit.move_input(graph.ops[reader].name, position, again.names[tensor])
     recording = captured.recording.after(
-        edit, list(captured.gradient_calls), {}, again.shapes, captured.recording.replaced)
+        edit, list(captured.gradient_calls), {}, again.shapes, captured.recording.replaced, tags=again.tags)
     return captured_after(captured, recording)
 
 
@@ -64,6 +64,7 @@ class _Again:
     Attributes:
         names: tensor -> name of the copy's tensor.
         shapes: shapes of new tensors, by name.
+        tags: what the op graph says about new nodes.
     """
 
     def __init__(self, captured: Captured, edit: StagedEdit, batch_level: Collection[int]) -> None:
@@ -71,6 +72,7 @@ class _Again:
         self._graph: OpGraph = captured.graph
         self.names: Dict[int, str] = {}
         self.shapes: Dict[str, Shape] = {}
+        self.tags: Dict[str, Tags] = {}
         self._gates: Dict[Tuple[int, int, int], str] = {}
         self._earlier: Dict[int, List[Op]] = {}  # op that copies wait for -> readers of copies that they wait for, too
         taken, self._suffix = names_taken(edit.graph), "again"
@@ -92,8 +94,9 @@ class _Again:
         for index in sorted(ops):
             op, wait = graph.ops[index], ops[index]
             inputs = [self.names[t] if graph.tensors[t].op in ops else self._behind(t, index, wait) for t in op.inputs]
-            node = self._edit.copy(definitions.node(op.name), f"{op.name}/{self._suffix}", inputs, device=op.device)
-            self._tag(node, index, wait)
+            name = f"{op.name}/{self._suffix}"
+            self._edit.copy(definitions.node(op.name), name, inputs, device=op.device, same_attrs=True)
+            self._tag(name, index, wait)
 
     def _behind(self, tensor: int, reader: int, wait: int) -> str:
         """A kept tensor, for a copy of ``reader``: the tensor itself if it is on the step level, else its Identity after the op
@@ -109,20 +112,16 @@ class _Again:
             earlier = [o.name for o in self._earlier.get(wait, []) if int(o.attrs.get(SHARD_ATTR, 0)) == shard]
             gate = self._edit.add(
                 "Identity", where, [name], device=op.device, control_inputs=[graph.ops[wait].name, *earlier])
-            self._tag(self._edit.node(gate), reader, wait)
+            self._tag(gate, reader, wait)
             self._gates[key] = f"{gate}:0"
             self.shapes[f"{gate}:0"] = graph.tensors[tensor].shape
         return self._gates[key]
 
-    def _tag(self, node: NodeDef, forward: int, wait: int) -> None:
+    def _tag(self, name: str, forward: int, wait: int) -> None:
         """Tags a node as part of the backward pass of a forward op, and of the gradient call of the op that it waits for."""
-        definitions, op = self._captured.definitions, self._graph.ops[forward]
-        for name, value in definitions.node(op.name).attr.items():
-            if name in (TASK_GRAPH_ATTR, SHARD_ATTR):
-                node.attr[name].CopyFrom(value)
-        calls = definitions.node(self._graph.ops[wait].name).attr
-        for name in (PHASE_ATTR, CALL_ATTR):
-            if name in calls:
-                node.attr[name].CopyFrom(calls[name])
-        node.attr[PHASE_ATTR].s = b"backward"
-        node.attr[FORWARD_ATTR].s = op.name.encode()
+        op, call = self._graph.ops[forward], self._graph.ops[wait].attrs.get(CALL_ATTR)
+        tags: Tags = {TASK_GRAPH_ATTR: op.task_graph, PHASE_ATTR: "backward", FORWARD_ATTR: op.name}
+        for key, value in ((SHARD_ATTR, op.attrs.get(SHARD_ATTR)), (CALL_ATTR, call)):
+            if value is not None:
+                tags[key] = value
+        self.tags[name] = tags

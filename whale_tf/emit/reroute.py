@@ -85,10 +85,9 @@ def _place_at_home(context: Context, op: Op) -> None:
     at, graph = context.homes.ops, context.graph
     groups = _beside(op)
     if groups and any(name not in graph or at.get(graph.op(name).id) != at[op.id] for name in groups):
-        context.tf_ops[op.id]._clear_attr("_class")
-        groups = []
-    if not groups:
-        context.tf_ops[op.id]._set_device(context.device_of(op))
+        context.edit.place(context.tf_ops[op.id], context.device_of(op), alone=True)
+    elif not groups:
+        context.edit.place(context.tf_ops[op.id], context.device_of(op))
 
 
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:
@@ -97,18 +96,18 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
     Ops that are colocated with another op follow it, unless that op is in another TaskGraph: TensorFlow puts a write to a tensor
     array next to the value that it writes.
     """
-    graph, ops = context.graph, set(context.region.ops).difference(homes)
+    graph, edit, ops = context.graph, context.edit, set(context.region.ops).difference(homes)
     for index in list(context.region.ops) + [i for i in homes if not context.region.contains(graph.ops[i])]:
         op = graph.ops[index]
-        if "_class" in op.attrs and index not in homes:
+        moves_away = "_class" in op.attrs and index not in homes
+        if moves_away:
             beside = [graph.op(name) for name in _beside(op) if name in graph]
             if not any(other.id in ops and context.device_of(other) != context.device_of(op) for other in beside):
                 continue
-            context.tf_ops[index]._clear_attr("_class")
-        context.tf_ops[index]._set_device(context.device_of(op))
+        edit.place(context.tf_ops[index], context.device_of(op), alone=moves_away)
     for op in graph.ops:
         if op.phase is Phase.APPLY and op.id in context.homes.ops and op.id not in homes:
             _place_at_home(context, op)
             continue
         if op.phase in (Phase.APPLY, Phase.INIT) and SHARD_ATTR in op.attrs and op.id not in homes:
-            context.tf_ops[op.id]._set_device(context.device(op.task_graph, ORIGINAL, context.shard(op)))
+            edit.place(context.tf_ops[op.id], context.device(op.task_graph, ORIGINAL, context.shard(op)))

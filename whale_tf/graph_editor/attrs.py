@@ -20,6 +20,7 @@ TensorProto = type(v1.AttrValue().tensor)  # TensorFlow does not export it
 _FIELD = {"type": "type", "shape": "shape", "int": "i", "float": "f", "bool": "b", "string": "s", "tensor": "tensor",
           "func": "func"}
 _MESSAGES = frozenset(["shape", "tensor", "func"])  # fields that are protos themselves
+_PYTHON = {"int": int, "float": float, "bool": bool}
 
 
 def to_attr_value(value: Any, kind: Optional[str] = None) -> AttrValue:
@@ -35,15 +36,24 @@ def to_attr_value(value: Any, kind: Optional[str] = None) -> AttrValue:
     """
     if isinstance(value, v1.AttrValue):
         return value
+    result = v1.AttrValue()
+    _write(result, value, kind)
+    return result
+
+
+def _write(target: AttrValue, value: Any, kind: Optional[str]) -> None:
+    """Gives an AttrValue another value."""
+    if isinstance(value, v1.AttrValue):
+        target.CopyFrom(value)
+        return
     kind = kind or _guess_kind(value)
     if kind.startswith("list("):
         kind = kind[len("list("):-1]
-        return v1.AttrValue(list=v1.AttrValue.ListValue(**{_FIELD[kind]: [_scalar(each, kind) for each in value]}))
-    if kind not in _MESSAGES:
-        return v1.AttrValue(**{_FIELD[kind]: _scalar(value, kind)})
-    result = v1.AttrValue()
-    getattr(result, _FIELD[kind]).CopyFrom(_scalar(value, kind))
-    return result
+        target.list.CopyFrom(v1.AttrValue.ListValue(**{_FIELD[kind]: [_scalar(each, kind) for each in value]}))
+    elif kind in _MESSAGES:
+        getattr(target, _FIELD[kind]).CopyFrom(_scalar(value, kind))
+    else:
+        setattr(target, _FIELD[kind], _scalar(value, kind))
 
 
 def _scalar(value: Any, kind: str) -> Any:
@@ -58,7 +68,7 @@ def _scalar(value: Any, kind: str) -> Any:
         return v1.NameAttrList(name=value) if isinstance(value, str) else value
     if kind == "string":
         return value.encode() if isinstance(value, str) else bytes(value)
-    return {"int": int, "float": float, "bool": bool}[kind](value)
+    return _PYTHON[kind](value)
 
 
 def _guess_kind(value: Any) -> str:
@@ -104,7 +114,7 @@ class OpSignature:
                 raise GraphEditError(f"op type {self.name} (node {node.name!r}) has no attribute {name!r}; it has "
                                      f"{sorted(self.kinds)}.{did_you_mean(name, self.kinds)}")
             try:
-                node.attr[name].CopyFrom(to_attr_value(value, kind))
+                _write(node.attr[name], value, kind)
             except (TypeError, ValueError) as error:
                 raise GraphEditError("attribute {!r} of node {!r} ({}) should be of type {}, got {!r}: {}".format(
                     name, node.name, self.name, kind or "bool, int, float, str, DType, TensorShape or array", value,

@@ -18,8 +18,9 @@ creating an op from Python costs three to four times as much as importing it.
 Inputs from inside the cloned set come from the clones; all others still come from the originals (``w``), unless
 ``input_map`` says otherwise (``x``).
 
-Moves of existing ops' edges can be staged too (``move_input``, ``move_waits``): they move after the new nodes are added. An edit
-that is not committed leaves no trace: ``definitions`` says what it would do, and ``StagedEdit.after`` continues from there.
+New edges and devices of existing ops can be staged too (``move_input``, ``move_waits``, ``place``); they get them after the new
+nodes are added. An edit that is not committed leaves no trace: ``definitions`` says what it would do, and ``StagedEdit.after``
+continues from there.
 """
 from __future__ import annotations
 
@@ -77,8 +78,10 @@ class StagedEdit:
         self._functions: Set[str] = set()
         self._changed: Dict[str, NodeDef] = {}
         self._before: Dict[str, Sequence[str]] = {}  # the inputs in the graph of an op in ``_changed``
+        self._places: List[Tuple[tf.Operation, str, bool]] = []
         self._definitions: Optional[Definitions] = None
         self._committed = False
+        self.copies: Dict[str, str] = {}  # node -> the op from which it differs only in edges, device and colocation
 
     @classmethod
     def after(cls, definitions: Definitions) -> StagedEdit:
@@ -214,6 +217,19 @@ class StagedEdit:
         del node.input[:]
         node.input.extend(kept + [edge for edge in control_edges(news) if edge not in present])
 
+    def place(self, op: Original, device: str, alone: bool = False) -> None:
+        """Let an op, staged or in the graph, run on a device.
+
+        Args:
+          alone: it need no longer run where the ops run that its ``_class`` names.
+        """
+        if isinstance(op, tf.Operation):
+            self._places.append((op, canonical_device(device), alone))
+            return
+        op.device = canonical_device(device)
+        if alone and "_class" in op.attr:
+            del op.attr["_class"]
+
     def copy_instead(self, prefix: str) -> Dict[str, str]:
         """Leave the graph's ops as they are: copy those whose edges were to move, and all ops that depend on these, and give the
         copies the moved edges.  This is for a graph whose ops a Session has taken over: it ignores moves, but sees new ops.
@@ -299,7 +315,7 @@ class StagedEdit:
         return names
 
     def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
-             control_inputs: Sequence[str] = ()) -> NodeDef:
+             control_inputs: Sequence[str] = (), same_attrs: bool = False) -> NodeDef:
         """Stage a copy of one op with its own inputs and control inputs; for many single copies, because ``clone`` is expensive.
 
         Args:
@@ -307,6 +323,7 @@ class StagedEdit:
           inputs: names of all tensors that it reads.
           device: ``""`` for none.
           control_inputs: names of the ops that it waits for.
+          same_attrs: the caller will change none of its attributes.
 
         Returns:
           The copy, which may still be changed (not its name).
@@ -317,7 +334,7 @@ class StagedEdit:
         self._check_open()
         self._check_own([op])
         self._check_free([name])
-        original = self._original_nodes([op])[op.name]
+        original = self._originals.get(op.name) or self._original_nodes([op])[op.name]
         if original.op in ENTERS:
             raise GraphEditError(f"op {op.name!r} ({original.op}) enters a while loop, which is cloned as a whole; use clone()")
         where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
@@ -326,6 +343,8 @@ class StagedEdit:
         del node.input[:]
         node.input.extend(edges)
         _forget_originals_own(node, {})
+        if same_attrs:
+            self.copies[name] = op.name
         return node
 
     def _copy_nodes(self, ops: Sequence[Original], names: Mapping[str, str], edges: CloneEdges,
@@ -366,7 +385,7 @@ class StagedEdit:
         return names
 
     def _check_own(self, ops: Iterable[Original]) -> None:
-        foreign = [op.name for op in ops if getattr(op, "graph", self.graph) is not self.graph]
+        foreign = [op.name for op in ops if isinstance(op, tf.Operation) and op.graph is not self.graph]
         if foreign:
             raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of that graph")
 
@@ -406,7 +425,8 @@ class StagedEdit:
 
     # ------------------------------------------------------------------------------------------------------- commit
     def commit(self) -> Dict[str, tf.Operation]:
-        """Add everything to the graph, move edges as staged, and return the new ops by name. An edit can be committed only once.
+        """Add everything to the graph, move edges and place ops as staged, and return the new ops by name. An edit can be
+        committed only once.
 
         Garbage collection is paused meanwhile, because the collector would walk the many new objects again and again.
 
@@ -416,7 +436,7 @@ class StagedEdit:
         """
         self._check_open()
         self._committed = True
-        if not self._staged and not self._changed:
+        if not self._staged and not self._changed and not self._places:
             return {}
         if self.graph.finalized:
             raise GraphEditError("the graph is finalized; commit edits before finalize() or a MonitoredSession")
@@ -427,6 +447,10 @@ class StagedEdit:
             for name, befores in waits.items():
                 new_ops[name]._add_control_inputs(befores)
             self._move_edges()
+            for op, device, alone in self._places:
+                if alone:
+                    op._clear_attr("_class")
+                op._set_device(device)
         return new_ops
 
     def _check_moves(self) -> None:
@@ -459,7 +483,7 @@ class StagedEdit:
         n_before = len(self.graph.get_operations())
         with self.graph.as_default(), self.graph.device(None), self.graph.control_dependencies(None), \
                 self.graph.colocate_with(None, ignore_existing=True), _contexts_hidden(tensors.values()), \
-                imported_as_written(self.graph):
+                imported_as_written(self.graph, self._graph_def):
             try:
                 tf.import_graph_def(self._graph_def, input_map=tensors, name="")
             except (ValueError, tf.errors.OpError) as error:
@@ -565,10 +589,11 @@ class StagedEdit:
 
 def _forget_originals_own(node: NodeDef, names: Mapping[str, str]) -> None:
     """Remove attributes of the original that do not hold for its clone; ``names``: ops that are cloned with it, old -> new."""
-    if "_class" in node.attr:
+    attrs = node.attr
+    if "_class" in attrs:
         follow_colocation(node, names)
-    if "_output_shapes" in node.attr:  # shapes are inferred again, because an input may be smaller than the original's
-        del node.attr["_output_shapes"]
+    if "_output_shapes" in attrs:  # shapes are inferred again, because an input may be smaller than the original's
+        del attrs["_output_shapes"]
 
 
 def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Optional[Sequence[str]]]]:

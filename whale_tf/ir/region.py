@@ -71,20 +71,16 @@ class Region(NamedTuple):
         Not included: uses of a while loop's tensors inside that loop, which stay with the original loop, and uses by unused ops,
         which stay with the original tensors.
         """
-        frames_of = frames(self.graph)
-        result: Dict[int, List[Tuple[int, int]]] = {}
-        for index in self.ops:
-            if index not in self.batch_level or frame_of_outputs(self.graph.ops[index], frames_of):
+        tensors, frames_of = self.graph.tensors, frames(self.graph)
+        found: Dict[int, List[Tuple[int, int]]] = {}
+        for op in self.graph.ops:
+            if op.phase is Phase.UNUSED or self.contains(op):
                 continue
-            for tensor in self.graph.ops[index].outputs:
-                outside = [
-                    (op, position)
-                    for op, position in self.graph.consumers(tensor)
-                    if not self.contains(self.graph.ops[op]) and self.graph.ops[op].phase is not Phase.UNUSED
-                ]
-                if outside:
-                    result[tensor] = outside
-        return result
+            for position, tensor in enumerate(op.inputs):
+                producer = tensors[tensor].op
+                if producer in self.batch_level and not frame_of_outputs(self.graph.ops[producer], frames_of):
+                    found.setdefault(tensor, []).append((op.id, position))
+        return {tensor: found[tensor] for tensor in sorted(found)}
 
 
 def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sources: Sequence[int]) -> Region:
@@ -171,12 +167,15 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
 def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dict[int, FrozenSet[int]]:
     """Ops that read a variable after an update which depends on the mini-batch -> the ops for which they wait."""
     members = {op.id for op in region}
+    waiting = [op for op in region if not members.issuperset(op.control_inputs)]
+    if not waiting:
+        return {}
     decided = set(batch_level)  # what follows from the mini-batch
     for op in graph.ops:
         if op.id not in members and any(before in decided for before in graph.predecessors(op)):
             decided.add(op.id)
     found = {}
-    for op in region:
+    for op in waiting:
         handles = {tensor for tensor in op.inputs if graph.tensors[tensor].dtype.endswith(("resource", "_ref"))}
         waits = frozenset(control for control in op.control_inputs if control not in members and control in decided and any(
             traits(graph.ops[before].type).is_write and not handles.isdisjoint(graph.ops[before].inputs)
@@ -220,6 +219,9 @@ def returning(graph: OpGraph, batch_level: AbstractSet[int]) -> Set[int]:
         sources = (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
         return [source for source in sources if source not in batch_level and graph.ops[source].phase is not Phase.APPLY]
 
+    if not any(op.id not in batch_level and op.phase not in (Phase.APPLY, Phase.UNUSED)
+               and any(graph.tensors[tensor].op in batch_level for tensor in op.inputs) for op in graph.ops):
+        return set()
     read = reached({source for index in batch_level for source in outside(index)}, outside)
     return {source for index in read for source in (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
             if source in batch_level}

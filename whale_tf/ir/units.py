@@ -88,7 +88,7 @@ def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
     in_loop = frames(graph)
     found = set().union(*loops_of(ops, in_loop), *containers(graph, ops))
     depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
-    for op in ops:
+    for op in ops if graph.has_any(SWITCHES) else ():
         if op.id in in_loop:
             continue
         inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)

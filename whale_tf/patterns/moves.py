@@ -96,6 +96,12 @@ def exchange(count: int) -> Recipe:
     return (_step(count, [way for j in range(1, count) for way in ((j, FIRST, part), (FIRST, j, part))]),)
 
 
+@functools.lru_cache(maxsize=4096)
+def _moved_part(have: Spread, need: Spread, count: int) -> float:
+    """The bytes that :func:`moved_bytes` counts for each byte of the tensor."""
+    return recipe_bytes(moves(_equal(have, 0, count), _equal(need, 1, count), count), 1.0)
+
+
 def recipe_bytes(recipe: Optional[Recipe], size: float) -> float:
     """Bytes that change devices for a tensor of ``size`` bytes; infinite without a recipe."""
     if recipe is None:
@@ -108,7 +114,8 @@ def moved_bytes(have: Spread, need: Spread, size: float, count: int) -> float:
     Then a whole tensor and shards can be brought into any third spread for the same bytes, on which the search relies."""
     if have == need:
         return 0.0
-    return recipe_bytes(moves(_equal(have, 0, count), _equal(need, 1, count), count), size)
+    part = _moved_part(have, need, count)
+    return part if part == float("inf") else size * part
 
 
 def gradient_bytes(have: Spread, need: Spread, size: float, count: int) -> float:

@@ -68,7 +68,7 @@ def shard(
     variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
     shapes.update(variables.stage(edit))
     successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
-    return captured_after(captured, step.after(edit, calls, successors, shapes, replaced)), variables
+    return captured_after(captured, step.after(edit, calls, successors, shapes, replaced, tags=lowering.tags)), variables
 
 
 def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> Parts:
@@ -176,17 +176,23 @@ class _Mover:
     def shapes(self) -> Dict[str, Shape]:
         """Shapes of the parts, as far as those of the local script's tensors are known.  TensorFlow infers less from a clone,
         because gradients and users set shapes by hand."""
-        found: Dict[str, Shape] = {}
+        found = dict(self._lowering.values.shapes)
         view = self._lowering.view
         for number, spread, names in self._lowering.values.made():
             shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
             if shape is None or spread.kind == EACH:
                 continue
-            for i, name in enumerate(names):
-                if name.partition(":")[0] in self._lowering.edit:
-                    sizes = (spread.sizes[i] if d == spread.dim else size for d, size in enumerate(shape))
-                    found[_tensor_name(name)] = tuple(sizes)
+            shapes = _of_parts(tuple(shape), spread, len(names))
+            found.update((_tensor_name(name), own) for name, own in zip(names, shapes)
+                         if name.partition(":")[0] in self._lowering.edit)
         return found
+
+
+def _of_parts(shape: Shape, spread: Spread, count: int) -> List[Shape]:
+    """The shapes of a tensor's parts; handles have none."""
+    if not shape or not spread.is_shard:
+        return [shape] * count
+    return [(*shape[:spread.dim], size, *shape[spread.dim + 1:]) for size in spread.sizes]
 
 
 def _tensor_name(name: str) -> str:

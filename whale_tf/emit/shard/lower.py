@@ -17,6 +17,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
+from whale_tf.capture.record import Tags
 from whale_tf.emit.attributes import reseed
 from whale_tf.emit.shard.initial import Stream, cut
 from whale_tf.emit.shard.recipes import Rows, Softmax, combine
@@ -56,6 +57,7 @@ class Lowering:
         values: the parts of every tensor that is divided or made again.
         done: name of a divided op -> names of the ops that replace it, by device (for a recipe, all on one).
         variables: divided variable op -> names of its parts.
+        tags: what the op graph says about new nodes.
     """
 
     def __init__(self, captured: Captured, assignment: Assignment, counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
@@ -64,7 +66,8 @@ class Lowering:
         self.task_graph = captured.task_graph
         self.view = Sizes(graph)
         replicated = {number for number, spec in enumerate(captured.specs) if spec.strategy == "replicate"}
-        self.stages = {number: TaggedStage(edit, number) for number in replicated.union(counts)}
+        self.tags: Dict[str, Tags] = {}
+        self.stages = {number: TaggedStage(edit, number, self.tags) for number in replicated.union(counts)}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
         self.values = Values(self.view, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
                              self._move_again)
@@ -92,7 +95,8 @@ class Lowering:
     def _variable(self, op: Op, spread: Spread) -> None:
         names = []
         for i, size in enumerate(spread.sizes):
-            node = self._clone(op, i, []) if op.type == self._definitions.node(op.name).op else self._handle(op, i)
+            is_own = op.type == self._definitions.node(op.name).op
+            node = self._clone(op, i, [], same_attrs=False) if is_own else self._handle(op, i)
             node.attr["shape"].shape.dim[spread.dim].size = size
             node.attr["shared_name"].s = node.name.encode()
             names.append(node.name)
@@ -104,7 +108,7 @@ class Lowering:
         attrs = {"dtype": tf.as_dtype(op.attrs["dtype"]), "shape": tf.TensorShape(op.attrs["shape"]), "container": "",
                  "shared_name": ""}
         node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
-        self.stages[self.assignment.home[op.id]].tag(node, i)
+        self.stages[self.assignment.home[op.id]].tag(node.name, i)
         return node
 
     # -- ops ----------------------------------------------------------------------------------------------------------
@@ -130,7 +134,7 @@ class Lowering:
             for position in {local.position for local in strategy.localise}:
                 inputs[position] = self._localised(
                     op, position, [x for x in strategy.localise if x.position == position], home, i)
-            node = self._clone(op, i, inputs)
+            node = self._clone(op, i, inputs, same_attrs=strategy.how != RESEEDED and op.type not in SHAPE_ATTRS)
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
             if strategy.how == RESEEDED:
@@ -154,14 +158,15 @@ class Lowering:
         local = {item.position for item in strategy.localise}
         return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
 
-    def _clone(self, op: Op, i: int, inputs: Sequence[str]) -> NodeDef:
-        """Stages device ``i``'s copy of an op."""
+    def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True) -> NodeDef:
+        """Stages device ``i``'s copy of an op; ``same_attrs``: see :meth:`StagedEdit.copy`."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
         original = self._definitions.node(op.name)
-        node = self.edit.copy(original, self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i))
+        node = self.edit.copy(
+            original, self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i), same_attrs=same_attrs)
         self.stages[home].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
-        self.stages[home].tag(node, i, self.forward_name(forward, i) if forward is not None else "")
+        self.stages[home].tag(node.name, i, self.forward_name(forward, i) if forward is not None else "")
         return node
 
     def _moved_again(self, tensor: int, home: int) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Sequence
 
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
-from whale_tf.graph_editor.attrs import NodeDef
+from whale_tf.capture.record import Tags
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.region import GATHER_ATTR
 
 
 class TaggedStage:
-    """Stages nodes with tags.  As the device, callers give the number of a device within the TaskGraph.
+    """Stages nodes and tags them for the op graph; TensorFlow's graph does not get the tags.  As the device, callers give the
+    number of a device within the TaskGraph.
+
+    Args:
+        tags: of all nodes, which the stages of all TaskGraphs fill.
 
     Attributes:
         is_backward: whether the nodes are part of a gradient call.
@@ -19,35 +23,29 @@ class TaggedStage:
         controls: ops that every node waits for.
     """
 
-    def __init__(self, edit: StagedEdit, task_graph: int) -> None:
+    def __init__(self, edit: StagedEdit, task_graph: int, tags: Dict[str, Tags]) -> None:
         self.edit = edit
         self.task_graph = task_graph
         self.is_backward = self.is_gathering = False
         self.controls: Sequence[str] = ()
+        self._tags = tags
 
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
             control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str:
-        staged = self.edit.add(op_type, name, inputs, control_inputs=list(control_inputs) + list(self.controls), attrs=attrs)
-        self.tag(self.edit.node(staged), int(device or 0))
+        staged = self.edit.add(op_type, name, inputs, control_inputs=[*control_inputs, *self.controls], attrs=attrs)
+        self.tag(staged, int(device or 0))
         return staged
 
     def const(self, value: Any, name: str, *, device: str = "") -> str:
         staged = self.edit.const(value, name)
-        node = self.edit.node(staged)
-        node.attr[TASK_GRAPH_ATTR].i = self.task_graph
-        node.attr[SHARD_ATTR].i = int(device or 0)
+        self._tags[staged] = {TASK_GRAPH_ATTR: self.task_graph, SHARD_ATTR: int(device or 0)}
         return staged
 
-    def tag(self, node: NodeDef, shard: int, forward: str = "") -> None:
+    def tag(self, name: str, shard: int, forward: str = "") -> None:
         """``forward``: name of the forward op that a backward node was made from."""
-        node.device = ""
-        node.attr[TASK_GRAPH_ATTR].i = self.task_graph
-        node.attr[SHARD_ATTR].i = shard
+        tags: Tags = {TASK_GRAPH_ATTR: self.task_graph, SHARD_ATTR: shard, FORWARD_ATTR: forward or None}
         if self.is_backward:
-            node.attr[PHASE_ATTR].s = b"backward"
+            tags[PHASE_ATTR] = "backward"
         if self.is_gathering:
-            node.attr[GATHER_ATTR].i = 1
-        if forward:
-            node.attr[FORWARD_ATTR].s = forward.encode()
-        elif FORWARD_ATTR in node.attr:
-            del node.attr[FORWARD_ATTR]
+            tags[GATHER_ATTR] = 1
+        self._tags[name] = tags

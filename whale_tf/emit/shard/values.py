@@ -20,7 +20,7 @@ from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optio
 from whale_tf._tf_compat import tf
 from whale_tf.emit.shard.tags import TaggedStage
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.ir.rules import View
 from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
 
@@ -54,6 +54,7 @@ class Values:
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
         self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
         self._gathered: Dict[Tuple[int, int, bool], str] = {}
+        self.shapes: Dict[str, Shape] = {}  # of slices, by name
         self.table: Dict[int, Value] = {}
 
     def made(self) -> Iterator[Tuple[int, Spread, Sequence[str]]]:
@@ -174,4 +175,6 @@ class Values:
     def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
         shape, dtype = self._view.shape(tensor), tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
         assert shape is not None, "a tensor is divided along a dimension that its op's rule knows"
-        return nodes.slice_dim(name, dim, len(shape), begin, size, scope, dtype, device)
+        sliced = nodes.slice_dim(name, dim, len(shape), begin, size, scope, dtype, device)
+        self.shapes[sliced + ":0"] = (*shape[:dim], size, *shape[dim + 1:])
+        return sliced

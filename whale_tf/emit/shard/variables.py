@@ -287,7 +287,7 @@ class _Uses:
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
         operands = [inputs.get(position, edge) for position, edge in enumerate(self._edges(op))]
-        return self._edit.copy(op, name, operands, control_inputs=self._controls(op)).name
+        return self._edit.copy(op, name, operands, control_inputs=self._controls(op), same_attrs=True).name
 
     def _edges(self, op: tf.Operation) -> List[str]:
         """What an op reads once the staged edges have moved."""

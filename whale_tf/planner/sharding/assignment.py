@@ -212,7 +212,7 @@ def _home(problem: Problem, root: int, default: int) -> int:
     if variable in problem.factored:
         home = problem.variables.get(problem.factored[variable].variable, default)
     if home < 0:
-        home = next((problem.variables[v] for v, others in problem.slots.items() if variable in others), default)
+        home = problem.variables[problem.owners[variable]] if variable in problem.owners else default
     return home
 
 

@@ -81,6 +81,7 @@ class Problem:
         self.batch = batch
         self.variables = variables
         self.slots = slots
+        self.owners = {slot: variable for variable in reversed(list(slots)) for slot in slots[variable]}
         self.gradients = gradients
         self.factored = factored
         self.whole = whole
