@@ -200,7 +200,8 @@ class Config(Record):
         "auto",
         description="How the step is written into the graph. inline: every op of every clone. call: each clone has one op for "
         "its forward pass and one for its backward pass, which call functions; wh.explain() says where that is not possible. "
-        "auto: call if the inlined step would have many thousands of ops, which are slow to start.")
+        "auto: call if the inlined step would have many thousands of ops, which are slow to start, unless only "
+        "the inlined step fits in memory.")
     xla: bool = field(
         False,
         description="XLA compiles the functions of forward and backward passes if it has kernels for all their ops. The step "

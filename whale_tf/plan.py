@@ -147,12 +147,17 @@ class GradientPlan(Record):
 @dataclass(frozen=True)
 class Estimate(Record):
     """The search's estimate: seconds per step of ``global_batch`` examples, bytes per device, the plans that were not chosen, and
-    the step time without each of this plan's memory measures."""
+    the step time without each of this plan's memory measures.
+
+    Attributes:
+        called_peak_memory_bytes: bytes per device if calls were functions, if that is why ``emit: auto`` inlines the step.
+    """
 
     search: str = "annotated"
     global_batch: Optional[int] = None
     latency_s: Optional[float] = None
     peak_memory_bytes: Tuple[int, ...] = ()
+    called_peak_memory_bytes: Tuple[int, ...] = ()
     runners_up: Tuple[str, ...] = ()
     without: Tuple[str, ...] = ()
 
@@ -177,7 +182,8 @@ class Plan(Record):
         zero: how ``homes`` divide variables over replicas.  ``none``: not at all; ``v1``: gradients are summed at home; ``v2``:
             the gradients of each micro-batch are summed there at once; ``v3``: in addition, every call reads the variable again.
         offload: ``none``; ``states``: the homes are the host; ``v0``: in addition, every call reads variables again.
-        emit: ``inline``: the step's ops are in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
+        emit: ``inline``: the step's ops are in the graph; ``call``: each call of its Program is one op; ``auto``: by size, if
+            the devices' memory allows calls.
         precision: ``float32``, or the 16-bit type in which ops compute if that is safe: ``float16`` or ``bfloat16``.
         loss_scale: factor for gradients in that type: a number, ``dynamic``, or None.
         processes: numbers of the devices that each process drives, by rank; empty if one process drives all.

@@ -21,13 +21,14 @@ from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify, verify_pass
 from whale_tf.passes.communicate import takes_own
+from whale_tf.passes.form import is_large
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for, opened, wants_search
 from whale_tf.planner.homes import STAGE, Held, asks_for_homes, has_one_memory, resident_of_task_graphs, with_homes
 from whale_tf.planner.measures import AUTO
-from whale_tf.planner.play import played_peaks
+from whale_tf.planner.play import called_too_large, played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.playing import analysed, in_parts, trained_variables, undivided, with_parts
@@ -60,7 +61,7 @@ def decide_graph(
         whole = local.with_rows_beside()
         if whole is not local:
             decided = decide(whole, cluster, config, plan, options, parts)
-    return decided
+    return _in_memory(decided, cluster, config)
 
 
 def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
@@ -200,6 +201,19 @@ def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Opti
     verify_pass(captured.graph, "after recompute")
     batch, region = analysed(captured, options)
     return Decided(captured, batch, region, plan, division)
+
+
+def _in_memory(decided: Decided, cluster: Cluster, config: Config) -> Decided:
+    """The decision with the peaks of the called step in the plan, if they are the reason to inline a large step."""
+    plan, captured = decided.plan, decided.captured
+    if plan.emit != AUTO or plan.estimate.called_peak_memory_bytes or not is_large(decided.region, plan):
+        return decided
+    try:
+        region, _ = _with_sizes(captured, decided.region, plan, cluster, config)
+    except PlanError:  # the graph does not allow the planned number of examples, so only the size decides
+        return decided
+    peaks = called_too_large(captured.step(region), plan, cluster, trained_variables(captured))
+    return decided._replace(plan=replace(plan, estimate=replace(plan.estimate, called_peak_memory_bytes=peaks)))
 
 
 def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Plan:

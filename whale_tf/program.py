@@ -88,7 +88,8 @@ class Body(NamedTuple):
         ops: numbers of its ops, in graph order; none if a recipe says what runs.
         inputs: tensors from elsewhere that it reads, in the order of their first use.
         outputs: tensors that something else reads or a user is likely to fetch.
-        runs: for a function, the ops in it: its own live ops, and ops of the forward body that it repeats.
+        functions: for a called body, the ops of each of its functions, which run one after another: its own live ops, and ops
+            of the forward body that it repeats, in an order in which they can run.
         waits: (repeated op, its own op for which that one waits).
         reads: (tensor, op) if each call reads a variable at its home again: a value from there, and the body's own op after which
             it is sent (-1: none).
@@ -102,7 +103,7 @@ class Body(NamedTuple):
     ops: Tuple[int, ...]
     inputs: Tuple[int, ...]
     outputs: Tuple[int, ...]
-    runs: Tuple[int, ...] = ()
+    functions: Tuple[Tuple[int, ...], ...] = ()
     waits: Tuple[Tuple[int, int], ...] = ()
     reads: Tuple[Tuple[int, int], ...] = ()
     home: Optional[int] = None
@@ -110,6 +111,11 @@ class Body(NamedTuple):
     @property
     def is_recipe(self) -> bool:
         return self.step in RECIPES
+
+    @property
+    def runs(self) -> Tuple[int, ...]:
+        """The ops of all functions of a called body."""
+        return tuple([index for ops in self.functions for index in ops])
 
 
 class Value(NamedTuple):
@@ -165,6 +171,24 @@ class Program(NamedTuple):
     def step_of(self, call: Call) -> str:
         return self.bodies[call.body].step
 
+    def functions(self, body: Body) -> List[Body]:
+        """The functions of a called body, each as a body that gives what the body gives and what later functions read.  The last
+        one has the body's name: when it ends, all have ended."""
+        if len(body.functions) < 2:
+            return [body]
+        made = {tensor: place for place, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].outputs}
+        read = {tensor for place, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].inputs
+                if made.get(tensor, place) != place and self.graph.producer(tensor).value is None}  # each has its own constants
+        given = read.union(body.outputs)
+        found = []
+        for place, ops in enumerate(body.functions):
+            own = set(ops)
+            name = body.name if place == len(body.functions) - 1 else f"{body.name}/{place}"
+            outputs = tuple([tensor for op in ops for tensor in self.graph.ops[op].outputs if tensor in given])
+            waits = tuple([wait for wait in body.waits if own.issuperset(wait)])
+            found.append(body._replace(name=name, functions=(ops,), outputs=outputs, waits=waits))
+        return found
+
     def with_calls(self, bodies: Sequence[Body], calls: Sequence[Call]) -> Program:
         """The Program with more bodies and calls at the end."""
         return self._replace(bodies=self.bodies + tuple(bodies), calls=self.calls + tuple(calls))
@@ -194,6 +218,7 @@ class Program(NamedTuple):
         """
         width = max([len(body.name) for body in self.bodies], default=0)
         lines = [f"{body.name:{width}} {len(body.ops):5} ops  takes {self._names(body.inputs)}  gives {self._names(body.outputs)}"
+                 + (f"  in {len(body.functions)} functions" if len(body.functions) > 1 else "")
                  + (f"  reads anew {self._reads(body)}" if body.reads else "") for body in self.bodies if not body.is_recipe]
         digits = len(str(max(len(self.calls) - 1, 0)))
         return "\n".join(lines + [f"#{number:<{digits}} {self._line(call, devices, width)}"

@@ -193,3 +193,56 @@ def _lookups(emit: str) -> List[Any]:
 
 def test_a_tensor_fetched_beside_an_update_follows_from_the_lookup_before_it() -> None:
     close([_lookups("call")], [_lookups("")])
+
+
+def _deep(emit: str) -> Tuple[List[Any], List[str]]:
+    """Three steps of a network whose first stage has five layers, with a gradient that is fetched; and the called backward
+    functions of one clone of that stage."""
+    with v1.Graph().as_default() as graph:
+        if emit:
+            wh.init({"num_micro_batch": 2, "emit": emit}, cluster="cpu:2")
+        random = np.random.RandomState(0)
+        x = value = v1.placeholder(tf.float64, [BATCH, 6])
+        with v1.variable_scope("", use_resource=True):
+            for stage, layers in enumerate((5, 1)):
+                with wh.replicate(1) if emit else v1.name_scope(""):
+                    for layer in range(layers):
+                        w = v1.get_variable(f"w{stage}{layer}", initializer=random.randn(6, 6) / 2)
+                        value = tf.tanh(tf.matmul(value, w))
+                    if stage:
+                        loss = tf.reduce_mean(tf.square(value - 1.0))
+        variables = v1.trainable_variables()
+        gradients = tf.gradients(loss, variables)
+        train = v1.train.AdamOptimizer(0.1).apply_gradients(zip(gradients, variables))
+        feed = {x: random.randn(BATCH, 6)}
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            found = [session.run([loss, gradients[1], train], feed)[:2] for _ in range(3)] + [session.run(variables)]
+        calls = [op.name for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+        wh.shutdown()
+        return found, [name for name in calls if name.startswith("whale/g0_m1_r0/t0_backward")]
+
+
+def test_a_backward_pass_is_several_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    (found, functions), (expected, _) = _deep("call"), _deep("")
+    close(found, expected)
+    assert functions == [f"whale/g0_m1_r0/t0_backward{part}" for part in ("/0", "/1", "/2", "")]
+
+
+def test_a_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
+    monkeypatch.setattr("whale_tf.planning.called_too_large", lambda step, plan, cluster, held: (1 << 20, 3 << 30, 0, 0))
+    plan, texts = None, []
+    for _ in range(2):  # the second time by the plan of the first, which says so
+        with v1.Graph().as_default() as graph:
+            wh.init({"num_micro_batch": 2}, cluster="cpu:4", plan=plan)
+            Model("")
+            wh.parallelize()
+            texts.append(wh.explain())
+            plan = wh.current_plan()
+            assert not [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+            wh.shutdown()
+        monkeypatch.undo()
+        monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
+    assert all("inlined, the step fits in memory; called, it does not (up to 3.00 GiB on a device)" in text for text in texts)

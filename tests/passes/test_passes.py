@@ -15,7 +15,7 @@ from whale_tf.passes import PASSES, compile_program
 from whale_tf.passes.form import CALL, INLINE, MOST_INLINED_OPS, choose_form
 from whale_tf.passes.schedule import orders_of
 from whale_tf.passes.verify import Pass, verify
-from whale_tf.plan import Plan
+from whale_tf.plan import Estimate, Plan
 from whale_tf.program import ALL, BACKWARD, EARLY, FORWARD, SECTION, WHOLE, Program, Value
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -181,6 +181,12 @@ class TestForm:
     @pytest.mark.parametrize("emit", [INLINE, CALL])
     def test_what_is_asked_for(self, emit: str) -> None:
         assert self.form(emit=emit) == (emit, "asked for")
+
+    def test_memory_decides_against_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 31)
+        form = self.form(estimate=Estimate(called_peak_memory_bytes=(5, 3 << 30)))
+        assert form == (INLINE, "inlined, the step fits in memory; called, it does not (up to 3.00 GiB on a device)")
+        assert self.form(estimate=Estimate(called_peak_memory_bytes=(5,)), emit=CALL).kind == CALL
 
     def test_version_1_control_flow_is_inlined(self) -> None:
         step = chain(2)

@@ -1,6 +1,7 @@
 """Programs as played: schedules worked out by hand, and bounds that every Program keeps."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, Tuple
 
 import pytest
@@ -15,7 +16,7 @@ from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
-from whale_tf.planner.play import _Prices, played_peaks, played_seconds
+from whale_tf.planner.play import _Prices, called_too_large, played_peaks, played_seconds
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
@@ -209,3 +210,18 @@ def test_offloaded_variables_come_from_the_host() -> None:
     away = plan([1], offload="v0", tasks={0: {"variables": "shared", "homes": homes}})
     step, cluster = stages(1), machines(1, latency_s=1.0)
     assert played_seconds(step, away, cluster) > 2.0 > played_seconds(step, plan([1]), cluster)
+
+
+def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called, the backward pass holds the loss, which its first op reads, until it ends."""
+    step, one = chain(1), plan([1])
+    sizes = {t: (BATCH, *record.shape[1:]) for t, record in enumerate(step.graph.tensors) if record.shape and not record.shape[0]}
+    step = step._replace(region=step.region._replace(graph=step.graph.with_shapes(sizes)))
+    step.region.batch.batch = BATCH
+    (inlined,), (called,) = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
+    assert called == inlined + 4
+    assert called_too_large(step, one, machines(1).limited(inlined), ()) == (), "a small step is inlined anyway"
+    monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
+    for limit, expected in ((called, ()), (called - 1, (called,)), (inlined, (called,)), (inlined - 1, ())):
+        assert called_too_large(step, one, machines(1).limited(limit), ()) == expected
+        assert called_too_large(step, replace(one, emit="call"), machines(1).limited(limit), ()) == ()

@@ -84,6 +84,14 @@ class Calls:
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}
         self._count = 0
+        self._functions_of = {
+            body.name: context.program.functions(body) for body in context.program.bodies if body.step in CLONED}
+        self._before: Dict[str, Dict[int, str]] = {}  # function -> what earlier functions of its body give -> its name in a clone
+        for functions in self._functions_of.values():
+            given: Dict[int, str] = {}
+            for function in functions:
+                self._before[function.name] = dict(given)
+                given.update((tensor, f"{function.name}:{number}") for number, tensor in enumerate(function.outputs))
         axis = context.region.batch
         self._shaped = {index for index, _ in axis.attributes}
         self._functional = {index for index, _ in axis.bodies}
@@ -95,8 +103,9 @@ class Calls:
             body = self.context.program.bodies[call.body]
             if body.step not in CLONED:
                 continue
-            barriers = (order.barriers(body.task_graph, call.clone) or {}).get(body.name, ())
-            self._call(body, call.clone, barriers)
+            before: Sequence[str] = (order.barriers(body.task_graph, call.clone) or {}).get(body.name, ())
+            for function in self._functions_of[body.name]:
+                before = [self._call(function, call.clone, before)]
 
     def export(self, tensor: int, beside_update: Optional[Context] = None) -> None:
         """Stages calls that compute a tensor which no function returns.
@@ -130,25 +139,29 @@ class Calls:
                 f"{graph.tensor_name(tensor)!r} is fetched from a step that runs as calls of functions. It is computed again for "
                 f"the fetch, and random op {drawn[0]!r} draws other numbers than in the step; set emit to 'inline' to see the "
                 "step's own value")
-        part = body._replace(name=f"{body.name}/{context.flat(tensor)}", runs=tuple(sorted(needed)), waits=(), outputs=(tensor,))
+        part = body._replace(name=f"{body.name}/{context.flat(tensor)}", functions=(tuple(sorted(needed)),), waits=(),
+                             outputs=(tensor,))
         for clone in context.clones(body.task_graph):
             self._call(part, clone, ())
         context.exported(tensor, f"{part.name}:0")
 
-    def _call(self, body: Body, clone: Clone, barriers: Sequence[str]) -> None:
+    def _call(self, body: Body, clone: Clone, before: Sequence[str]) -> str:
+        """Stages a call of a body that is one function; returns its op."""
         context, task_graph = self.context, body.task_graph
         function = self._function(body, clone)
         waits = (control_for(context, wait, task_graph, clone, self._after) for wait in self._facts_of(body).waits)
         controls = [name for name in waits if name]
+        name = f"{context.scope(clone)}/{body.name}"
         context.edit.add(
             "StatefulPartitionedCall" if function.is_stateful else "PartitionedCall",
-            f"{context.scope(clone)}/{body.name}",
+            name,
             [argument.of(clone) for argument in function.arguments],
             device=context.device(task_graph, clone),
-            control_inputs=controls + list(barriers),
+            control_inputs=controls + list(before),
             attrs={"Tin": [argument.dtype for argument in function.arguments], "Tout": list(function.results),
                    "f": function.name, **({MUST_COMPILE: True} if body.name in context.compiled else {})},
         )
+        return name
 
     # ---------------------------------------------------------------------------------------------------- functions
     def _function(self, body: Body, clone: Clone) -> Function:
@@ -224,6 +237,8 @@ class Calls:
         return Function(name, definition.signature.is_stateful, arguments.items(), [context.dtype(t) for t in body.outputs])
 
     def _value(self, body: Body, tensor: int, clone: Clone) -> str:
+        if tensor in self._before.get(body.name, {}):
+            return f"{self.context.scope(clone)}/{self._before[body.name][tensor]}"
         name = self._operands.value(tensor, body.task_graph, clone)
         return name if self._operands.reads is None else self._operands.reads.of_call(body, tensor, name, clone)
 

@@ -90,12 +90,13 @@ class Context:
         self.gathered = Gathered()
         self.pinned: Dict[str, str] = {}
         self.dropped: Set[str] = set()
-        self.compiled: Set[str] = set()  # bodies that XLA compiles
+        self.compiled: Set[str] = set()  # functions of bodies that XLA compiles
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}
         bodies = [body for body in self.program.bodies if body.step in CLONED]
         self._body_of = {op: body.name for body in bodies for op in body.ops}
-        self._results = {t: f"{body.name}:{i}" for body in bodies for i, t in enumerate(body.outputs)}
+        given = [(set(body.outputs), function) for body in bodies for function in self.program.functions(body)]
+        self._results = {t: f"{function.name}:{i}" for own, function in given for i, t in enumerate(function.outputs) if t in own}
         self._returned = frozenset(self._results)
         self._suffix = ""
         self._scope = ROOT

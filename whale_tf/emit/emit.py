@@ -111,7 +111,8 @@ def emit(
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
-    context.compiled = {name for name, obstacle in compiled.items() if not obstacle}
+    context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
+                        for function in program.functions(body)}
     _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = tf_graph.building_function

@@ -2,16 +2,19 @@
 
 Calls keep a large step small: its size grows with the number of calls, and not with calls times ops.  They are an advantage at
 the start, because TensorFlow's start takes longer for larger graphs.  An inlined step needs a little less time, and less memory
-if gradients of weights fill it: a call's arguments live until it ends, and its results appear all at once (see also ``spare``).
+if gradients of weights fill it: a function's arguments live until it ends, and its results appear all at once (see also
+``spare``).  So ``emit: auto`` calls large steps, unless only the inlined one fits in memory
+(``whale_tf.planner.play.called_too_large``).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple, Optional
 
 import networkx as nx
 
-from whale_tf.errors import PlanError
+from whale_tf.errors import PlanError, memory_text
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import Region
@@ -21,7 +24,7 @@ from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
 from whale_tf.program import BATCH_LEVEL, CLONED, Program
 
-INLINE, CALL = "inline", "call"
+INLINE, CALL, AUTO = "inline", "call", "auto"
 MOST_INLINED_OPS = 20_000  # larger steps are called under emit: auto; see "Emission" in benchmarks/README.md
 
 
@@ -42,12 +45,16 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     Raises:
         PlanError: XLA shall compile calls, but they are not possible or not wanted.
     """
-    size = sum(len(body.ops) * len(clones(plan, body.task_graph)) for body in program.bodies if body.step in CLONED)
+    size = inlined_ops(region, plan)
     xla = any(task.xla for task in plan.task_graphs)
     if plan.emit == INLINE and not xla:
         return Form(INLINE, "asked for")
-    if plan.emit != CALL and not xla and size <= MOST_INLINED_OPS:
+    if plan.emit != CALL and not xla and not is_large(region, plan):
         return Form(INLINE, f"the step has {size} ops in its calls, and up to {MOST_INLINED_OPS} are inlined")
+    peaks = plan.estimate.called_peak_memory_bytes
+    if plan.emit == AUTO and not xla and peaks:
+        most = memory_text(max(peaks))
+        return Form(INLINE, f"inlined, the step fits in memory; called, it does not (up to {most} on a device)")
     obstacle = why_not_called(program, region, plan)
     if not obstacle and plan.emit != CALL and not xla and has_reference_variables(program):
         obstacle = ("reference variables are updated in place, so a tensor that is fetched beside an update cannot be computed "
@@ -59,6 +66,18 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     if obstacle:
         return Form(INLINE, f"not called: {obstacle}")
     return Form(CALL, "asked for" if plan.emit == CALL else f"the step would have {size} ops inlined")
+
+
+def inlined_ops(region: Region, plan: Plan) -> int:
+    """The number of ops in all clones of an inlined step."""
+    once = region.sections | region.drawn_once
+    homes = Counter(region.task_graph[index] for index in region.ops if index in region.batch_level and index not in once)
+    return sum(count * len(clones(plan, task_graph)) for task_graph, count in homes.items())
+
+
+def is_large(region: Region, plan: Plan) -> bool:
+    """Whether ``emit: auto`` calls a step of this size."""
+    return inlined_ops(region, plan) > MOST_INLINED_OPS
 
 
 def has_reference_variables(program: Program) -> bool:

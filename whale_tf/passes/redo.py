@@ -113,18 +113,30 @@ def one_example(graph: OpGraph) -> OpGraph:
         for t, record in enumerate(graph.tensors) if record.shape is not None and None in record.shape})
 
 
+def first_readers(graph: OpGraph, redone: AbstractSet[int], own: AbstractSet[int]) -> Dict[int, int]:
+    """Repeated op -> the first op in graph order, among ``own``, the backward ops, that needs it."""
+    first: Dict[int, int] = {}
+    for index in sorted(redone, reverse=True):
+        readers = [user for t in graph.ops[index].outputs for user, _ in graph.consumers(t)]
+        first[index] = min(first.get(user, user) for user in readers if user in redone or user in own)
+    return first
+
+
 def waits(graph: OpGraph, redone: AbstractSet[int], own: AbstractSet[int]) -> Dict[int, int]:
-    """Repeated op -> op among ``own``, the backward ops, for which it waits.
+    """Repeated op -> op among ``own`` for which it waits.
 
     Its first reader in graph order also reads a gradient.  No op from which this gradient is computed reads the repeated op,
     since that reader would come before the first one.
     """
-    first: Dict[int, int] = {}
     found: Dict[int, int] = {}
-    for index in sorted(redone, reverse=True):
-        readers = [user for t in graph.ops[index].outputs for user, _ in graph.consumers(t)]
-        first[index] = min(first.get(user, user) for user in readers if user in redone or user in own)
-        before = [p for p in graph.predecessors(graph.ops[first[index]]) if p in own]
+    for index, reader in first_readers(graph, redone, own).items():
+        before = [p for p in graph.predecessors(graph.ops[reader]) if p in own]
         if before:
             found[index] = max(before)
     return found
+
+
+def in_order(graph: OpGraph, redone: AbstractSet[int], own: AbstractSet[int]) -> List[int]:
+    """The ops of a backward pass in an order in which they can run: a repeated op comes right before its first reader."""
+    first = first_readers(graph, redone, own)
+    return sorted([*first, *own], key=lambda index: (first.get(index, index), index not in first, index))

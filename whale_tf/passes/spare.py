@@ -5,11 +5,13 @@ A TaskGraph's forward body does not pass two kinds of tensors to its backward bo
 - tensors that only dead ops read (the gradient of a product is made for both operands, even if one of them is a constant, and in
   TensorFlow 1 each of the two gradients waits for both);
 - tensors that cheap ops can compute again (``whale_tf.passes.redo``).
+
+Its results live until it ends, so a backward body with large gradients becomes several functions (``whale_tf.passes.functions``).
 """
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence, Set, Tuple
+from typing import Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -18,8 +20,9 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.form import choose_form
+from whale_tf.passes.functions import in_functions
 from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
-from whale_tf.passes.redo import Redo, one_example, waits
+from whale_tf.passes.redo import Redo, in_order, one_example, waits
 from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.program import BACKWARD, CLONED, FORWARD, WEIGHT, Body, Program
@@ -29,17 +32,19 @@ MOST_FLOPS = 1.0  # FLOPs per element; an op that takes more is not repeated
 
 
 def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """The same bodies without dead ops, and with fewer bytes from forward to backward.  Inlined bodies do not change."""
+    """The same bodies without dead ops, and with fewer bytes that live.  Inlined bodies do not change."""
     region = step.region
     if not choose_form(program, region, plan).is_called:
         return program
     live = _live(program, region)
     bodies = [_with_runs(region, body, [index for index in body.ops if index in live]) if body.step in CLONED else body
               for body in program.bodies]
+    sizes = one_example(region.graph)
     for number, body in enumerate(bodies):
-        forward = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
-        if body.step in (BACKWARD, WEIGHT) and forward is not None:
-            bodies[number] = _in_backward(region, forward, body)
+        if body.step in (BACKWARD, WEIGHT):
+            forward = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
+            called = body if forward is None else _in_backward(region, sizes, forward, body)
+            bodies[number] = in_functions(step, plan, sizes, body, called)
     read = read_elsewhere(region).union(*(body.inputs for body in bodies))
     return program._replace(bodies=tuple(
         body._replace(outputs=tuple(
@@ -77,18 +82,20 @@ def _is_shown(region: Region, tensor: int) -> bool:
     return record.shape == () or not any(graph.consumers(t) for t in op.outputs)
 
 
-def _with_runs(region: Region, body: Body, runs: Iterable[int], waits: Sequence[Tuple[int, int]] = ()) -> Body:
-    """The body with other ops in its function."""
-    graph, ordered = region.graph, sorted(runs)
-    own = set(ordered)
-    inputs = dict.fromkeys(t for i in ordered for t in graph.ops[i].inputs if graph.tensors[t].op not in own)
-    return body._replace(runs=tuple(ordered), inputs=tuple(inputs), waits=tuple(waits))
+def _with_runs(region: Region, body: Body, runs: Sequence[int], waits: Sequence[Tuple[int, int]] = ()) -> Body:
+    """The body as one function of other ops.
+
+    Args:
+        runs: the ops, in an order in which they can run.
+    """
+    graph, own = region.graph, set(runs)
+    inputs = dict.fromkeys(t for i in sorted(own) for t in graph.ops[i].inputs if graph.tensors[t].op not in own)
+    return body._replace(functions=(tuple(runs),), inputs=tuple(inputs), waits=tuple(waits))
 
 
-def _in_backward(region: Region, forward: Body, backward: Body) -> Body:
+def _in_backward(region: Region, sizes: OpGraph, forward: Body, backward: Body) -> Body:
     """The backward body with the ops that it repeats."""
-    graph, sizes = region.graph, one_example(region.graph)
-    batch, members = region.batch, set(forward.runs)
+    graph, batch, members = region.graph, region.batch, set(forward.runs)
     reduced = {op for (op, _), steps in batch.conversions.items() if any(isinstance(step, Reduce) for step in steps)}
     refused = reduced.union(batch.own_seed, (op for op, _ in batch.attributes), (op for op, _ in batch.bodies))
 
@@ -100,7 +107,7 @@ def _in_backward(region: Region, forward: Body, backward: Body) -> Body:
 
     wanted = [t for t in backward.inputs if graph.tensors[t].op in members]
     redone, own = Redo(region, may, work, local=batch.localise.keys()).ops(wanted), set(backward.runs)
-    return _with_runs(region, backward, redone | own, sorted(waits(graph, redone, own).items()))
+    return _with_runs(region, backward, in_order(graph, redone, own), sorted(waits(graph, redone, own).items()))
 
 
 def _is_cheap(graph: OpGraph, op: Op) -> bool:

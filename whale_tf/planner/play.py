@@ -1,8 +1,9 @@
 """Plays a Program on a cluster: the time of a step, by which plans of TaskGraphs are compared, and its peak memory.
 
 Each device runs its calls one after the other, in the order of the Program, and their ops in the graph's order.  An op waits for
-its operands from other devices.  Gradients and other recipes are sent and added up in parallel, and messages in transit share the
-links.  The parts of a divided op are ops of the graph, each on its device.
+its operands from other devices.  A function of a called body begins when its arguments are there, and returns when it ends
+(:mod:`whale_tf.simulator.spans`).  Gradients and other recipes are sent and added up in parallel, and messages in transit share
+the links.  The parts of a divided op are ops of the graph, each on its device.
 
 Memory comes from a second run, in the order of TensorFlow's executor: an op runs when its operands are there, and a buffer lives
 from the op that writes it to its last reader.  Where CPU devices pass each other the values of variables and pieces of gradients
@@ -21,13 +22,14 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import OVERWRITES
 from whale_tf.passes import compile_program
-from whale_tf.passes.form import INLINE, choose_form
+from whale_tf.passes.form import AUTO, CALL, INLINE, choose_form, is_large
 from whale_tf.plan import Plan
+from whale_tf.planner.candidate import fit
 from whale_tf.planner.homes import Held, has_one_memory
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.chain import shares_buffer
-from whale_tf.profiler.op_cost import OpCost
+from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.program import Program as Compiled
 from whale_tf.simulator.memory import memory_curves
@@ -42,14 +44,17 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan)))
 
 
-def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[int, ...]:
-    """The most bytes that each device holds at a time; see :func:`played`."""
-    plan = _inlined(plan)
+def played_peaks(
+    step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], emit: str = INLINE
+) -> Tuple[int, ...]:
+    """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
+    plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
     return _peaks(_tasks(step, plan, cluster, compile_program(step, plan))[0], plan, variables)
 
 
 def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[float, Tuple[int, ...]]:
-    """Seconds of a step, and the most bytes that each device holds at a time, calls inlined; without the host's.
+    """Seconds of a step, and the most bytes that each device holds at a time, without the host's.  Where the plan leaves the form
+    open, these are the bytes of the inlined step, since ``emit: auto`` inlines a step that only fits like that.
 
     Args:
         step: the step with the static shapes of a mini-batch of all model replicas, and with the plan's TaskGraphs.
@@ -60,9 +65,42 @@ def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable
     """
     compiled = compile_program(step, plan)
     tasks, chains = _tasks(step, plan, cluster, compiled)
-    is_called = choose_form(compiled, step.region, plan).is_called
-    peaks = played_peaks(step, plan, cluster, variables) if is_called else _peaks(tasks, plan, variables)
+    is_open = plan.emit != CALL and choose_form(compiled, step.region, plan).is_called
+    peaks = played_peaks(step, plan, cluster, variables) if is_open else _peaks(tasks, plan, variables)
     return _seconds(tasks, chains), peaks
+
+
+def called_too_large(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Sequence[Held]) -> Tuple[int, ...]:
+    """The peaks of a step that ``emit: auto`` would call, if a device cannot hold its own, and each can hold that of the inlined
+    step; otherwise nothing.  A step that fits with all its tensors at once is not played.
+
+    Raises:
+        PlanError: the plan's schedule cannot order this graph.
+    """
+    if plan.emit != AUTO or not is_large(step.region, plan) or fit(_all_at_once(step, plan, variables), cluster):
+        return ()
+    if not choose_form(compile_program(step, plan), step.region, plan).is_called:
+        return ()
+    peaks = played_peaks(step, plan, cluster, variables, CALL)
+    return () if fit(peaks, cluster) or not fit(played_peaks(step, plan, cluster, variables), cluster) else peaks
+
+
+def _all_at_once(step: TrainingStep, plan: Plan, variables: Iterable[Held]) -> List[int]:
+    """Bytes of each device with its variables, twice their gradients, and all tensors of the whole mini-batch."""
+    size_of = [0] * len(plan.task_graphs)
+    for op in (step.graph.ops[index] for index in step.region.ops):
+        size_of[step.region.task_graph[op.id]] += sum(tensor_bytes(step.graph, tensor) for tensor in op.outputs)
+    for tensor, _ in step.gradients:
+        size_of[step.home(tensor)] += 2 * tensor_bytes(step.graph, tensor)
+    found = [0] * plan.num_devices
+    for task, size in zip(plan.task_graphs, size_of):
+        for device in (device for row in task.devices for device in row):
+            found[device] += size
+    for one in variables:
+        for device, size in one.kept(plan).items():
+            if device < plan.num_devices:  # not the host
+                found[device] += size
+    return found
 
 
 def _seconds(tasks: Tasks, chains: Sequence[Sequence[int]]) -> float:
@@ -81,10 +119,6 @@ def _peaks(tasks: Tasks, plan: Plan, variables: Iterable[Held]) -> Tuple[int, ..
         runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2)))
     peaks = [[int(curve.peak_bytes) for curve in memory_curves(program, graph, times)[:plan.num_devices]] for times in runs]
     return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
-
-
-def _inlined(plan: Plan) -> Plan:
-    return replace(plan, emit=INLINE, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
 
 
 def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled) -> Tuple[Tasks, List[Sequence[int]]]:

@@ -46,6 +46,7 @@ from whale_tf.program import (
 )
 from whale_tf.simulator.calibration import MEMORY
 from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT, SCRATCH
+from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
@@ -120,11 +121,13 @@ class Piece(NamedTuple):
     Attributes:
         inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
         shard: place among the devices of a divided TaskGraph.
+        function: number of its function in a called body; 0 in others.
     """
 
     op: Op
     inputs: Tuple[Tuple[int, bool], ...]
     shard: int
+    function: int = 0
 
 
 def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
@@ -169,11 +172,13 @@ class _Reader:
             for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
                 self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
         self.pieces = [self._pieces(body, combined) for body in program.bodies]
-        self.piece_of = [{op: number for number, op in enumerate(body.ops)} for body in program.bodies]
+        self.piece_of = [{piece.op.id: number for number, piece in enumerate(pieces)} for pieces in self.pieces]
         self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
         self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
         self.ran: Dict[Tuple[int, int], int] = {}
+        self.spans = Spans(tasks)
+        self._gates: Dict[int, List[int]] = {}  # call -> tasks before values that are read anew for it
         self._known: Dict[Tuple[int, int, bool], Value] = {}
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
@@ -182,11 +187,12 @@ class _Reader:
     # ---- facts about the Program -------------------------------------------------------------------------------------
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
-        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
+        functions = body.functions or (body.ops,)
+        own = {tensor for ops in functions for index in ops for tensor in self.graph.ops[index].outputs}
         return [Piece(op, tuple(dict.fromkeys(
             (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op))  # otherwise it belongs to a loop's next iteration
-            for op in (self.graph.ops[index] for index in body.ops)]
+            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op), number)  # otherwise: a loop's next iteration
+            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)]
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
         """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
@@ -244,6 +250,9 @@ class _Reader:
         """Add a task for every piece that is one."""
         tasks = self.tasks
         for number, call in enumerate(self.program.calls):
+            body = self.program.bodies[call.body]
+            if body.functions:
+                self.spans.add(number, len(body.functions), self._at(call, 0), self._about(number, body.name))
             devices: Dict[int, int] = {}  # by shard
             for place, piece in enumerate(self.pieces[call.body]):
                 if piece.shard not in devices:
@@ -253,6 +262,7 @@ class _Reader:
                 if kernel.seconds:
                     task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self._about(number, name), kernel.limit)
                     self.ran[number, place] = task
+                    self.spans.run(number, piece.function, task)
                     tasks.matrix_flops[device] += kernel.matrix_flops
                     tasks.buffer(name + " (scratch)", SCRATCH, task, device, kernel.scratch)
 
@@ -292,15 +302,22 @@ class _Reader:
                     last[number] -= waits
                     last[number].add(task)
                     mine.add(task)
+            if number in self.spans:
+                first[number], last[number] = [self.spans.first(number)], {self.spans.last(number)}
+                for repeated, before in self.program.bodies[call.body].waits:
+                    if (number, self.piece_of[call.body][repeated]) in self.ran:
+                        task = self.ran[number, self.piece_of[call.body][repeated]]
+                        self.tasks.wait(task, sorted(self._after(number, before) - {START, task}))
         for number in self.messages:
             self._broadcast(number)
         for number, call in enumerate(self.program.calls):
             ended = [task for other in call.after for task in sorted(last[other])]
             ended += [part.task for other in call.after if self._step(other) == ACCUMULATE
                       for tensor, _ in self.program.calls[other].takes for part in self._recipe(other, tensor).parts]
-            if ended and first[number]:
+            waiting = first[number] + self._gates.get(number, [])
+            if ended and waiting:
                 barrier = self.tasks.add(NOTHING, 0.0, (), ended)
-                for task in first[number]:
+                for task in waiting:
                     self.tasks.wait(task, [barrier])
 
     def _operands(self, number: int, piece: Piece, task: int) -> Set[int]:
@@ -310,11 +327,14 @@ class _Reader:
         overwrites = self._kernel(number, self.piece_of[self.program.calls[number].body][piece.op.id], device).overwrites
         for tensor, is_whole in piece.inputs:
             value = self._value(number, tensor, is_whole)
-            for part in self._here(value, device):
+            parts = self._here(value, device)
+            for part in parts:
                 waits.add(part.task)
                 self.tasks.read(task, part.buffer, overwrites and part.tensor == self._passed_on(number, tensor))
             if value.waits:
                 waits |= self._on(device, value.waits)
+            if number in self.spans:
+                self.spans.take(number, piece.function, [(part.task, part.buffer) for part in parts])
         if piece.op.control_inputs:
             waits |= self._on(device, self._controls(number, piece))
         waits.discard(START)
@@ -333,13 +353,18 @@ class _Reader:
             body = self.body_of.get(op, -1)
             source = self.number.get((body, call.clone))
             if source is not None and self.program.bodies[body].task_graph == self.program.bodies[call.body].task_graph:
-                place = self.piece_of[body][op]
-                if (source, place) in self.ran:
-                    found.add(self.ran[source, place])
-                else:
-                    handed_on = self._handed_on(source, self.pieces[body][place])
-                    found |= handed_on.waits.union(part.task for part in handed_on.parts)
+                if op in self.piece_of[body]:  # a called body leaves out what nobody needs
+                    found |= self._after(source, op)
         return frozenset(found)
+
+    def _after(self, number: int, op: int) -> FrozenSet[int]:
+        """The tasks that have ended when an op of a call has."""
+        body = self.program.calls[number].body
+        place = self.piece_of[body][op]
+        if (number, place) in self.ran:
+            return frozenset([self.ran[number, place]])
+        handed_on = self._handed_on(number, self.pieces[body][place])
+        return handed_on.waits.union(part.task for part in handed_on.parts)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -353,7 +378,7 @@ class _Reader:
 
     def _read(self, number: int, tensor: int, is_whole: bool) -> Value:
         call, op = self.program.calls[number], self.graph.producer(tensor)
-        if is_whole or self.body_of.get(op.id) != call.body:
+        if is_whole or op.id not in self.piece_of[call.body]:
             sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
             if len(sources) > 1 and self._step(sources[0]) == SYNCHRONISE:
                 return self._added(sources, tensor)
@@ -408,17 +433,29 @@ class _Reader:
         if body.step == DIVIDE:
             m = self.program.calls[reader].clone.m
             return Value((Held(START, self.host, -1, tensor, self._size(reader, tensor), m),))
+        if source in self.spans:
+            return self._returned(source, tensor)
         return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
+
+    def _returned(self, source: int, tensor: int) -> Value:
+        """The value that a function of a call returns when it ends."""
+        body, value = self.program.calls[source].body, self._value(source, tensor)
+        end = self.spans.end(source, self.pieces[body][self.piece_of[body][self.graph.tensors[tensor].op]].function)
+        return value._replace(parts=tuple(
+            part._replace(task=end) if part.task != START and self.tasks.devices[end] == (part.device,) else part
+            for part in value.parts))
 
     def _read_anew(self, value: Value, tensor: int, reader: int) -> Value:
         """A variable's value for one call, which its home sends after an op of that call."""
         call = self.program.calls[reader]
         before = dict(self.program.bodies[call.body].reads).get(tensor, -1)
         waits = {START}
-        if before >= 0:
+        if before >= 0 and reader not in self.spans:
             made = self._value(reader, self.graph.ops[before].outputs[0])
             waits |= made.waits.union(part.task for part in made.parts)
         gate = self.tasks.add(NOTHING, 0.0, (), sorted(waits.union(part.task for part in value.parts)))
+        if reader in self.spans:  # sent after the calls that the schedule puts before this one
+            self._gates.setdefault(reader, []).append(gate)
         return Value(tuple(part._replace(task=gate, m=call.clone.m) for part in value.parts), value.waits)
 
     def _here(self, value: Value, device: int) -> List[Held]:

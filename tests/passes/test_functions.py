@@ -1,0 +1,62 @@
+"""Called backward bodies in several functions."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+import pytest
+
+from tests.passes.drawings import chain, plan
+from whale_tf.passes import compile_program
+from whale_tf.passes.functions import _cut
+from whale_tf.program import BACKWARD, Body, Program
+
+
+def backward(emit: str = "call", micro_batches: int = 2) -> Tuple[Program, Body]:
+    """Four layers in one TaskGraph, with gradients of 16 bytes each."""
+    program = compile_program(chain(4, task_graphs=1), plan([1], micro_batches, emit=emit))
+    body = program.body(0, BACKWARD)
+    assert body is not None
+    return program, body
+
+
+@pytest.mark.parametrize("late,room,expected", [
+    ({1: 4, 3: 4, 4: 4}, 12, [(0, 1, 2, 3, 4, 5)]),
+    ({1: 4, 3: 4, 4: 4}, 7, [(0, 1, 2, 3), (4, 5)]),
+    ({1: 4, 3: 4, 4: 4}, 8, [(0, 1, 2, 3, 4, 5)]),
+    ({1: 4, 3: 4, 4: 4}, 3, [(0, 1), (2, 3), (4, 5)]),
+    ({0: 1, 2: 9, 5: 1}, 9, [(0, 1, 2), (3, 4, 5)]),
+    ({}, 0, [(0, 1, 2, 3, 4, 5)]),
+])
+def test_a_function_ends_when_it_holds_more_than_there_is_room_for(
+    late: Dict[int, float], room: int, expected: List[Sequence[int]]
+) -> None:
+    assert _cut(range(6), late, room) == expected
+
+
+def test_gradients_and_activations_are_held_for_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the sums (4 x 16 bytes) and of what the forward pass leaves (5 x 64 bytes) is less than one layer has."""
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    program, body = backward()
+    gradients = [[name for name in (program.graph.ops[i].name for i in ops) if name.startswith("grad")] for ops in body.functions]
+    assert gradients == [["grad3"], ["grad2"], ["grad1"], ["grad0"]]
+    assert "in 4 functions" in program.to_text()
+
+
+def test_small_ones_are_not_worth_a_call() -> None:
+    program, body = backward()
+    assert len(body.functions) == 1 and program.functions(body) == [body]
+
+
+def test_functions_give_what_the_body_gives_and_what_later_ones_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    program, body = backward()
+    given = [(part.name, [program.graph.tensor_name(t) for t in part.outputs]) for part in program.functions(body)]
+    assert given == [("t0_backward/0", ["loss_grad:0", "grad3:0"]), ("t0_backward/1", ["back3:0", "grad2:0"]),
+                     ("t0_backward/2", ["back2:0", "grad1:0"]), ("t0_backward", ["grad0:0", "back0:0"])]
+
+
+def test_inlined_bodies_have_no_functions() -> None:
+    program, body = backward("inline")
+    assert body.functions == () and program.functions(body) == [body]
+    assert "functions" not in program.to_text()

@@ -1,0 +1,87 @@
+"""Cuts a called backward body into functions, so that what is no longer needed does not fill the memory.
+
+A function's arguments live until it ends, and its results appear at that time.  In an inlined step, what the forward pass left is
+freed after its last reader, and a weight's gradient is added to the sum of the previous micro-batches as soon as it is there::
+
+    one function      layer 2, layer 1, layer 0 │ free 2, 1, 0; add 2, 1, 0
+    two functions     layer 2, layer 1 │ free 2, 1; add 2, 1
+                                       │ layer 0 │ free 0; add 0
+
+A function ends when it holds more needlessly than there is room for: a share of what an inlined step holds, and what the called
+one saves because it repeats cheap ops.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.communicate import takes_own
+from whale_tf.plan import Plan
+from whale_tf.profiler.op_cost import tensor_bytes
+from whale_tf.program import Body
+
+SHARE = 0.1  # of what an inlined step holds: what a function may hold needlessly
+LEAST = 1 << 15  # bytes that a function may hold needlessly in any case, since each further one takes time
+EXAMPLES = 8  # in a clone's part of a micro-batch, if the graph leaves their number open
+
+
+def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body) -> Body:
+    """``called`` with as few functions as the room allows.
+
+    Args:
+        sizes: the step's graph with a number for every size (1 for those that it leaves open).
+        inlined: the same body as an inlined step runs it.
+        called: the body as one function.
+    """
+    made = _gradient_bytes(step, sizes, called)
+    if called.reads or not made:  # where variables are read anew, a value is sent for one call
+        return called
+    before, taken = (_taken_bytes(step, plan, sizes, body) for body in (inlined, called))
+    sums = sum(made.values()) if plan.num_micro_batch > 1 else 0.0
+    in_flight = plan.task_graphs[called.task_graph].warmup
+    held, saved = sum(before.values()), sum(before.values()) - sum(taken.values())
+    room = max(LEAST, SHARE * (sums + in_flight * held) + in_flight * saved)
+    last = {tensor: op for op in called.runs for tensor in step.graph.ops[op].inputs}
+    late = dict(made)
+    for tensor, size in taken.items():
+        late[last[tensor]] = late.get(last[tensor], 0.0) + size
+    return called._replace(functions=tuple(_cut(called.runs, late, room)))
+
+
+def _cut(ops: Sequence[int], late: Mapping[int, float], room: float) -> List[Tuple[int, ...]]:
+    """Ops in order, cut after those with which a function holds more than ``room`` bytes needlessly.
+
+    Args:
+        late: op -> bytes that an inlined step would free after it.
+    """
+    found: List[Tuple[int, ...]] = []
+    start, held, left = 0, 0.0, sum(op in late for op in ops)
+    for place, op in enumerate(ops, 1):
+        if op in late:
+            held, left = held + late[op], left - 1
+            if held > room and left:
+                found.append(tuple(ops[start:place]))
+                start, held = place, 0.0
+    return found + [tuple(ops[start:])]
+
+
+def _gradient_bytes(step: TrainingStep, sizes: OpGraph, body: Body) -> Dict[int, float]:
+    """Op of a body -> bytes of the gradients of variables that it makes."""
+    own = set(body.runs)
+    found: Dict[int, float] = {}
+    for tensor in dict.fromkeys(tensor for tensor, _ in step.gradients):
+        op = step.graph.tensors[tensor].op
+        if op in own:
+            found[op] = found.get(op, 0.0) + tensor_bytes(sizes, tensor)
+    return found
+
+
+def _taken_bytes(step: TrainingStep, plan: Plan, sizes: OpGraph, body: Body) -> Dict[int, float]:
+    """Tensor that one clone's call of a body takes from other clones' calls -> its bytes."""
+    batch, task = step.region.batch, plan.task_graphs[body.task_graph]
+    parts = plan.num_micro_batch * task.replica_count * (1 if takes_own(step, plan) else plan.num_model_replicas)
+    share = EXAMPLES if batch.batch is None else 1.0 / parts
+    return {tensor: share * tensor_bytes(sizes, tensor) for tensor in body.inputs
+            if tensor in batch.layouts and batch.layout(tensor).is_sharded}
