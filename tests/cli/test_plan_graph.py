@@ -27,7 +27,7 @@ def _no_state_left() -> Any:
 
 
 def cluster(path: Any, link: float) -> str:
-    """Two slow devices: over fast links everything is worth dividing, over slow ones only into stages."""
+    """Two slow devices: over fast links all of a training step is worth dividing, over slow ones only into stages."""
     kind = {"kind": "CPU", "memory_gib": 4, "fp32": 1e5, "memory_bandwidth_bytes_per_s": 1e9}
     path.write_text(json.dumps({"name": "slow", "device_types": {"slow": kind}, "nodes": [
         {"devices": ["slow:2"], "links": {"local": {"bandwidth_gbytes_per_s": link, "latency_s": 1e-7}}}]}))
@@ -90,7 +90,7 @@ def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch
     ((one,), (other,)) = used.task_graphs, made.task_graphs
     assert replace(one, variables=other.variables) == other, "of one replica both mean the same"
     text = run("explain", output).output
-    assert "found by rhino" in text and "Sharding patterns" in text and "Not taken: rhino: mesh 2, pipeline" in text
+    assert "found by rhino" in text and "Sharding patterns" in text and "Not taken: rhino: mesh 2, " in text
 
 
 @pytest.mark.slow
@@ -98,10 +98,10 @@ def test_tables(tmp_path: Any) -> None:
     machines = cluster(tmp_path / "cluster.json", FAST_LINKS)
     result = plan(write(tmp_path / "train.py"), machines, "rhino")
     assert result.exit_code == 0, result.output
-    for part in ("Sharding patterns", "node 0", "searched in", "pipeline of 2 stages"):
+    for part in ("Sharding patterns", "node 0", "searched in", "undivided: one device"):
         assert part in result.output
     slow = plan(str(tmp_path / "train.py"), cluster(tmp_path / "slow.json", SLOW_LINKS), "rhino")
-    assert "warm-up" in slow.output and "peak memory" in slow.output
+    assert all(part in slow.output for part in ("warm-up", "peak memory", "pipeline of 2 stages"))
 
 
 def model(train: bool) -> Dict[str, Any]:
@@ -159,8 +159,7 @@ def fetched(path: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search,link,shape", [("rhino", FAST_LINKS, (1, 1)), ("rhino", SLOW_LINKS, (2, 8)),
-                                               ("dapple", SLOW_LINKS, (2, 4))])
+@pytest.mark.parametrize("search,link,shape", [("rhino", FAST_LINKS, (1, 1)), ("dapple", SLOW_LINKS, (2, 4))])
 def test_the_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, shape: Any) -> None:
     path, output = frozen(tmp_path / "frozen.pb"), str(tmp_path / "plan.json")
     result = plan(path, cluster(tmp_path / "cluster.json", link), search, "-o", output)

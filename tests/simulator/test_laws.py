@@ -94,6 +94,16 @@ def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -
     assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
 
 
+def test_layer_normalisation_op_by_op_keeps_its_factor_for_every_element() -> None:
+    """``x * (rsqrt(variance) * gamma)``: the backward pass reads both operands; fused, the input alone."""
+    model = built_in_model("bert-base", 4)
+    number = next(number for number, op in enumerate(model.ops) if op.kind == "norm")
+    size = model.tensors[model.ops[number].outputs[0].tensor].size
+    kept = [as_run(model, precision, xla).ops[number].scratch_bytes / size
+            for precision, xla in (("fp32", False), ("fp32", True), ("fp16", False), ("fp16", True))]
+    assert kept == [4.0, 0.0, 8.0, 0.0]
+
+
 def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:
     model = as_run(built_in_model("resnet-50", 2), "tf32", True)
     kernels, number = Kernels(model, PLAIN, True), op_number(model, "stage0_block0/conv2")

@@ -370,8 +370,9 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
 
     In 16 bits that is its mixed precision: activations and their gradients are kept in 16 bits, variables and their gradients in
     float32.  Op by op, the backward pass reads more than that of a fused kernel: GELU keeps its input, tanh's result and the
-    cumulative distribution, dropout keeps its mask in the tensor's own type, and under mixed precision, values that are computed
-    in float32 are kept in float32.
+    cumulative distribution, dropout keeps its mask in the tensor's own type, layer normalisation keeps its input and, of the same
+    size, the factor by which it was multiplied (tf.nn.batch_normalization multiplies the inverse of each example's deviation by
+    gamma first), and under mixed precision, values that are computed in float32 are kept in float32.
     """
     half = precision in HALF and model.precision not in HALF
     tensors = tuple(tensor._replace(itemsize=2) if half and tensor.role == ACTIVATION else tensor for tensor in model.tensors)
@@ -384,6 +385,8 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
             more = elements * (10 if half else 2 * model.tensors[op.outputs[0].tensor].itemsize)
         elif not xla and name == "dropout":
             more = elements * (1 if half else model.tensors[op.outputs[0].tensor].itemsize - 1)
+        elif not xla and name == "layer_norm":
+            more = elements * (8.0 if half else model.tensors[op.outputs[0].tensor].itemsize)
         elif not xla and half and name in IN_FLOAT32:
             more = elements * 4.0
         ops.append(op._replace(scratch_bytes=op.scratch_bytes + more))

@@ -18,6 +18,7 @@ from whale_tf.planner.rhino.integer_program import integer_program
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.memory import lower_bound, parameters, sharded
 from whale_tf.planner.rhino.mesh import Axis, axes, layout_of, meshes
+from whale_tf.planner.rhino.near import NEAR, near_answer
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import search
@@ -254,11 +255,36 @@ def test_best_mesh_is_taken_and_the_others_are_named() -> None:
     assert all(answer.seconds <= seconds for _, seconds, _ in answer.runners_up)
 
 
+@pytest.mark.slow
+def test_a_near_answer_is_the_cheapest_with_other_patterns() -> None:
+    """Compared with all pairs of patterns.  A column after a column costs as much as a row after it."""
+    names = ("layer_0/MatMul", "layer_1/MatMul")
+    graph = Network(64, [1024, 1024, 1024]).graph
+    answer = search(graph, FOUR, shapes=[(4,)])
+    every = [search(graph, FOUR, shapes=[(4,)], pins=dict(zip(names, patterns)))
+             for patterns in itertools.product(("rows", "column", "row", "once"), repeat=2)]
+    others = sorted(one.seconds for one in every if any(one.patterns(name) != answer.patterns(name) for name in names))
+    near = near_answer(answer, float("inf"))
+    assert near is not None and near.seconds == others[0] <= NEAR * answer.seconds
+    ((problem, solution),) = near.levels
+    assert problem.costs.score(solution.choice) == solution.cost
+    assert near_answer(answer, 1.0) is None, "it does not fit"
+    many = search(Network(64, [1024] * 6).graph, FOUR, shapes=[(4,)])
+    assert near_answer(many, float("inf")) is None, "a step of many products is not played twice"
+
+
 @pytest.mark.parametrize("pattern", ["rows", "column", "row", "once"])
 def test_pins_are_kept(pattern: str) -> None:
     network = Network(64, [128, 512, 128])
     answer = search(network.graph, FOUR, shapes=[(4,)], pins={"layer_0/MatMul": pattern})
     assert answer.patterns("layer_0/MatMul") == (pattern,)
+
+
+def test_inputs_are_where_they_are_read() -> None:
+    network = Network(64, [128, 512, 128])
+    problem = problem_of(network)
+    assert problem.outside(network.graph.tensor("x")) == everywhere
+    assert problem.outside(network.graph.tensor("gradients/layer_0/rate")) == everywhere, "a constant"
 
 
 def test_bad_input_is_refused() -> None:
@@ -275,6 +301,9 @@ def test_bad_input_is_refused() -> None:
 
 def test_dead_gradients_and_reads_are_no_nodes() -> None:
     network = Network(64, [128, 512, 128])
-    network.add("Square", "dead", (network.graph.tensor("loss_grad"),), (64, 128), network.graph.op("loss_grad").phase)
+    backward = network.graph.op("loss_grad").phase
+    joined = network.add("Neg", "joined", (network.graph.tensor("layer_1/MatMul"),), (64, 128))
+    network.add("Mul", "dead", (joined, network.graph.tensor("loss_grad")), (64, 128), backward)
+    network.add("Neg", "shown", (network.graph.tensor("layer_1/MatMul"),), (64, 128))
     names: Set[str] = {network.graph.ops[op].name for op in find_scope(network.graph).ops}
-    assert "dead" not in names and "layer_0/w/read" not in names and {"layer_0/MatMul", "update_0"} <= names
+    assert names.isdisjoint({"dead", "joined", "layer_0/w/read"}) and {"layer_0/MatMul", "shown", "update_0"} <= names

@@ -93,7 +93,7 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
 
 
 def contenders(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> List[Candidate]:
-    """The candidates that divide every op, for each mesh; if this is impossible, the reason.
+    """The candidates that divide every op, some for each mesh; if this is impossible, the reason.
 
     Args:
         examples: see :func:`question_of`.
@@ -103,7 +103,7 @@ def contenders(captured: Captured, examples: Mapping[int, int], cluster: Cluster
     """
     try:
         check_automatic(captured, config)
-        return divisions(question_of(captured, examples, cluster, config), cluster)
+        return divisions(question_of(captured, examples, cluster, config), cluster, with_near=True)
     except (ConfigError, UnsupportedOpError) as error:
         if config.auto.auto_parallel == NAME:
             raise

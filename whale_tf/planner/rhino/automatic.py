@@ -13,9 +13,10 @@ from whale_tf.plan import InputPlan, Plan, TaskGraphPlan
 from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.mesh import Mesh, meshes
+from whale_tf.planner.rhino.near import near_answer
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.scope import find_scope
-from whale_tf.planner.rhino.search import search
+from whale_tf.planner.rhino.search import Answer, search
 from whale_tf.planner.sharding import Assignment
 
 NAME = "rhino"
@@ -41,7 +42,8 @@ class Question(NamedTuple):
     pins: Optional[Mapping[str, str]] = None
 
 
-def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Mesh]] = None) -> List[Candidate]:
+def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Mesh]] = None,
+              with_near: bool = False) -> List[Candidate]:
     """The search's division for each mesh (of one dimension, or of model replicas and devices, as the executor runs them), or the
     reason why there is none.
 
@@ -50,6 +52,7 @@ def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Me
 
     Args:
         shapes: the meshes to try; None means all.
+        with_near: also return a division of nearly the same objective (:func:`near_answer`), for a caller that plays them.
 
     Raises:
         ConfigError: see :func:`whale_tf.planner.rhino.search.search`.
@@ -57,7 +60,7 @@ def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Me
     found: List[Candidate] = []
     for mesh in _executable(question, cluster) if shapes is None else shapes:
         try:
-            found.append(_on_mesh(question, cluster, mesh))
+            found += _on_mesh(question, cluster, mesh, with_near)
         except (InfeasibleError, MissingPackageError) as error:
             found.append(no_candidate("{} on mesh {}".format(NAME, "x".join(map(str, mesh))), error))
     return found
@@ -69,20 +72,26 @@ def _executable(question: Question, cluster: Cluster) -> List[Mesh]:
             if len(mesh) == 1 or (question.examples and question.batch % mesh[0] == 0 and cluster.is_homogeneous)]
 
 
-def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Candidate:
+def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh, with_near: bool) -> List[Candidate]:
     replicas, began = (mesh[0] if len(mesh) > 1 else 1), time.perf_counter()
     answer = search(question.graph, cluster, pins=question.pins, shapes=[mesh], divisible=question.divisible,
                     gradients=question.gradients, batch=question.examples if replicas > 1 else None, known=question.known)
+    answers = [answer] if replicas > 1 or question.pins or assignment_of(answer).strategies else []
+    near = near_answer(answer, min(device.usable_bytes for device in cluster.devices)) if with_near else None
+    answers += [near] if near is not None else []
+    if not answers:
+        return [no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError(_nothing_divided(answer.levels[0].problem)))]
+    seconds = time.perf_counter() - began
+    return [_candidate(question, cluster, replicas, one, seconds) for one in answers]
+
+
+def _candidate(question: Question, cluster: Cluster, replicas: int, answer: Answer, search_seconds: float) -> Candidate:
     assignment = assignment_of(answer)
     stages = (Stage(first_layer=0, last_layer=0, devices=_rows(len(cluster), replicas), strategy="split"),)
-    found = Candidate(
-        NAME, describe(assignment, question.graph, mesh), "", cluster.name, question.batch, len(cluster),
+    return Candidate(
+        NAME, describe(assignment, question.graph, answer.mesh), "", cluster.name, question.batch, len(cluster),
         kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds, formula_latency_s=answer.seconds,
-        peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=time.perf_counter() - began,
-        assignment=assignment)
-    if not assignment.strategies and replicas == 1 and not question.pins:
-        return no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError(_nothing_divided(answer.levels[0].problem)))
-    return found
+        peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=search_seconds, assignment=assignment)
 
 
 def _nothing_divided(problem: Problem) -> str:

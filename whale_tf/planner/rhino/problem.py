@@ -212,7 +212,7 @@ class Problem:
         return users
 
     def _source(self, tensor: int) -> Tuple[int, Layouts]:
-        """The node that makes a tensor, and its layouts.  There is one copy of a tensor from outside the problem."""
+        """The node that makes a tensor, and its layouts."""
         op = self.graph.tensors[tensor].op
         if op in self.stored:
             return self.node_of[op], self.stored[op]
@@ -221,8 +221,10 @@ class Problem:
         return self.costs.add_node([0]), (self.outside(tensor),)
 
     def outside(self, tensor: int) -> Spread:
-        """The layout of a tensor from outside the problem.  Constants are part of the program."""
-        return everywhere if self.graph.producer(tensor).type == "Const" else once
+        """The layout of a tensor from outside the problem.  Constants are part of the program, and inputs are assumed to be where
+        they are read, as in the simulation of every plan; there is one copy of all others."""
+        producer = self.graph.producer(tensor)
+        return everywhere if producer.type == "Const" or producer.phase is Phase.INPUT else once
 
     def is_hard(self, op: int, position: int) -> bool:
         """Whether an op works on the variable itself, so that it must use the stored layout."""
