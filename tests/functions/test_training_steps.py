@@ -430,3 +430,29 @@ def test_a_condition_that_runs_once_after_all() -> None:
         return step, [w]
 
     check(build, WAYS["data parallel 2"], batches())
+
+
+@pytest.mark.slow
+def test_a_list_with_as_many_elements_as_the_largest_of_all_labels() -> None:
+    """The labels are sorted, so those of the first part are small."""
+    def build(scopes: Sequence[Scope]) -> Any:
+        w = tf.Variable(np.arange(18.0).reshape(6, 3) / 19)
+
+        @tf.function
+        def step(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                state, count = tf.matmul(x, w), tf.reduce_max(labels)
+                states = tf.TensorArray(tf.float64, size=count)
+
+                def body(t: tf.Tensor, state: tf.Tensor, states: Any) -> Any:
+                    state = tf.where(t < labels[:, None], tf.tanh(state), state)
+                    return t + 1, state, states.write(t, state)
+
+                states = tf.while_loop(lambda t, *_: t < count, body, [0, state, states])[2]
+                loss = tf.reduce_mean(tf.square(states.stack()))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, [w]
+
+    check(build, WAYS["data parallel 2"], [(x, np.sort(labels).astype("int32") + 1) for x, labels in batches()])

@@ -303,6 +303,14 @@ def test_look_up_across_examples_is_refused(g: Draft) -> None:
         analyse(g.graph, {x: 0, i: 0}).layout(y)
 
 
+def test_rows_of_a_mean_that_is_combined_have_no_weight(g: Draft) -> None:
+    x, pairs = g.source(None, 4), g.source(None, None, 4)
+    rows = g.op("Reshape", [mean(g, pairs, (None, 4)), g.op("Shape", [x], (2,), dtype="int32")], (None, 4))
+    axis = analyse(g.graph, {x: 0, pairs: 0}, options=SECTIONS)
+    assert axis.layout(rows) == sharded(0)
+    assert axis.conversions[g.graph.producer(rows).id, 0] == (Reduce("sum", 1), Slice(0))
+
+
 def test_joined_batches_keep_their_blocks(g: Draft) -> None:
     x, z = g.source(B, 4), g.source(B, 4)
     both = g.op("ConcatV2", [x, z, g.const(0)], (2 * B, 4))

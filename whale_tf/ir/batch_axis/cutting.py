@@ -85,7 +85,7 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
             raise Refuse("it takes only some rows of a whole tensor")
         blocks = blocks_of(size[rows[0]])
         plan.slice(0, rows[0], blocks)
-        layout = sharded(rows[0], blocks, layout.power)
+        layout = sharded(rows[0], blocks, plan.layouts[0].power)
     state.set(op.outputs[0], layout, state.source(op), plan.zero(0))
     plan.record()
 
@@ -188,7 +188,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
                 raise Refuse("it fills only some examples of the batch")
             blocks = blocks_of(shape[rows[0]])
             plan.slice(4, _result_dim(terms, term), blocks)
-            layout = sharded(rows[0], blocks, layout.power)
+            layout = sharded(rows[0], blocks, plan.layouts[4].power)
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], list(shape))
     state.set(op.outputs[0], layout, state.source(op), plan.zero(4))

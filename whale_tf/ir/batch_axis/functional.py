@@ -270,6 +270,10 @@ def call(state: Propagation, op: Op) -> None:
 def make_list(state: Propagation, op: Op) -> None:
     if state.layouts.get(op.inputs[1]) is EXTENT:
         raise Refuse("it has an element for each example")
+    plan = Operands(state, op, "nn", [state.layout(t) for t in op.inputs])
+    if plan.layouts[1].is_partial or plan.layouts[1].kind in EXTREMES:  # as many as a loop's rounds: the longest of all examples
+        plan.resolve(1, True)
+        plan.record()
     state.flags[op.outputs[0]] |= ZERO | BATCHED
     state.lists[op.outputs[0]] = op.id
 

@@ -192,7 +192,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
     plan = Operands(state, op, "mn", [layout, parts])
     if not layout.is_sharded:
         plan.slice(0, 0, parts.blocks)
-        layout = sharded(0, parts.blocks, layout.power)
+        layout = sharded(0, parts.blocks, plan.layouts[0].power)
     if layout.dim != 0 or parts.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
         raise Refuse("the rows of one part do not all come before those of the next")
     offset = plan.shifts.get(0, state.offsets.get(op.inputs[0], 0))

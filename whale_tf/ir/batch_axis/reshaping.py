@@ -157,7 +157,7 @@ def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeL
     plan = Operands(state, op, "mn", [layout, layout])
     plan.slice(0, dim, blocks)
     plan.record()
-    return sharded(dim, blocks, layout.power)
+    return sharded(dim, blocks, plan.layouts[0].power)  # terms of a sum are added up before rows are taken
 
 
 def _kept(shape: Shape, target: Sequence[SizeLike], dim: int) -> int:
