@@ -182,6 +182,9 @@ class Fetches:
             InputError: inputs that are fed together do not match (see ``feeds.check_fed``).
             UnsupportedOpError: a tensor is fed that is inside the parallel region or was replaced.
         """
+        if self._variables is not None and self._variables.note_fetches(_op_of(fetch).name for fetch in fetches):
+            self._seen = -1
+            self.prepare()
         loads = self._loads(fetches, list(feeds))
         if loads:
             return loads

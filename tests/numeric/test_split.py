@@ -284,10 +284,11 @@ def test_divided_variables_look_whole(setting: Setting) -> None:
     """Reads, assigns, load, fetches of tensors inside, and ops that were built after the first step."""
     wh.init({"patterns.force": "column"}, cluster="cpu:3")
     try:
-        with tf.Graph().as_default(), tf.variable_scope("", use_resource=setting.resource):
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=setting.resource):
             x = tf.placeholder("float64", [None, 4])
             with wh.split(3):
                 y = dense(x, CLASSES, "layer")
+            queries = [op.outputs[0] for op in graph.get_operations() if op.type == "VarIsInitializedOp"]  # which nothing reads
             loss = tf.reduce_mean(tf.square(y))
             kernel, bias = tf.trainable_variables()
             double = kernel.assign(2.0 * kernel)
@@ -297,9 +298,9 @@ def test_divided_variables_look_whole(setting: Setting) -> None:
             missing = tf.report_uninitialized_variables()
             feed = {x: np.arange(12.0).reshape(3, 4) / 10.0}
             with tf.Session() as session:
-                assert len(session.run(missing)) == 2
+                assert len(session.run(missing)) == 2 and not any(session.run(queries))
                 session.run(tf.global_variables_initializer())
-                assert len(session.run(missing)) == 0
+                assert len(session.run(missing)) == 0 and all(session.run(queries)) and bool(queries) == setting.resource
                 w, b = session.run([kernel, bias])
                 assert w.shape == (4, CLASSES)
                 np.testing.assert_allclose(session.run(y, feed), feed[x].dot(w) + b, rtol=1e-12)

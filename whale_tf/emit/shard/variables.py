@@ -3,8 +3,8 @@
 Initializers, restores, ``load``, hand-written assigns, savers and reads name the local script's variable.  Its value is in its
 parts; the variable itself is never initialised and takes no memory::
 
-    before   value ──> Assign(v) - - > init          after   value ──┬─> Slice ──> Assign(v/0) - - ┬ - > init
-                                                                     └─> Slice ──> Assign(v/1) - - ┘
+    before   value ──> Assign(v) - - > init          after   value ──> Split ──┬─> Assign(v/0) - - ┬ - > init
+                                                                               └─> Assign(v/1) - - ┘
              v ──> Mean                                      v/0, v/1 ──> Concat ──> Mean
 
 Savers write and read slices (:mod:`whale_tf.emit.shard.checkpoints`).
@@ -12,7 +12,7 @@ Savers write and read slices (:mod:`whale_tf.emit.shard.checkpoints`).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.shard.branches import reading_parts
@@ -51,6 +51,8 @@ class DividedVariables:
         self._loads: Dict[str, List[str]] = {}
         self._writes: Dict[str, List[str]] = {}  # a write or read of the whole -> those of the parts
         self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and the one that its readers read instead
+        self._unread: Set[str] = set()  # reads and queries whose results nothing reads, so nothing is staged for them
+        self._fetched: Set[str] = set()  # of these, those that were fetched
 
     @property
     def parts(self) -> Sequence[Parts]:
@@ -68,13 +70,22 @@ class DividedVariables:
         self._place()
         self._version = self._graph.version
 
+    def note_fetches(self, names: Iterable[str]) -> bool:
+        """Whether :meth:`update` is necessary because ops of these names are fetched."""
+        found = self._unread.intersection(names)
+        self._unread -= found
+        self._fetched |= found
+        if found:
+            self._version = -1
+        return bool(found)
+
     def stage(self, edit: StagedEdit) -> Dict[str, Shape]:
         """Stages the edits that make uses which are new since the last call work on the parts.
 
         Returns:
             Shapes of new tensors, as far as they are known.
         """
-        own = self._uses(edit, self._writes)
+        own, staged = self._uses(edit, self._writes), _Users(edit)
         operations = self._graph.get_operations()
         saves = own.save([op for op in operations[self._known:] if op.type == "SaveV2"])
         self._known = len(operations)
@@ -87,6 +98,8 @@ class DividedVariables:
                 if op.name in self._divided and traits(op.type).is_write:
                     self._initials[op.name] = variable
                     self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all variables may be built later
+                elif self._is_unread(op, staged, edit):
+                    continue
                 elif op.name in self._divided:
                     own.read(variable, op, ())
                 else:
@@ -95,8 +108,24 @@ class DividedVariables:
         own.finish()
         self._unplaced.update(own.checkpoints.placed)
         self._reads.extend(own.reads)
-        self._move(edit)
+        self._move(edit, staged)
         return own.shapes
+
+    def _is_unread(self, op: tf.Operation, staged: _Users, edit: StagedEdit) -> bool:
+        """Whether an op is a read or a query whose result no undivided op reads.  Many are: TensorFlow makes one of each for
+        every resource variable.  In a function, all count as read, because its results and stateful ops run."""
+        is_query = traits(op.type).state is State.IS_INITIALIZED
+        if self._graph.building_function or op.name in self._fetched or not (is_query or op.type in READS):
+            return False
+        edge, is_divided = canonical_edge(op.outputs[0].name), op.name in self._divided
+        if edge in staged.readers or any(user.name not in self._divided and edge in edit.original(user).input
+                                         for user in op.outputs[0].consumers()):
+            return False
+        if not is_divided and (op._control_outputs or op.name in staged.waiting):
+            return False
+        if not is_divided:
+            self._unread.add(op.name)
+        return True
 
     def loads(self, op: tf.Operation, feeds: Sequence[tf.Tensor]) -> List[str]:
         """``Variable.load`` runs an initializer and feeds its value.  These are the ops that write the parts of this value, if a
@@ -125,30 +154,23 @@ class DividedVariables:
             if host_of(device):
                 self._graph.get_operation_by_name(name)._set_device(host_of(device))
 
-    def _move(self, edit: StagedEdit) -> None:
+    def _move(self, edit: StagedEdit, staged: _Users) -> None:
         """Moves edges and waits of all ops, old, new and staged, to the parts."""
-        readers: Dict[str, List[Tuple[str, int]]] = {}
-        waiting: Dict[str, List[str]] = {}
-        for node in edit.nodes():
-            for position, edge in enumerate(node.input):
-                if edge[0] == "^":
-                    waiting.setdefault(edge[1:], []).append(node.name)
-                else:
-                    readers.setdefault(edge, []).append((node.name, position))
+        staged.update()
         for tensor, name in self._reads:
             self._replaced.setdefault(tensor.name, name if ":" in name else name + ":0")
             edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
                 if not _is_reference(reader, position) and edit.original(reader).input[position] == edge:
                     edit.move_input(reader.name, position, name)
-            for staged, position in readers.get(edge, ()):
-                edit.move_input(staged, position, name)
+            for user, position in staged.readers.get(edge, ()):
+                edit.move_input(user, position, name)
         waits: Dict[str, Tuple[List[str], List[str]]] = {}
         for name, writes in self._writes.items():
             self._replaced[name] = tuple(writes)
             old = self._graph.get_operation_by_name(name)
             after = [op.name for op in old._control_outputs if "^" + name in edit.original(op).input]
-            for op in (*after, *waiting.get(name, ())):
+            for op in (*after, *staged.waiting.get(name, ())):
                 if op not in writes:
                     olds, news = waits.setdefault(op, ([], []))
                     olds.append(name)
@@ -168,14 +190,35 @@ class DividedVariables:
             checks.append(edit.add(query, scope + "/is_initialized", [variable.op.name]))
             assigns.append([
                 edit.add("AssignVariableOp" if variable.is_resource else "Assign", f"{scope}/assign{i}",
-                         [part, _part_of(nodes, variable, whole, i, scope)],
+                         [part, value],
                          attrs={"dtype" if variable.is_resource else "T": variable.dtype})
-                for i, part in enumerate(variable.names)])
+                for i, (part, value) in enumerate(zip(variable.names, _parts_of(nodes, variable, whole, scope)))])
         new = edit.commit()
         for variable in self._variables:
-            self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers())
+            self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers() if op.name in new)
         known = original_run([new[name].outputs[0] for name in checks])
         original_run([new[name] for names, ready in zip(assigns, known) if ready for name in names])
+
+
+class _Users:
+    """The staged nodes that use a tensor or an op, by edge: readers with the position of the input, and those that wait."""
+
+    def __init__(self, edit: StagedEdit) -> None:
+        self._edit, self._known = edit, 0
+        self.readers: Dict[str, List[Tuple[str, int]]] = {}
+        self.waiting: Dict[str, List[str]] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Adds the nodes that were staged since the last time."""
+        nodes = self._edit.nodes()[self._known:]
+        self._known += len(nodes)
+        for node in nodes:
+            for position, edge in enumerate(node.input):
+                if edge[0] == "^":
+                    self.waiting.setdefault(edge[1:], []).append(node.name)
+                else:
+                    self.readers.setdefault(edge, []).append((node.name, position))
 
 
 class _Uses:
@@ -280,8 +323,8 @@ class _Uses:
         """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
         scope, writes = f"{self._root}/{op.name}", []
         restored = self.checkpoints.restored(variable, op.inputs[1])
-        for i, part in enumerate(variable.names):
-            value = restored[i] if restored else _part_of(self._nodes, variable, self._edges(op)[1], i, scope)
+        values = restored or _parts_of(self._nodes, variable, self._edges(op)[1], scope)
+        for i, (part, value) in enumerate(zip(variable.names, values)):
             writes.append(self._clone(op, f"{scope}/part{i}", {0: part, 1: value}))
         return writes
 
@@ -334,7 +377,6 @@ def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequen
     return nodes.identity(name, scope, variable.dtype, "", controls)
 
 
-def _part_of(nodes: Nodes, variable: Parts, value: str, i: int, scope: str) -> str:
+def _parts_of(nodes: Nodes, variable: Parts, value: str, scope: str) -> List[str]:
     spread = variable.spread
-    return nodes.slice_dim(value, spread.dim, len(variable.shape), spread.starts[i], spread.sizes[i], f"{scope}/slice{i}",
-                           variable.dtype, "")
+    return nodes.split(value, list(spread.sizes), len(spread.sizes), spread.dim, scope + "/split", variable.dtype, "")
