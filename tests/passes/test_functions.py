@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -12,12 +12,18 @@ from whale_tf.passes.functions import _cut
 from whale_tf.program import BACKWARD, Body, Program
 
 
-def backward(emit: str = "call", micro_batches: int = 2) -> Tuple[Program, Body]:
+def backward(emit: str = "call", micro_batches: int = 2, **more: Any) -> Tuple[Program, Body]:
     """Four layers in one TaskGraph, with gradients of 16 bytes each."""
-    program = compile_program(chain(4, task_graphs=1), plan([1], micro_batches, emit=emit))
+    program = compile_program(chain(4, task_graphs=1), plan([1], micro_batches, emit=emit, **more))
     body = program.body(0, BACKWARD)
     assert body is not None
     return program, body
+
+
+def gradients(program: Program, body: Body) -> List[List[str]]:
+    """Those of each function."""
+    names = [[program.graph.ops[op].name for op in ops] for ops in body.functions]
+    return [[name for name in each if name.startswith("grad")] for each in names]
 
 
 @pytest.mark.parametrize("late,room,expected", [
@@ -35,12 +41,25 @@ def test_a_function_ends_when_it_holds_more_than_there_is_room_for(
 
 
 def test_gradients_and_activations_are_held_for_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the sums (4 x 16 bytes) and of what the forward pass leaves (5 x 64 bytes) is less than one layer has."""
+    """A tenth of the sums (4 x 16 bytes) and of what the forward pass leaves (4 x 64 bytes) is less than one layer has."""
     monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
     program, body = backward()
-    gradients = [[name for name in (program.graph.ops[i].name for i in ops) if name.startswith("grad")] for ops in body.functions]
-    assert gradients == [["grad3"], ["grad2"], ["grad1"], ["grad0"]]
+    assert gradients(program, body) == [["grad3"], ["grad2"], ["grad1"], ["grad0"]]
     assert "in 4 functions" in program.to_text()
+
+
+@pytest.mark.parametrize("micro_batches,warmup,layers", [
+    (2, 1, [[3, 2], [1, 0]]),
+    (1, 1, [[3], [2], [1], [0]]),
+    (2, 2, [[3, 2, 1], [0]]),
+])
+def test_the_room_grows_with_the_sums_and_the_micro_batches_in_flight(
+    micro_batches: int, warmup: int, layers: List[List[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    monkeypatch.setattr("whale_tf.passes.functions.SHARE", 0.3)
+    program, body = backward(micro_batches=micro_batches, tasks={0: {"warmup": warmup}})
+    assert gradients(program, body) == [[f"grad{layer}" for layer in each] for each in layers]
 
 
 def test_small_ones_are_not_worth_a_call() -> None:
