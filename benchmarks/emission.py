@@ -4,7 +4,7 @@
 
 A BERT-style encoder in four stages on four logical CPU devices, 1F1B, Adam, 8 examples a micro-batch. "start" is the CPU time of
 ``wh.parallelize()`` and of the first training step together; steps are medians; memory is the largest of the devices' peaks in a
-traced step.
+traced step. The second table has the peak of each device for models of ``benchmarks.memory``.
 """
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import Result, Spec, main, rounds, session_config, step_times, table
+from benchmarks import memory
+from benchmarks.measure import Result, Spec, ask, main, rounds, session_config, step_times, table
 from benchmarks.memory import peaks
 
 STAGES = 4
 SIZES = ((12, 4), (12, 8), (24, 8), (24, 16), (24, 32))  # layers, micro-batches
 STEPS = 7
+MODELS = (("bert", 4, 8), ("mlp", 4, 8), ("resnet", 4, 8), ("mlp", 2, 4), ("vgg", 2, 4))  # model, stages, micro-batches
+TRACES = 3
 
 
 def build(layers: int, micro_batches: int) -> Any:
@@ -46,7 +49,36 @@ def build(layers: int, micro_batches: int) -> Any:
     return loss, update, {tensor: array for tensor, array in zip(inputs, arrays) if tensor.consumers()}
 
 
+def least_peaks(spec: Spec) -> Result:
+    """KB at the peak of each device, the least of several traced steps, and the number of functions of each backward body."""
+    import tensorflow.compat.v1 as tf
+
+    import whale_tf as wh
+
+    tf.disable_eager_execution()
+    tf.enable_resource_variables()
+    config = {"num_task_graph": spec["stages"], "num_micro_batch": spec["micro_batches"], "emit": spec["emit"]}
+    wh.init(config, cluster="cpu:{}".format(spec["stages"]))
+    inputs, loss = memory.build(spec["model"])
+    update = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+    feed, found = memory.random_feed(inputs), []
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run([loss, update], feed)
+        for _ in range(TRACES):
+            metadata = tf.RunMetadata()
+            session.run([loss, update], feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+            found.append(peaks(metadata, spec["stages"]))
+    program = wh.current_program()
+    assert program is not None
+    return {"peaks": [min(each) / 1024 for each in zip(*found)],
+            "functions": [len(body.functions) for body in program.bodies if body.step == "backward"]}
+
+
 def worker(spec: Spec) -> Result:
+    if "model" in spec:
+        return least_peaks(spec)
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
@@ -84,6 +116,17 @@ def report(console: Console) -> None:
     console.print(table("A step inlined and called", [
         "layers", "micro-batches", "emit", "ops", "rewrite CPU s", "start CPU s", "ratio", "step ms", "step CPU ms", "ratio",
         "memory ratio", "loss"], rows))
+
+    rows = []
+    for model, stages, micro_batches in MODELS:
+        inlined, called = (ask(__file__, {"model": model, "stages": stages, "micro_batches": micro_batches, "emit": emit})
+                           for emit in ("inline", "call"))
+        pairs = list(zip(inlined["peaks"], called["peaks"]))
+        rows.append([model, str(stages), str(micro_batches), *(" ".join(f"{peak:,.0f}" for peak in each) for each in zip(*pairs)),
+                     " ".join(f"{after / before:.2f}" for before, after in pairs),
+                     "{:.2f}".format(max(called["peaks"]) / max(inlined["peaks"])), " ".join(map(str, called["functions"]))])
+    console.print(table("Peak memory of each device, KB", [
+        "model", "stages", "micro-batches", "inlined", "called", "ratios", "of the largest", "backward functions"], rows))
 
 
 if __name__ == "__main__":

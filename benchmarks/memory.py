@@ -25,7 +25,7 @@ PAIRS: Tuple[Tuple[str, str, Dict[str, Any], int], ...] = (
 
 def build(name: str) -> Tuple[Any, Any]:
     """Inputs and loss; models large enough that activations, not a step's bookkeeping, fill the memory."""
-    from models import bert, gpt2, mlp, vgg
+    from models import bert, gpt2, mlp, resnet, vgg
 
     if name == "mlp":
         config: Any = mlp.MlpConfig(hidden=256)
@@ -34,6 +34,8 @@ def build(name: str) -> Tuple[Any, Any]:
         return _built(gpt2, gpt2.Gpt2Config(layers=4, hidden=64, heads=4, seq=64), 32)
     if name == "bert":
         return _built(bert, bert.BertConfig(layers=4, hidden=64, heads=4, ffn=256, seq=64, predictions=8), 32)
+    if name == "resnet":
+        return _built(resnet, resnet.ResnetConfig.digits(), 64)
     return _built(vgg, vgg.VggConfig.tiny(), 512)
 
 

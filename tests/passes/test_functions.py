@@ -8,7 +8,8 @@ import pytest
 
 from tests.passes.drawings import chain, plan
 from whale_tf.passes import compile_program
-from whale_tf.passes.functions import _cut
+from whale_tf.passes.functions import _cut, in_functions
+from whale_tf.passes.redo import one_example
 from whale_tf.program import BACKWARD, Body, Program
 
 
@@ -60,6 +61,21 @@ def test_the_room_grows_with_the_sums_and_the_micro_batches_in_flight(
     monkeypatch.setattr("whale_tf.passes.functions.SHARE", 0.3)
     program, body = backward(micro_batches=micro_batches, tasks={0: {"warmup": warmup}})
     assert gradients(program, body) == [[f"grad{layer}" for layer in each] for each in layers]
+
+
+@pytest.mark.parametrize("warmup,count", [(1, 4), (3, 2)])
+def test_what_calls_save_counts_for_the_other_micro_batches_in_flight(
+    warmup: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inlined step would keep another 64 bytes; a layer has 80."""
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    monkeypatch.setattr("whale_tf.passes.functions.SHARE", 0.0)
+    step, two = chain(4, task_graphs=1), plan([1], 2, emit="call", tasks={0: {"warmup": warmup}})
+    body = compile_program(step, two).body(0, BACKWARD)
+    assert body is not None
+    called = body._replace(functions=(body.runs,))
+    inlined = called._replace(inputs=(*called.inputs, step.graph.tensor("layer3")))
+    assert len(in_functions(step, two, one_example(step.graph), inlined, called).functions) == count
 
 
 def test_small_ones_are_not_worth_a_call() -> None:

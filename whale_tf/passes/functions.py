@@ -8,7 +8,7 @@ freed after its last reader, and a weight's gradient is added to the sum of the 
                                        │ layer 0 │ free 0; add 0
 
 A function ends when it holds more needlessly than there is room for: a share of what an inlined step holds, and what the called
-one saves because it repeats cheap ops.
+one saves, because it repeats cheap ops, for the other micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, 
     sums = sum(made.values()) if plan.num_micro_batch > 1 else 0.0
     in_flight = plan.task_graphs[called.task_graph].warmup
     held, saved = sum(before.values()), sum(before.values()) - sum(taken.values())
-    room = max(LEAST, SHARE * (sums + in_flight * held) + in_flight * saved)
+    room = max(LEAST, SHARE * (sums + in_flight * held) + (in_flight - 1) * saved)
     last = {tensor: op for op in called.runs for tensor in step.graph.ops[op].inputs}
     late = dict(made)
     for tensor, size in taken.items():
