@@ -392,7 +392,7 @@ def imported_as_written(graph: tf.Graph, graph_def: GraphDef) -> Iterator[None]:
 
     ``tf.import_graph_def`` goes through all nodes in Python before the import to write attributes' defaults into the caller's
     GraphDef, and through all new ops after it to apply what scopes ask for (devices, colocations, control dependencies,
-    control-flow contexts).  This takes almost half of its time.  The import knows the defaults, and no scope is open.  A
+    control-flow contexts).  This takes two thirds of its time.  The import knows the defaults, and no scope is open.  A
     TensorFlow whose importer is built differently still does so here.
     """
     try:
