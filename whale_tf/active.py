@@ -74,7 +74,7 @@ class Active:
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
-        self.variable_parts = VariableParts()
+        self.variable_parts = VariableParts(self.functions)
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, if this process drives them."""

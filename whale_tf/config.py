@@ -225,7 +225,7 @@ class Config(Record):
         "a device's share is divided into parts, which have homes of their own. v1: gradients go there once a step. v2: the "
         "gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also read variables "
         "again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
-        "Over several processes (in Sessions), one process updates a variable, keeps its optimizer state, and sends the new "
+        "Over several processes, one process updates a variable, keeps its optimizer state, and sends the new "
         "value to the others; under v3 only that process stores the variable, and it sends the value before the forward pass. "
         "auto: as little as makes the step fit the devices' memory according to the simulation; none in a tf.function of several "
         "processes. EPL's "

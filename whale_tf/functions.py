@@ -19,10 +19,12 @@ from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.division import too_few
 from whale_tf.emit.emit import Emitted
+from whale_tf.emit.owners import kept_variables
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
+from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
@@ -69,11 +71,10 @@ def check(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
             f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     chosen = config if plan is None else plan
-    key = "zero" if chosen.zero not in ("none", AUTO) else "offload"
-    if getattr(chosen, key) not in ("none", AUTO) and processes.count > 1:
+    if chosen.offload not in ("none", AUTO) and processes.count > 1:
         raise PlanError(
-            f"{key} is {getattr(chosen, key)!r}, which moves variables of functions only within one process, but tf.function "
-            f"{name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave out {key}")
+            f"offload is {chosen.offload!r}, which moves variables of functions only within one process, but tf.function "
+            f"{name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave out offload")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == STAGE and processes.count > 1:
@@ -216,6 +217,8 @@ def finish(
     Raises:
         PlanError: the function did not capture one of these, or undivided ops would run as well.
     """
+    _check_results(graph, emitted.context)
+    replaced = {**replaced, **emitted.sent.replaced}
     graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
     graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
     if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
@@ -226,11 +229,35 @@ def finish(
         devices = [graph.get_operation_by_name(name).device for name in variable.names]
         _capture_parts(graph, variable.op, variable.names, variable.spread, devices, variable_parts)
     parts = {name for variable in divided for name in variable.names}
+    for one in kept_variables(emitted.context):
+        op = graph.get_operation_by_name(one.name)
+        variable = _captured_variable(graph, op, "zero keeps in one process")
+        kept = variable_parts.keep(variable, one.device, "" if one.is_own else one.home)
+        _capture_instead(graph, op, [op.name], kept)
+        parts.add(op.name)
     for op, device in _at_home(graph, emitted.context).items():
         if op.name not in parts:
             _capture_parts(graph, op, [op.name], once, [device], variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
+
+
+def _check_results(graph: tf.Graph, context: Context) -> None:
+    """Raises:
+        PlanError: a result follows from state that only one process has.
+    """
+    ops, owners, gathered = context.graph, context.owners, context.gathered.ops
+    results = [ops.tensor(tensor.name) for tensor in graph.outputs if tensor.op.name in ops]
+    behind = reached([ops.tensors[tensor].op for tensor in results], lambda index: () if index in gathered else (
+        ops.tensors[tensor].op for tensor in ops.ops[index].inputs if tensor not in owners.sent))
+    for index in sorted(behind.difference(gathered)):
+        taken = [before for before in (ops.tensors[tensor].op for tensor in ops.ops[index].inputs) if before in owners.state]
+        if index in owners.update or (taken and not context.region.contains(ops.ops[index])):
+            variable = ops.ops[owners.update.get(index, taken[0] if taken else index)].name
+            raise PlanError(
+                f"tf.function {graph.name!r} returns what follows from op {ops.ops[index].name!r}, but under zero only one "
+                f"process has what this op takes from the update of {variable!r}; return values of the forward pass, or read the "
+                "variable outside of the function")
 
 
 def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
@@ -270,15 +297,23 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
     """Ops that must run.  An op that was replaced, cloned or divided gives way to its replacement, or to all its clones or
     parts."""
     context = emitted.context
+    owned, elsewhere = context.owners.update, context.owners.state
+    left_out = {context.graph.ops[index].name for index in context.owners.left_out}
     pending = [op.name for op in ops]
     found: Dict[str, None] = {}
     for name in pending:  # grows while we walk
         if name in replaced:
-            pending.extend(replaced[name])
+            pending.extend(one.partition(":")[0] for one in replaced[name])
+            continue
+        if name in left_out:
             continue
         names = [name]
         if name in context.graph:
             record = context.graph.op(name)
+            if record.id in context.gathered.ops:
+                names = [context.gathered.ops[record.id]]
+            elif any(context.graph.tensors[tensor].op in elsewhere for tensor in record.inputs) and record.id not in owned:
+                continue  # a read that nobody uses
             if record.id in context.region.batch_level:
                 names = [context.op_in(record, clone) for clone in context.clones(context.home(record))]
         found.update(dict.fromkeys(names))
@@ -304,19 +339,39 @@ def _capture_parts(
     Raises:
         PlanError: the variable is an argument.
     """
+    what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
+    variable = _captured_variable(graph, op, what, may_be_ours=not spread.is_shard)
+    if variable is None:
+        return
+    if not spread.is_shard and _kind_and_number(vars(variable)["_handle"].device) == _kind_and_number(devices[0]):
+        return
+    _capture_instead(graph, op, names, variable_parts.divide(variable, spread, devices))
+
+
+def _captured_variable(graph: tf.Graph, op: tf.Operation, what: str, may_be_ours: bool = False) -> Any:
+    """The user's variable of a placeholder.
+
+    Args:
+        what: happens to it.
+        may_be_ours: the result is None if it is the loss scale, which we made and nobody else sees.
+
+    Raises:
+        PlanError: the variable is an argument.
+    """
     inner = op.outputs[0]
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
     variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
-    if variable is None and outer is not None and not spread.is_shard:
-        return  # the loss scale, which we made and nobody else sees
-    if outer is None or variable is None:
-        what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
+    if outer is None or (variable is None and not may_be_ours):
         raise PlanError(
             f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
             "variable itself")
-    if not spread.is_shard and _kind_and_number(outer.device) == _kind_and_number(devices[0]):
-        return
-    parts = variable_parts.divide(variable, spread, devices)
+    return variable
+
+
+def _capture_instead(graph: tf.Graph, op: tf.Operation, names: Sequence[str], parts: Sequence[Any]) -> None:
+    """Makes the function capture parts, whose placeholders have ``names``, instead of the variable of placeholder ``op``."""
+    inner = op.outputs[0]
+    outer = next(outside for outside, inside in graph.captures if inside is inner)
     for name, part in zip(names, parts):
         handle = graph.get_operation_by_name(name).outputs[0]
         with graph.as_default():

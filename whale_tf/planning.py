@@ -64,8 +64,8 @@ def decide_graph(
 
 
 def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
-    """The configuration without choices that cannot be made in a function: several processes keep all of its variables.  In other
-    graphs, variables are made on their TaskGraphs' first devices."""
+    """The configuration without choices that cannot be made in a function: ``auto`` divides nothing over several processes.  In
+    other graphs, variables are made on their TaskGraphs' first devices."""
     if not graph.building_function:
         return config.changed(variables="shared") if config.variables == STAGE else config
     if processes == 1:

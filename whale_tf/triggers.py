@@ -123,10 +123,13 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         if done.emitted is not None:
             functions.check_devices(graph.name, done.emitted.context)
             divided = done.variables.parts if done.variables is not None else ()
+            job = state.functions
+            if job is not None:
+                job.traced(graph)
             functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
-            if state.functions is not None:
+            if job is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
-                state.functions.rewritten(graph, done.emitted.communicator)
+                job.rewritten(graph, done.emitted.communicator, bool(done.emitted.context.owners.state))
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 

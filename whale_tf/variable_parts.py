@@ -9,6 +9,13 @@ resource, or in the parts of one division::
 
 Whoever reads or writes a variable takes its handle: eager ops from the variable, functions from their captures.  The handle of a
 divided variable is a property that puts the parts together; calls of functions that captured the handle put them together, too.
+
+Under `zero` in several processes, an optimizer's variable has its part in one of them, which alone updates it.  In the others the
+whole takes no memory during steps, and who takes its handle gets the value of that part over the network.  So a part keeps its
+value until the next step::
+
+    owner of m       step: part of m           m.numpy(): whole = part
+    other processes  step: nothing             m.numpy(): whole = part of the owner, read by its name
 """
 
 from __future__ import annotations
@@ -19,16 +26,24 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import PlanError
-from whale_tf.patterns.spread import Spread
+from whale_tf.patterns.spread import Spread, once
+from whale_tf.processes.functions import Functions
 
 _RECORD = "_whale_parts"  # attribute of a divided variable
 
 
 class _Division(NamedTuple):
-    """``devices``: TensorFlow's names, one for each part; ``spread``: ``once`` if one part is the whole variable."""
+    """Attributes:
+    spread: ``once`` if one part is the whole variable.
+    devices: TensorFlow's names, one for each part.
+    name: by which other processes read the part; empty: they do not.
+    owner: the device in the process that has the value, if that is another one.
+    """
 
     spread: Spread
     devices: Tuple[str, ...]
+    name: str = ""
+    owner: str = ""
 
     def shapes(self, whole: Tuple[int, ...]) -> List[Tuple[int, ...]]:
         """The shapes of the parts."""
@@ -48,8 +63,28 @@ class _Division(NamedTuple):
         return tf.concat(parts, self.spread.dim) if self.spread.is_shard else tf.identity(parts[0])
 
 
+class _Named(NamedTuple):
+    """A part that other processes find by its name."""
+
+    handle: tf.Tensor
+    device: str
+
+    @classmethod
+    def of(cls, name: str, whole: _Divided) -> _Named:
+        handle = tf.raw_ops.VarHandleOp(dtype=whole.dtype, shape=whole.shape, shared_name=name)
+        handle._handle_data = whole.handle._handle_data
+        return cls(handle, handle.device)
+
+    def destroy(self) -> None:
+        with tf.init_scope():
+            tf.raw_ops.DestroyResourceOp(resource=self.handle)
+
+
 class _Divided:
     """A divided variable.
+
+    Args:
+        job: see :class:`VariableParts`.
 
     Attributes:
         variable: the user's, as long as it lives.
@@ -59,8 +94,8 @@ class _Divided:
         is_in_use: a function is running on the parts.
     """
 
-    def __init__(self, variable: Any) -> None:
-        self.variable = weakref.ref(variable)
+    def __init__(self, variable: Any, job: Optional[Functions]) -> None:
+        self.variable, self._job = weakref.ref(variable), job
         self.handle, self.device, self.name, self.dtype = variable.handle, variable.device, variable.name, variable.dtype
         self.shape = tuple(variable.shape.as_list())
         self.parts: Dict[_Division, List[Any]] = {}
@@ -73,9 +108,12 @@ class _Divided:
             self.parts[division] = []
             for i, (device, shape) in enumerate(zip(division.devices, division.shapes(self.shape))):
                 with tf.init_scope(), tf.device(device):
-                    part = tf.Variable(tf.zeros([size or 0 for size in shape], self.dtype), trainable=False, shape=shape,
-                                       name=f"{self.name.partition(':')[0]}/part{i}")
-                    _empty(part.handle, self.dtype)
+                    if division.name:
+                        part: Any = _Named.of(division.name, self)
+                    else:
+                        part = tf.Variable(tf.zeros([size or 0 for size in shape], self.dtype), trainable=False, shape=shape,
+                                           name=f"{self.name.partition(':')[0]}/part{i}")
+                        _empty(part.handle, self.dtype)
                 self.parts[division].append(part)
         return self.parts[division]
 
@@ -86,6 +124,10 @@ class _Divided:
         self.put_together()
         with tf.init_scope():
             with tf.device(self.device):
+                if division.owner:
+                    _empty(self.handle, self.dtype)
+                    self.held = division
+                    return
                 pieces = division.parts_of(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype))
                 _empty(self.handle, self.dtype)
             for part, piece in zip(self.parts[division], pieces):
@@ -100,10 +142,16 @@ class _Divided:
         division, self.held = self.held, None
         with tf.init_scope():
             with tf.device(self.device):
-                parts = [tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype) for part in self.parts[division]]
+                parts = [self._value(division, part) for part in self.parts[division]]
                 tf.raw_ops.AssignVariableOp(resource=self.handle, value=division.whole_of(parts))
-            for part in self.parts[division] if not self.is_in_use else ():
+            for part in self.parts[division] if not (self.is_in_use or division.name) else ():
                 _empty(part.handle, self.dtype)
+
+    def _value(self, division: _Division, part: Any) -> tf.Tensor:
+        if division.owner:
+            assert self._job is not None
+            return tf.constant(self._job.bring(division.name, division.owner, self.dtype), self.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype)
 
     @contextlib.contextmanager
     def in_use(self, division: _Division) -> Iterator[None]:
@@ -148,32 +196,56 @@ def _divided_class(of: type) -> type:
 
 
 class VariableParts:
-    """All divided variables since ``wh.init``."""
+    """All divided variables since ``wh.init``.
 
-    def __init__(self) -> None:
+    Args:
+        job: functions that several processes run together; None: there is one process.
+    """
+
+    def __init__(self, job: Optional[Functions] = None) -> None:
+        self._job = job
         self._wholes: Dict[int, _Divided] = {}  # by ``id`` of the handle
         self._parts: Dict[int, Tuple[_Divided, _Division]] = {}
         self._closed = False
 
     def divide(self, variable: Any, spread: Spread, devices: Sequence[str]) -> Sequence[Any]:
         """Variables for the parts.  They have the value whenever a function that captured them runs."""
-        record = variable.__dict__.get(_RECORD)
+        return self._parts_in(self._record(variable), _Division(spread, tuple(devices)))
+
+    def keep(self, variable: Any, device: str, owner: str) -> Sequence[Any]:
+        """A variable for the part of an optimizer's variable, which one of several processes has.
+
+        Args:
+            device: of the part, or of what stands for it here.
+            owner: the device in the process that has the value; empty: it is this one.
+        """
+        assert self._job is not None
+        record = self._record(variable)
+        known = [division for division in record.parts if division.name]
+        return self._parts_in(record, known[0] if known else _Division(once, (device,), self._job.new_name(), owner))
+
+    def _record(self, variable: Any) -> _Divided:
+        record: Optional[_Divided] = variable.__dict__.get(_RECORD)
         if record is None:
-            record = _Divided(variable)
+            record = _Divided(variable, self._job)
             variable.__dict__[_RECORD] = record
             variable.__class__ = _divided_class(type(variable))
             self._wholes[id(record.handle)] = record
             weakref.finalize(variable, self._forget, record).atexit = False
-        division = _Division(spread, tuple(devices))
+        return record
+
+    def _parts_in(self, record: _Divided, division: _Division) -> Sequence[Any]:
         parts = record.divided(division)
         self._parts.update({id(part.handle): (record, division) for part in parts})
         return parts
 
     def _forget(self, record: _Divided) -> None:
         self._wholes.pop(id(record.handle), None)
-        for parts in record.parts.values():
+        for division, parts in record.parts.items():
             for part in parts:
                 self._parts.pop(id(part.handle), None)
+                if division.name and not division.owner and self._job is not None:
+                    self._job.later(part.destroy)  # another process may still read it
 
     def before_call(self, captured: Sequence[Any]) -> None:
         """Call before a function runs: puts captured variables together."""
@@ -206,9 +278,10 @@ class VariableParts:
                     f"tf.function {function.graph.name!r} reads or writes variable {whole.name!r} and calls a function that "
                     "divides it (wh.split) or keeps it on another device (zero, offload, variables 'stage'); do one of these "
                     "outside of the function, or both in the function that trains")
-        function._call_flat = self._caller(function._call_flat, list(needed.values()))
+        function._call_flat = self._caller(function._call_flat, list(needed.values()), function)
 
-    def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]]) -> Callable[..., Any]:
+    def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]],
+                function: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not tf.executing_eagerly():
                 if self._closed:
@@ -218,6 +291,8 @@ class VariableParts:
                         "both functions again")
                 return original(*args, **kwargs)
             try:
+                if self._job is not None:
+                    self._job.prepare(function)
                 with contextlib.ExitStack() as stack:
                     for record, division in needed:
                         stack.enter_context(record.in_use(division))

@@ -1,18 +1,22 @@
 """What functions and Keras get in one of several processes, looked at in one."""
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, List
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.passes.test_owners import add, divided, drawn
 from whale_tf._tf_compat import global_seed, relaxed_type
 from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Processes
 from whale_tf.config import Config
+from whale_tf.emit.context import Gathered
 from whale_tf.errors import PlanError, UnsupportedOpError
-from whale_tf.functions import check
+from whale_tf.functions import _check_results, check
+from whale_tf.passes.owners import find_owners
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
@@ -85,8 +89,26 @@ def test_data_for_fewer_processes_is_refused() -> None:
         Adapter(KerasAdapter(1, False), FIRST, lambda data: data, True)
 
 
-@pytest.mark.parametrize("key, value", [("zero", "v1"), ("zero", "v3"), ("offload", "states")])
-def test_homes_of_variables_are_refused(key: str, value: str) -> None:
-    with pytest.raises(PlanError, match=f"{key} is '{value}'.*tf.function 'step'.*or leave out {key}"):
-        check("step", Annotations(), {}, Config({key: value}), None, FIRST)
-    check("step", Annotations(), {}, Config(), None, FIRST)
+def test_offloading_is_refused() -> None:
+    with pytest.raises(PlanError, match="offload is 'states'.*tf.function 'step'.*or leave out offload"):
+        check("step", Annotations(), {}, Config({"offload": "states"}), None, FIRST)
+    check("step", Annotations(), {}, Config({"zero": "v3"}), None, FIRST)
+
+
+def test_results_that_follow_from_an_update_are_refused() -> None:
+    """A norm of what the optimizer keeps; the sum of all norms is sent, and can be returned."""
+    step = drawn(2)
+    for i in range(2):
+        add(step, f"read{i}", "ReadVariableOp", [f"m{i}"], shape=(2, 2))
+        add(step, f"size{i}", "L2Loss", [f"read{i}"])
+    add(step, "all", "AddN", ["size0", "size1"])
+    owners = find_owners(step, divided({"v0": 0, "v1": 1}).local_part(1))
+    context = SimpleNamespace(graph=step.graph, region=step.region, owners=owners, gathered=Gathered())
+
+    def check_result(name: str) -> None:
+        result = SimpleNamespace(name=f"{name}:0", op=SimpleNamespace(name=name))
+        _check_results(SimpleNamespace(name="step", outputs=[result]), context)  # type: ignore[arg-type]
+
+    check_result("all")
+    with pytest.raises(PlanError, match="'step' returns what follows from op 'read0', but under zero only one process has what "):
+        check_result("read0")

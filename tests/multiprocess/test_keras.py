@@ -33,12 +33,16 @@ def starter() -> Iterator[Starter]:
 @pytest.mark.once
 @pytest.mark.slow
 def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
-    """``fit`` and a loop, on two devices of each of two processes: all that is logged, returned, counted and learned."""
+    """``fit`` and a loop, on two devices of each of two processes: all that is logged, returned, counted and learned.  Under
+    ``zero`` an optimizer's variables take memory in one process between two steps."""
     local = starter.start(*SCRIPT, "equality", str(tmp_path / "local"))
     assert local.wait(START_S) == 0, local.output
     both = starter.start(*TWO, "--devices-per-worker", "2", *SCRIPT, "equality", str(tmp_path / "both"))
     assert both.wait(2 * START_S) == 0, both.output
     expected, *found = [read(tmp_path / name) for name in ("local.0", "both.0", "both.1")]
+    state = 2 * 8 * (11 * 5 + 20 * 3 + 3)  # bytes of Adam's moments
+    (own, part), (others_own, others_part) = [one["v3"].pop() for one in (expected, *found)][1:]
+    assert own == others_own == 0 and 0 < part < state and part + others_part == state
     for case, values in expected.items():
         for outcome in found:
             assert len(outcome[case]) == len(values), case

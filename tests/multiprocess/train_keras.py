@@ -1,6 +1,7 @@
 """Keras scripts, which train in one process as in several.
 
-``python -m tests.multiprocess.train_keras equality PATH``: ``fit`` and a training loop; what they computed goes to ``PATH.RANK``.
+``python -m tests.multiprocess.train_keras equality PATH``: ``fit`` and training loops, also with
+variables divided over the processes; what they computed goes to ``PATH.RANK``.
 
 ``python -m tests.multiprocess.train_keras fit EPOCHS DIRECTORY``: ``fit`` with callbacks that write.  Environment variables:
 PAUSE (seconds a step), SHORT (process 1 ends after so many steps).
@@ -126,11 +127,56 @@ def equality(path: str) -> None:
     found = {
         "arrays, weights": fitted(X, LABELS, batch_size=BATCH, shuffle=False, sample_weight=WEIGHTS),
         "shuffled arrays": fitted(X, LABELS, batch_size=BATCH),
-        "dataset": fitted(dataset.take(48 // BATCH)),
         "loop": looped(),
     }
+    divide("v2")
+    found["dataset, v2"] = fitted(dataset.take(48 // BATCH))
+    divide("v3")
+    found["v3"] = words()
     with open(f"{path}.{RANK}", "wb") as handle:
         pickle.dump(found, handle)
+
+
+def divide(level: str) -> None:
+    """Divides variables over the processes from now on."""
+    if WORKERS > 1:
+        wh.shutdown()
+        wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, "zero": level})
+
+
+def bytes_here(variables: Any) -> List[int]:
+    """What an optimizer's variables take in this process between two steps: on their own, and in parts."""
+    own, parts = 0, 0
+    for variable in variables:
+        variable = getattr(variable, "_value", variable)  # Keras 3 has its own class around TensorFlow's
+        record = vars(variable).get("_whale_parts")
+        if record is not None:
+            own += tf.raw_ops.ReadVariableOp(resource=record.handle, dtype=variable.dtype).numpy().nbytes
+            parts += sum(tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=variable.dtype).numpy().nbytes
+                         for division, held in record.parts.items() for part in held if not division.owner)
+    return [own, parts]
+
+
+def words() -> List[np.ndarray]:
+    """Look-ups, a loop with the function's own gradients, and evaluation between its steps."""
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Embedding(11, 5), layers.Flatten(), layers.Dense(3)])
+    optimizer, losses = keras.optimizers.Adam(0.05), []
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    tokens = np.abs(X[:48, :4] * 4).astype("int32") % 11
+    for x, y in tf.data.Dataset.from_tensor_slices((tokens, LABELS[:48])).batch(BATCH):
+        losses.append(step(x, y))
+        losses.append(tf.reduce_mean(model(tokens)))
+    sizes = bytes_here(optimizer.variables)
+    return [np.array(value) for value in [*losses, *model.variables, *optimizer.variables, sizes]]
 
 
 def fit(epochs: int, directory: str) -> None:

@@ -8,7 +8,8 @@ themselves, for runs by themselves such as an evaluation; and as a copy on value
                          └─────> v ──> value ─────────────┘
 
 ``together`` controls the Switches: a run in which no other process takes part reads this process's variables, which get their
-owners' values before the run (:mod:`whale_tf.processes.state`).
+owners' values before the run (:mod:`whale_tf.processes.state`).  All processes call a tf.function, or none does, so it needs no
+Switch, and everything in it reads the copy.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, aft
 
 
 def read_gathered(context: Context) -> None:
-    """Makes the update read the copy.  Call this when all other edges have moved."""
+    """Makes the update read the copy; in a tf.function all ops outside of the region.  Call this when all other edges have
+    moved."""
     gathered, graph = context.gathered, context.graph
+    phases = (Phase.APPLY, Phase.OTHER) if context.tf_graph.building_function else (Phase.APPLY,)
     for op in graph.ops:
-        if op.phase is not Phase.APPLY:
+        if op.phase not in phases:
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor in gathered.tensors and graph.tensors[tensor].op in gathered.ops:
@@ -85,6 +88,8 @@ class _Values:
         context, nodes, scope, host = self._context, self._nodes, self._scopes[0], self._context.host
         root = context.plan.process_of(self._message.home)
         is_own = root == context.owners.rank
+        if self._sums.is_always_together:
+            return {op.id: value + ":0" for op, value in zip(self._ops, self._in_all(root, is_own))}
         true = nodes.const(True, scope + "/default", tf.bool, host)
         together = nodes.add("PlaceholderWithDefault", scope + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
         first = len(self._sums.collectives)
@@ -95,6 +100,16 @@ class _Values:
 
     def _shapes(self) -> List[List[int]]:
         return [list(op.attrs["shape"]) for op in self._ops]
+
+    def _in_all(self, root: int, is_own: bool) -> List[str]:
+        """What each process reads in a step that all of them run together."""
+        reads = [self._read(op, op.name, place, ()) if is_own else "" for place, op in enumerate(self._ops)]
+        members = [Member(read, device) for read, device in zip(reads, self._devices)]
+        sent = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root)
+        if not is_own:
+            return sent
+        return [self._nodes.identity(read, where + "/value", self._dtype, device, sorted(set(sent)))
+                for read, where, device in zip(reads, self._scopes, self._devices)]
 
     def _own(self, together: str, root: int) -> List[str]:
         """What the variables' owner reads: the values, after sending them."""

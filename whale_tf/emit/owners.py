@@ -28,7 +28,7 @@ from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.context import Context
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.ir.units import GATE_ATTR
 from whale_tf.passes.owners import DONE, LATE, NEW, Message, Owners, ancestors
 
@@ -36,17 +36,19 @@ UPDATES_ATTR = "_whale_updates"  # of an op that stands for an optimizer's updat
 
 
 class Kept(NamedTuple):
-    """A variable that another process keeps: an optimizer's or, under v3, a trained one.
+    """A variable that one process keeps: an optimizer's or, under v3, a trained one.
 
     Attributes:
         name: of its op.
-        device: its device in this process, where it takes no memory while training.
+        device: its device in this process; if another one keeps it, it takes no memory there while training.
         home: its device in the process that owns it.
+        is_own: whether this process owns it.
     """
 
     name: str
     device: str
     home: str
+    is_own: bool
 
 
 class Sent(NamedTuple):
@@ -88,7 +90,7 @@ def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owne
         replaced.update(messages.fetched(variable))
     ends = {context.graph.ops[write].name: messages.ends[variable][0]
             for variable, writes in messages.writes.items() for write in writes.value}
-    kept = tuple(_kept(context, owners, variable) for variable, owner in sorted(owners.state.items()) if not owners.is_own(owner))
+    kept = tuple(one for one in kept_variables(context) if not one.is_own)
     return Sent(ends, tuple(sums.collectives[first:]), tuple(messages.stand_ins), kept, replaced)
 
 
@@ -205,7 +207,9 @@ class _Messages:
         """What ops would have waited for if this process ran them."""
         graph, edit = self._context.graph, self._context.edit
         left_out = set(self._names(self._owners.left_out))
+        away = {variable for variable, owner in self._owners.state.items() if not self._owners.is_own(owner)}
         variables = {op.name for op in graph.ops if op.type in VARIABLES}
+        variables.update(op.name for op in graph.ops if op.type in READS and graph.tensors[op.inputs[0]].op in away)
         stack = self._names(ops)
         seen: Set[str] = set()
         found: Set[str] = set()
@@ -224,13 +228,12 @@ class _Messages:
         graph, owners, edit = self._context.graph, self._owners, self._context.edit
         if op.id in owners.left_out:
             return
-        gone, waits = [], set()  # type: List[str], Set[str]
+        gone = [graph.ops[before].name for before in op.control_inputs if before in owners.left_out]
+        waits: Set[str] = set()
         for write in set(graph.predecessors(op)).intersection(self._variable_of):
             variable = self._variable_of[write]
             if owners.update.get(op.id) == variable:
                 continue
-            if write in owners.left_out:
-                gone.append(graph.ops[write].name)
             if write in self.writes[variable].value and op.id not in self._before[variable]:
                 waits.add(self.ends[variable][0])
             if op.id not in self._inside:
@@ -274,7 +277,11 @@ def _gate(graph: OpGraph) -> Optional[_Gate]:
     return None
 
 
-def _kept(context: Context, owners: Owners, variable: int) -> Kept:
-    op, trained = context.graph.ops[variable], context.graph.ops[owners.state[variable]].name
-    home = next(task.homes[trained] for task in context.plan.task_graphs if trained in task.homes)
-    return Kept(op.name, context.device_of(op), context.devices[home])
+def kept_variables(context: Context) -> List[Kept]:
+    """In an order that is the same in all processes."""
+    graph, found = context.graph, []
+    home_of = {name: home for task in context.plan.task_graphs for name, home in task.homes.items()}
+    for variable, owner in sorted(context.owners.state.items()):
+        op, home = graph.ops[variable], context.devices[home_of[graph.ops[owner].name]]
+        found.append(Kept(op.name, context.device_of(op), home, context.owners.is_own(owner)))
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from typing import Any, Callable, MutableMapping, MutableSet, Sequence, Set
+from typing import Any, Callable, List, MutableMapping, MutableSet, Sequence, Set
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.capture.handles import captured_variables
@@ -31,13 +31,24 @@ class Functions:
         self._runtime = runtime
         self._shares_input = shares_input
         self._staged: MutableMapping[tf.Graph, str] = weakref.WeakKeyDictionary()  # by rewritten graph
+        self._variables: MutableMapping[tf.Graph, List[Any]] = weakref.WeakKeyDictionary()  # references, until the first call
         self._inside: MutableMapping[tf.Graph, MutableSet[tf.Graph]] = weakref.WeakKeyDictionary()  # graph -> those it calls
         self._started: MutableSet[tf.Graph] = weakref.WeakSet()
         self._equal: Set[str] = set()  # variables that have process 0's values
 
-    def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator) -> None:
-        """Call when a function's graph contains collectives."""
+    def traced(self, graph: tf.Graph) -> None:
+        """Call when a function is going to be rewritten, and still captures the user's variables."""
+        self._variables[graph] = [weakref.ref(variable) for variable in captured_variables(graph)]
+
+    def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator, keeps: bool = False) -> None:
+        """Call when a function's graph contains collectives.
+
+        Args:
+            keeps: some process alone keeps a variable.
+        """
         self._staged[graph] = communicator.staged
+        if keeps:
+            self._runtime.stay_for_others()
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 
     def call(self, function: Any, original: Callable[[], Any]) -> Any:
@@ -46,15 +57,38 @@ class Functions:
         if inside is None:
             return original()
         if tf.executing_eagerly():
+            self.prepare(function)
             with self._runtime.training():
-                for graph in list(inside):
-                    self._start(graph)
                 return original()
         outer = v1.get_default_graph()
         while outer is not None:
             self._inside.setdefault(outer, weakref.WeakSet()).update(inside)  # type: ignore[attr-defined]
             outer = getattr(outer, "outer_graph", None)
         return original()
+
+    def prepare(self, function: Any) -> None:
+        """Starts the rewritten graphs that a concrete function runs, before its variables move to other devices."""
+        waiting = [graph for graph in self._inside.get(function.graph, ()) if graph not in self._started]
+        if waiting:
+            with self._runtime.training():
+                for graph in waiting:
+                    self._start(graph)
+
+    def new_name(self) -> str:
+        """A name for a variable, the same in all processes, that no other has while the server runs."""
+        return f"whale/kept/{self._runtime.keys.instance()}"
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Runs ``action`` after the next call that all processes make: by then they have done what they do before it."""
+        self._runtime.after_training(action)
+
+    def bring(self, name: str, device: str, dtype: tf.DType) -> Any:
+        """The value of another process' variable."""
+        def read() -> tf.Tensor:
+            with tf.device(device):
+                handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
+                return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return self._runtime.run_beside([device], read)
 
     def _start(self, graph: tf.Graph) -> None:
         """Checks, before a rewritten graph runs for the first time, that it is the same in all processes, and gives its variables
@@ -63,9 +97,8 @@ class Functions:
         Raises:
             PlanError: it is not the same, or another process does not reach it.
         """
-        if graph in self._started:
-            return
-        variables = [variable for variable in captured_variables(graph) if variable.dtype != tf.string]
+        held = [reference() for reference in self._variables.pop(graph)]
+        variables = [variable for variable in held if variable is not None and variable.dtype != tf.string]
         described = [f"{one.dtype.name} {one.shape}" for one in [*variables, *graph.inputs]]
         with tf.device(self._runtime.processes.host_device):
             self._agree("\n".join([self._staged[graph], *described]), graph.name)

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import weakref
-from typing import Any, Callable, Iterator, MutableSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, MutableSet, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import serve_eagerly, serves_eagerly, tf, v1
 from whale_tf.cluster import Processes
@@ -53,6 +53,7 @@ class Runtime:
         self.is_driver = False
         self._is_served = False  # by all others
         self._stays = False
+        self._afterwards: List[Callable[[], None]] = []
         self.is_free = False  # our own sessions are unchanged
         self.sessions = 0  # sessions that see only this process's devices
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
@@ -147,8 +148,15 @@ class Runtime:
             ProcessLostError: another process has ended.
         """
         self.join()
+        actions, self._afterwards = self._afterwards, []
         with self._guarded():
             yield
+        for action in actions:
+            action()
+
+    def after_training(self, action: Callable[[], None]) -> None:
+        """Runs ``action`` after the next call of a function that waits for the other processes."""
+        self._afterwards.append(action)
 
     # ---------------------------------------------------------------------------------- sessions
 
@@ -187,23 +195,24 @@ class Runtime:
         """Whether a session's variables have had process 0's values."""
         return session in self._equal
 
-    def run_beside(self, devices: Sequence[str], build: Callable[[], Any]) -> None:
-        """Runs what ``build`` adds to a separate graph, in a separate session, on devices of this and other processes.
+    def run_beside(self, devices: Sequence[str], build: Callable[[], Any]) -> Any:
+        """Runs what ``build`` adds to a separate graph, in a separate session, on devices of this and other processes, and
+        returns the values.
 
         Raises:
             ProcessLostError: another process has ended.
         """
         prefixes = {device.partition("/device:")[0] for device in devices} | {self.processes.prefix(self.processes.rank)}
         with self._guarded():
-            self._run_alone(sorted(prefixes), build)
+            return self._run_alone(sorted(prefixes), build)
 
-    def _run_alone(self, prefixes: Sequence[str], build: Callable[[], Any]) -> None:
+    def _run_alone(self, prefixes: Sequence[str], build: Callable[[], Any]) -> Any:
         free, self.is_free = self.is_free, True
         try:
             with tf.Graph().as_default():
                 fetches = build()
                 with v1.Session(self._server.target, config=v1.ConfigProto(device_filters=prefixes)) as session:
-                    session.run(fetches)
+                    return session.run(fetches)
         finally:
             self.is_free = free
 
