@@ -127,16 +127,21 @@ def equality(path: str) -> None:
     found = {
         "arrays, weights": fitted(X, LABELS, batch_size=BATCH, shuffle=False, sample_weight=WEIGHTS),
         "shuffled arrays": fitted(X, LABELS, batch_size=BATCH),
-        "dataset": fitted(dataset.take(48 // BATCH)),
         "loop": looped(),
     }
-    for level in ("v2", "v3"):
-        if WORKERS > 1:
-            wh.shutdown()
-            wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, "zero": level})
-        found[level] = fitted(X, LABELS, batch_size=BATCH, shuffle=False) if level == "v2" else words()
+    divide("v2")
+    found["dataset, v2"] = fitted(dataset.take(48 // BATCH))
+    divide("v3")
+    found["v3"] = words()
     with open(f"{path}.{RANK}", "wb") as handle:
         pickle.dump(found, handle)
+
+
+def divide(level: str) -> None:
+    """Divides variables over the processes from now on."""
+    if WORKERS > 1:
+        wh.shutdown()
+        wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, "zero": level})
 
 
 def bytes_here(variables: Any) -> List[int]:
