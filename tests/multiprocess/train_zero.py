@@ -72,7 +72,7 @@ def build(optimizer: str, in_turn: bool) -> Model:
     if tf.get_variable_scope().use_resource:  # else it may be computed after the update
         loss += penalty
     score = tf.reduce_mean(tf.cast(h > 0.1, tf.float64))
-    gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.1)
+    gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, variables, gate_gradients=True), 0.1)
     if optimizer == "adam":
         step = tf.train.get_or_create_global_step()
         return Model(x, [loss, norm], tf.train.AdamOptimizer(0.01).apply_gradients(zip(gradients, variables), step),

@@ -22,6 +22,7 @@ from whale_tf.emit.calls import control_for
 from whale_tf.emit.context import ORIGINAL, Context, Gathered
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.region import groups
 from whale_tf.passes.owners import VALUES, Message
 
 
@@ -44,11 +45,15 @@ def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, aft
     ops = {op.id: tensors[op.outputs[0]].partition(":")[0] for op in reads}
     copied = [graph.ops[index] for index in owners.gathered if index not in ops]
     members, scope = {op.id for op in copied}, context.name("gathered")
+    grouped = groups(context.region)  # these may also wait for what the script reads of the variables themselves
+    for op in (graph.ops[index] for index in context.region.ops if index not in context.region.batch_level):
+        context.edit.move_waits(op.name, [graph.ops[wait].name for wait in op.control_inputs if wait in grouped], ())
     waits = {wait: control_for(context, wait, context.home(op), ORIGINAL, after)
-             for op in copied for wait in op.control_inputs if wait not in members}
+             for op in copied for wait in op.control_inputs if wait not in members and wait not in grouped}
     names = context.edit.clone(
         [context.tf_ops[op.id] for op in copied], scope, input_map={graph.tensor_name(t): value for t, value in tensors.items()},
-        control_map={graph.ops[wait].name: ops.get(wait, name) for wait, name in waits.items()},
+        control_map={**{graph.ops[wait].name: ops.get(wait, name) for wait, name in waits.items()},
+                     **{graph.ops[wait].name: None for wait in grouped}},
         device=lambda tf_op: context.device_of(graph.op(tf_op.name)))
     for op in copied:
         ops[op.id] = names[op.name]
