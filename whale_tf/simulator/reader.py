@@ -14,15 +14,12 @@ Costs say how long an op takes and whether it is a task of its own; an op that i
 
 from __future__ import annotations
 
-import abc
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.bridges import crossing, cuts
-from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import READS, VARIABLES, traits
-from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
@@ -32,7 +29,6 @@ from whale_tf.program import (
     BRIDGE,
     BROADCAST,
     DIVIDE,
-    FORWARD,
     GATHER,
     MERGE,
     ONCE,
@@ -40,58 +36,18 @@ from whale_tf.program import (
     UPDATE,
     WEIGHT,
     WHOLE,
-    Body,
     Call,
     Program,
 )
-from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.call_facts import MESSAGES, CallFacts, Costs, Kernel, Piece
 from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT, SCRATCH
 from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
-SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
 ADDED = -2  # in place of a device: the sum of several calls
 NOBODY: FrozenSet[int] = frozenset()  # nothing to wait for
 NO_VALUE_BYTES = 4.0  # size of a message which only says that something is done
-MESSAGES = (GATHER, BROADCAST)
-LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
-
-
-class Kernel(NamedTuple):
-    """The cost of running an op.
-
-    Attributes:
-        seconds: 0: the op is no task of its own.
-        limit: what limits its speed.
-        matrix_flops: FLOPs on the device's matrix units.
-        scratch: bytes that it needs while it runs.
-        shares: whether its first result is in the buffer of its first operand.
-        overwrites: whether a result may overwrite an operand of its size that has no later readers.
-    """
-
-    seconds: float
-    limit: str = MEMORY
-    matrix_flops: float = 0.0
-    scratch: float = 0.0
-    shares: bool = False
-    overwrites: bool = False
-
-
-class Costs(abc.ABC):
-    """The costs of ops and tensors."""
-
-    @abc.abstractmethod
-    def bytes(self, tensor: int) -> float:
-        """Bytes of a tensor's value for the whole mini-batch; for a variable itself, bytes of its value."""
-
-    @abc.abstractmethod
-    def kernel(self, op: Op, part: float, device: int) -> Kernel:
-        """The cost of an op on its part of a mini-batch; ops that run once have part 1."""
-
-    @abc.abstractmethod
-    def moving(self, device: int, size: float) -> float:
-        """Seconds to read and write ``size`` bytes."""
 
 
 class Held(NamedTuple):
@@ -115,21 +71,6 @@ class Value(NamedTuple):
     recipe: int = -1
 
 
-class Piece(NamedTuple):
-    """An op of a body, which is one task in each call.
-
-    Attributes:
-        inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
-        shard: place among the devices of a divided TaskGraph.
-        function: number of its function in a called body; 0 in others.
-    """
-
-    op: Op
-    inputs: Tuple[Tuple[int, bool], ...]
-    shard: int
-    function: int = 0
-
-
 def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
     """Add the tasks of a step; ``programs``: one for each process, with its Plan.
 
@@ -148,7 +89,7 @@ def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[
     return chains
 
 
-class _Reader:
+class _Reader(CallFacts):
     """The reader of one process' Program.
 
     Attributes:
@@ -157,25 +98,8 @@ class _Reader:
     """
 
     def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
-        self.tasks, self.costs, self.step, self.program, self.plan = tasks, costs, step, program, plan
-        self.graph, self.batch, self.peers = program.graph, step.region.batch, [self]
-        self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
-        self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas  # replicas that divide one mini-batch
-        self.body_of = program.body_of()
-        self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
-        self.gradients = {tensor for tensor, _ in step.gradients}
-        combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
-        self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []  # of each call: (tensor, is whole) -> calls
-        self.readers: Dict[Tuple[int, int], int] = {}  # (call, tensor) -> number of calls that take it
-        for call in program.calls:
-            self.sources.append({(t, program.step_of(program.calls[calls[0]]) == WHOLE): calls for t, calls in call.takes})
-            for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
-                self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
-        self.pieces = [self._pieces(body, combined) for body in program.bodies]
-        self.piece_of = [{piece.op.id: number for number, piece in enumerate(pieces)} for pieces in self.pieces]
-        self.parts = [self._part(call) for call in program.calls]
-        self.sums = self._turns()
-        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
+        super().__init__(costs, step, program, plan)
+        self.tasks, self.peers = tasks, [self]
         self.ran: Dict[Tuple[int, int], int] = {}
         self.spans = Spans(tasks)
         self._gates: Dict[int, List[int]] = {}  # call -> tasks before values that are read anew for it
@@ -183,66 +107,6 @@ class _Reader:
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
         self._kernels: Dict[Tuple[int, int, float, str], Kernel] = {}
-
-    # ---- facts about the Program -------------------------------------------------------------------------------------
-
-    def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
-        functions = body.functions or (body.ops,)
-        own = {tensor for ops in functions for index in ops for tensor in self.graph.ops[index].outputs}
-        return [Piece(op, tuple(dict.fromkeys(
-            (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op), number)  # otherwise: a loop's next iteration
-            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)]
-
-    def _turns(self) -> Dict[Tuple[int, int], int]:
-        """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
-        found: Dict[Tuple[int, int], int] = {}
-        turns: Dict[Tuple[int, ...], int] = {}
-        for number, call in enumerate(self.program.calls):
-            if self.program.step_of(call) == SYNCHRONISE and self._is_sum(call.takes[0].tensor):
-                members = tuple(self._device(source, call.takes[0].tensor) for source in call.takes[0].calls)
-                turn = turns[members] = turns.get(members, -1) + 1
-                found.update(((number, tensor), members[turn % len(members)]) for tensor, _ in call.takes)
-        return found
-
-    def _is_sum(self, tensor: int) -> bool:
-        """Whether values are added up or combined in a similar way."""
-        layout = self.batch.layout(tensor)
-        return layout.is_partial or layout.kind in EXTREMES
-
-    def _part(self, call: Call) -> float:
-        """The fraction of a mini-batch on which a call works."""
-        if call.clone.m == ALL:
-            return 1.0
-        sizes = self.plan.micro_batch_slices or (1,) * self.plan.num_micro_batch
-        task = self.plan.task_graphs[self.program.bodies[call.body].task_graph]
-        shares = task.batch_slices or (1,) * task.replica_count
-        return sizes[call.clone.m] / sum(sizes) * shares[call.clone.r] / sum(shares) / self.replicas
-
-    def _device(self, number: int, tensor: int) -> int:
-        """The device where a call has a tensor."""
-        return self._at(self.program.calls[number], _shard(self.graph.producer(tensor)))
-
-    def _at(self, call: Call, shard: int) -> int:
-        """The device of a call; for a divided TaskGraph, that of one part."""
-        task_graph, home = self.program.bodies[call.body].task_graph, self.program.bodies[call.body].home
-        if home is not None:
-            return home
-        if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
-            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][max(0, shard)]
-        return call.devices[0] if call.devices else self.host
-
-    def _size(self, number: int, tensor: int) -> float:
-        """Bytes of a call's share of a tensor."""
-        return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
-
-    def _step(self, number: int) -> str:
-        return self.program.step_of(self.program.calls[number])
-
-    def _about(self, number: int, name: str) -> About:
-        call = self.program.calls[number]
-        body = self.program.bodies[call.body]
-        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), call.clone.m)
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
@@ -252,15 +116,15 @@ class _Reader:
         for number, call in enumerate(self.program.calls):
             body = self.program.bodies[call.body]
             if body.functions:
-                self.spans.add(number, len(body.functions), self._at(call, 0), self._about(number, body.name))
+                self.spans.add(number, len(body.functions), self.device_at(call, 0), self.about(number, body.name))
             devices: Dict[int, int] = {}  # by shard
             for place, piece in enumerate(self.pieces[call.body]):
                 if piece.shard not in devices:
-                    devices[piece.shard] = self._at(call, piece.shard)
+                    devices[piece.shard] = self.device_at(call, piece.shard)
                 device, name = devices[piece.shard], piece.op.name
                 kernel = self._kernel(number, place, device)
                 if kernel.seconds:
-                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self._about(number, name), kernel.limit)
+                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self.about(number, name), kernel.limit)
                     self.ran[number, place] = task
                     self.spans.run(number, piece.function, task)
                     tasks.matrix_flops[device] += kernel.matrix_flops
@@ -312,7 +176,7 @@ class _Reader:
             self._broadcast(number)
         for number, call in enumerate(self.program.calls):
             ended = [task for other in call.after for task in sorted(last[other])]
-            ended += [part.task for other in call.after if self._step(other) == ACCUMULATE
+            ended += [part.task for other in call.after if self.step_of(other) == ACCUMULATE
                       for tensor, _ in self.program.calls[other].takes for part in self._recipe(other, tensor).parts]
             waiting = first[number] + self._gates.get(number, [])
             if ended and waiting:
@@ -380,7 +244,7 @@ class _Reader:
         call, op = self.program.calls[number], self.graph.producer(tensor)
         if is_whole or op.id not in self.piece_of[call.body]:
             sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
-            if len(sources) > 1 and self._step(sources[0]) == SYNCHRONISE:
+            if len(sources) > 1 and self.step_of(sources[0]) == SYNCHRONISE:
                 return self._added(sources, tensor)
             return _together([self._from(source, tensor, number) for source in sources])
         place = self.piece_of[call.body][op.id]
@@ -389,9 +253,9 @@ class _Reader:
         if task == START and not is_variable:
             return self._handed_on(number, self.pieces[call.body][place])
         # a variable's value exists from the start, on the variable's device; an op that only reads it returns that very memory
-        device = self._device(number, tensor)
+        device = self.device_of(number, tensor)
         buffer = -1 if is_variable and op.type in READS else self._buffer(number, tensor, op, task)
-        return Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
+        return Value((Held(task, device, buffer, tensor, self.size_of(number, tensor), call.clone.m),))
 
     def _handed_on(self, number: int, piece: Piece) -> Value:
         """Everything that is read by an op without a task of its own."""
@@ -401,7 +265,7 @@ class _Reader:
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
         """The buffer to which an op of a clone or section writes a result: its operand's, if it shares that, or its own."""
-        if self._step(number) not in (ONCE, *BATCH_LEVEL) or task == START:
+        if self.step_of(number) not in (ONCE, *BATCH_LEVEL) or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
@@ -410,9 +274,9 @@ class _Reader:
             for part in self._value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
                     return part.buffer
-        category = "gradients of activations" if self._step(number) in (BACKWARD, WEIGHT) else "activations"
+        category = "gradients of activations" if self.step_of(number) in (BACKWARD, WEIGHT) else "activations"
         category = "gradients" if tensor in self.gradients else category
-        return self.tasks.buffer(op.name, category, task, device, self._size(number, tensor))
+        return self.tasks.buffer(op.name, category, task, device, self.size_of(number, tensor))
 
     def _passed_on(self, number: int, tensor: int) -> int:
         """The tensor whose buffer ops that are no tasks pass on, one after another."""
@@ -420,19 +284,19 @@ class _Reader:
         place = self.piece_of[body].get(op.id)
         if place is None or (number, place) in self.ran or not op.inputs:
             return tensor
-        kernel = self._kernel(number, place, self._device(number, tensor))
+        kernel = self._kernel(number, place, self.device_of(number, tensor))
         return self._passed_on(number, op.inputs[0]) if kernel.shares or kernel.overwrites else tensor
 
     def _from(self, source: int, tensor: int, reader: int) -> Value:
         """The value that a call passes to another one."""
         body = self.program.bodies[self.program.calls[source].body]
-        if body.step == UPDATE and self._step(reader) not in (UPDATE, BROADCAST):
+        if body.step == UPDATE and self.step_of(reader) not in (UPDATE, BROADCAST):
             return Value()  # the value of the previous step
         if body.step == ONCE and body.home is not None and self.program.bodies[self.program.calls[reader].body].reads:
             return self._read_anew(self._value(source, tensor), tensor, reader)
         if body.step == DIVIDE:
             m = self.program.calls[reader].clone.m
-            return Value((Held(START, self.host, -1, tensor, self._size(reader, tensor), m),))
+            return Value((Held(START, self.host, -1, tensor, self.size_of(reader, tensor), m),))
         if source in self.spans:
             return self._returned(source, tensor)
         return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
@@ -504,7 +368,7 @@ class _Reader:
 
     def _recipe(self, number: int, tensor: int) -> Value:
         """The value that a recipe makes of a tensor."""
-        is_divided, step = self.batch.layout(tensor).is_sharded, self._step(number)
+        is_divided, step = self.batch.layout(tensor).is_sharded, self.step_of(number)
         is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
         key = number, tensor, ALL
         if key not in self._made:
@@ -513,7 +377,7 @@ class _Reader:
             elif step == SYNCHRONISE and not is_own:
                 self._synchronise(number)
             else:
-                values = self._terms(number, tensor, self._device(number, tensor))
+                values = self._terms(number, tensor, self.device_of(number, tensor))
                 if step == BRIDGE and is_divided:
                     values = self._cut(self.program.calls[number], values)
                 if is_own:
@@ -521,16 +385,16 @@ class _Reader:
                     parts = tuple(part._replace(tensor=tensor) for part in together.parts)
                     self._made[key] = Value(parts, together.waits, number if parts else -1)
                 else:
-                    self._made[key] = self._combined(number, tensor, values, self._device(number, tensor))
+                    self._made[key] = self._combined(number, tensor, values, self.device_of(number, tensor))
         return self._made[key]
 
     def _terms(self, number: int, tensor: int, device: int) -> List[Value]:
         """The values that a recipe combines.  If the last addition over micro-batches is on the device where the copies are added
         up, TensorFlow's graph optimizer merges the two additions."""
-        sources, is_last = self.sources[number].get((tensor, False), ()), self._step(number) in (SYNCHRONISE, MERGE)
+        sources, is_last = self.sources[number].get((tensor, False), ()), self.step_of(number) in (SYNCHRONISE, MERGE)
         values = []
         for source in sources:
-            is_here = self._step(source) == ACCUMULATE and self._device(source, tensor) == device
+            is_here = self.step_of(source) == ACCUMULATE and self.device_of(source, tensor) == device
             if is_last and is_here and self.readers[source, tensor] == 1 < len(sources):
                 values += [self._main(before, tensor, source) for before in self.sources[source][tensor, False]]
             else:
@@ -538,7 +402,7 @@ class _Reader:
         return values
 
     def _total(self, number: int, tensor: int) -> Value:
-        device = self.sums.get((number, tensor), self._device(number, tensor))
+        device = self.sums.get((number, tensor), self.device_of(number, tensor))
         return self._combined(number, tensor, self._terms(number, tensor, device), device)
 
     def _main(self, source: int, tensor: int, reader: int) -> Value:
@@ -548,7 +412,7 @@ class _Reader:
             return value
         part = max(value.parts, key=lambda one: one.size)
         if not self.program.bodies[self.program.calls[source].body].is_recipe:
-            part = part._replace(size=self._size(source, tensor))
+            part = part._replace(size=self.size_of(source, tensor))
         return Value((part,), value.waits.union(one.task for one in value.parts))
 
     def _cut(self, call: Call, values: List[Value]) -> List[Value]:
@@ -565,7 +429,7 @@ class _Reader:
 
     def _combined(self, number: int, tensor: int, values: Sequence[Value], device: int) -> Value:
         """The clones' values combined into one on a device: their sum, their concatenation, or the first one if all are equal."""
-        is_sum = self._is_sum(tensor)
+        is_sum = self.is_sum(tensor)
         if not is_sum and not self.batch.layout(tensor).is_sharded:
             values = values[:1]
         parts = [part for value in values for part in self._here(value, device)]
@@ -574,8 +438,8 @@ class _Reader:
         if len(parts) < 2 or not size:
             return Value(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
         made = max(part.size for part in parts) if is_sum else size
-        step = self._step(number)
-        about = self._about(number, f"{self._name(tensor)} ({step})")
+        step = self.step_of(number)
+        about = self.about(number, f"{self._name(tensor)} ({step})")
         is_written_over = is_sum and step != WHOLE
         if self.program.bodies[self.program.calls[number].body].home is not None:  # not on the device it came from
             is_written_over = is_written_over and self._is_on(parts[0].buffer, device)
@@ -601,7 +465,7 @@ class _Reader:
     def _synchronise(self, number: int) -> None:
         """Combine the values of all copies; between processes, one collective does so for a bucket."""
         tensors = [tensor for tensor, _ in self.program.calls[number].takes]
-        is_sum, is_divided = self._is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
+        is_sum, is_divided = self.is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
         totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]  # of each process' copies
         if len(self.peers) == 1 or not (is_sum or is_divided):
             for peer, values in zip(self.peers, totals):
@@ -610,7 +474,7 @@ class _Reader:
         packed = [peer._packed(number, values) for peer, values in zip(self.peers, totals)]
         size = max(part.size for part in packed)
         kind, made = (ALL_REDUCE, size) if is_sum else (ALL_GATHER, size * len(packed))
-        about = self._about(number, kind.replace("_", "-"))._replace(label=kind)
+        about = self.about(number, kind.replace("_", "-"))._replace(label=kind)
         group = Group(tuple(sorted(part.device for part in packed)))
         task = self.tasks.communicate(kind, group, made, GRADIENT, [part.task for part in packed], about)
         for peer, part in zip(self.peers, packed):
@@ -618,7 +482,7 @@ class _Reader:
             buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, made)
             arrived = Held(task, part.device, buffer, tensors[0], made)
             if len(tensors) > 1:
-                arrived = self._op(self._about(number, "out of bucket"), part.device, [arrived], (), 2.0 * size, size)
+                arrived = self._op(self.about(number, "out of bucket"), part.device, [arrived], (), 2.0 * size, size)
             peer._made.update(((number, tensor, ALL), Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),)))
                               for tensor in tensors)
 
@@ -649,7 +513,7 @@ class _Reader:
                 self.tasks.wait(packed.task, sorted(written))
             size, waits = packed.size, _together(values).waits | {packed.task}
         pairs = tuple((devices[owner], device, 1.0) for device in devices if device != devices[owner])
-        about = sender._about(number, kind)._replace(label=kind)
+        about = sender.about(number, kind)._replace(label=kind)
         task = self.tasks.communicate(
             SEND_RECV, Group(tuple(sorted(devices)), pairs), size, FEATURE if kind == GATHER else GRADIENT,
             sorted(waits - {START}), about)
@@ -673,10 +537,10 @@ class _Reader:
     def _arrived(self, number: int, task: int, tensors: Sequence[int], size: float) -> None:
         """Record the values that a message brings."""
         device = self.program.calls[number].devices[0]
-        category = "gathered parameters" if self._step(number) == GATHER else "gradient buckets"
+        category = "gathered parameters" if self.step_of(number) == GATHER else "gradient buckets"
         arrived = Held(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
         if len(tensors) > 1:
-            arrived = self._op(self._about(number, "out of message"), device, [arrived], (), 2.0 * size, size)
+            arrived = self._op(self.about(number, "out of message"), device, [arrived], (), 2.0 * size, size)
         for tensor in tensors:
             part = arrived._replace(tensor=tensor, size=self.costs.bytes(tensor))
             self._made[number, tensor, ALL] = Value((part,))
@@ -689,7 +553,7 @@ class _Reader:
             values = [self._recipe(source, tensor) for source in sources]
             parts = [part for value in values for part in self._here(value, device)]
             size = self.costs.bytes(tensor)
-            about = self._about(sources[0], f"{self._name(tensor)} (total)")
+            about = self.about(sources[0], f"{self._name(tensor)} (total)")
             total = self._op(about, device, parts, _together(values).waits, (len(parts) + 1) * size, size, True)
             self._made[key] = Value((total,))
         return self._made[key]
@@ -700,11 +564,7 @@ class _Reader:
         if len(parts) == 1:
             return parts[0]
         size = sum(part.size for part in parts)
-        return self._op(self._about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
-
-
-def _shard(op: Op) -> int:
-    return int(op.attrs.get(SHARD, 0))
+        return self._op(self.about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
 
 
 def _together(values: Sequence[Value]) -> Value:

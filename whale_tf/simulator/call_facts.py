@@ -1,0 +1,184 @@
+"""What a Program says about the values and the work of its calls: on which device, how large, and how often read."""
+
+from __future__ import annotations
+
+import abc
+from typing import Dict, List, NamedTuple, Set, Tuple
+
+from whale_tf.ir.batch_axis import EXTREMES
+from whale_tf.ir.graph import Op
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.communicate import is_combined, takes_own
+from whale_tf.plan import Plan
+from whale_tf.program import (
+    ACCUMULATE,
+    ALL,
+    BACKWARD,
+    BROADCAST,
+    FORWARD,
+    GATHER,
+    MERGE,
+    SYNCHRONISE,
+    UPDATE,
+    WEIGHT,
+    WHOLE,
+    Body,
+    Call,
+    Program,
+)
+from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.tasks import About
+
+SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
+MESSAGES = (GATHER, BROADCAST)
+LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
+
+
+class Kernel(NamedTuple):
+    """The cost of running an op.
+
+    Attributes:
+        seconds: 0: the op is no task of its own.
+        limit: what limits its speed.
+        matrix_flops: FLOPs on the device's matrix units.
+        scratch: bytes that it needs while it runs.
+        shares: whether its first result is in the buffer of its first operand.
+        overwrites: whether a result may overwrite an operand of its size that has no later readers.
+    """
+
+    seconds: float
+    limit: str = MEMORY
+    matrix_flops: float = 0.0
+    scratch: float = 0.0
+    shares: bool = False
+    overwrites: bool = False
+
+
+class Costs(abc.ABC):
+    """The costs of ops and tensors."""
+
+    @abc.abstractmethod
+    def bytes(self, tensor: int) -> float:
+        """Bytes of a tensor's value for the whole mini-batch; for a variable itself, bytes of its value."""
+
+    @abc.abstractmethod
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+        """The cost of an op on its part of a mini-batch; ops that run once have part 1."""
+
+    @abc.abstractmethod
+    def moving(self, device: int, size: float) -> float:
+        """Seconds to read and write ``size`` bytes."""
+
+
+class Piece(NamedTuple):
+    """An op of a body, which is one task in each call.
+
+    Attributes:
+        inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
+        shard: place among the devices of a divided TaskGraph.
+        function: number of its function in a called body; 0 in others.
+    """
+
+    op: Op
+    inputs: Tuple[Tuple[int, bool], ...]
+    shard: int
+    function: int = 0
+
+
+class CallFacts:
+    """The calls of one process' Program.
+
+    Attributes:
+        host: the device of ops that run on no clone's.
+        replicas: model replicas that divide one mini-batch.
+        number: (body, clone) -> call.
+        sources: of each call, (tensor, whether it is the whole mini-batch's) -> the calls from which it takes it.
+        readers: (call, tensor) -> number of calls that take it.
+        pieces: of each body; ``piece_of``: op -> place among these.
+        parts: of each call, the fraction of a mini-batch on which it works.
+        sums: (call, gradient) -> the device that adds up the copies' values.
+        messages: calls that send values to other processes.
+    """
+
+    def __init__(self, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
+        self.costs, self.step, self.program, self.plan = costs, step, program, plan
+        self.graph, self.batch = program.graph, step.region.batch
+        self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
+        self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas
+        self.body_of = program.body_of()
+        self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
+        self.gradients = {tensor for tensor, _ in step.gradients}
+        combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
+        self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []
+        self.readers: Dict[Tuple[int, int], int] = {}
+        for call in program.calls:
+            self.sources.append({(t, program.step_of(program.calls[calls[0]]) == WHOLE): calls for t, calls in call.takes})
+            for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
+                self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
+        self.pieces = [self._pieces(body, combined) for body in program.bodies]
+        self.piece_of = [{piece.op.id: number for number, piece in enumerate(pieces)} for pieces in self.pieces]
+        self.parts = [self._part(call) for call in program.calls]
+        self.sums = self._turns()
+        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
+
+    def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
+        functions = body.functions or (body.ops,)
+        own = {tensor for ops in functions for index in ops for tensor in self.graph.ops[index].outputs}
+        return [Piece(op, tuple(dict.fromkeys(
+            (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
+            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op), number)  # otherwise: a loop's next iteration
+            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)]
+
+    def _turns(self) -> Dict[Tuple[int, int], int]:
+        """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
+        found: Dict[Tuple[int, int], int] = {}
+        turns: Dict[Tuple[int, ...], int] = {}
+        for number, call in enumerate(self.program.calls):
+            if self.program.step_of(call) == SYNCHRONISE and self.is_sum(call.takes[0].tensor):
+                members = tuple(self.device_of(source, call.takes[0].tensor) for source in call.takes[0].calls)
+                turn = turns[members] = turns.get(members, -1) + 1
+                found.update(((number, tensor), members[turn % len(members)]) for tensor, _ in call.takes)
+        return found
+
+    def is_sum(self, tensor: int) -> bool:
+        """Whether values are added up or combined in a similar way."""
+        layout = self.batch.layout(tensor)
+        return layout.is_partial or layout.kind in EXTREMES
+
+    def _part(self, call: Call) -> float:
+        """The fraction of a mini-batch on which a call works."""
+        if call.clone.m == ALL:
+            return 1.0
+        sizes = self.plan.micro_batch_slices or (1,) * self.plan.num_micro_batch
+        task = self.plan.task_graphs[self.program.bodies[call.body].task_graph]
+        shares = task.batch_slices or (1,) * task.replica_count
+        return sizes[call.clone.m] / sum(sizes) * shares[call.clone.r] / sum(shares) / self.replicas
+
+    def device_of(self, number: int, tensor: int) -> int:
+        """The device where a call has a tensor."""
+        return self.device_at(self.program.calls[number], _shard(self.graph.producer(tensor)))
+
+    def device_at(self, call: Call, shard: int) -> int:
+        """The device of a call; for a divided TaskGraph, that of one part."""
+        task_graph, home = self.program.bodies[call.body].task_graph, self.program.bodies[call.body].home
+        if home is not None:
+            return home
+        if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
+            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][max(0, shard)]
+        return call.devices[0] if call.devices else self.host
+
+    def size_of(self, number: int, tensor: int) -> float:
+        """Bytes of a call's share of a tensor."""
+        return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
+
+    def step_of(self, number: int) -> str:
+        return self.program.step_of(self.program.calls[number])
+
+    def about(self, number: int, name: str) -> About:
+        call = self.program.calls[number]
+        body = self.program.bodies[call.body]
+        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), call.clone.m)
+
+
+def _shard(op: Op) -> int:
+    return int(op.attrs.get(SHARD, 0))
