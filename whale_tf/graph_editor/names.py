@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import MutableMapping, Set, Tuple
+from typing import MutableMapping, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import eager_context, tf
 
@@ -27,3 +27,9 @@ def function_exists(graph: tf.Graph, name: str) -> bool:
     """Whether a function's name is taken in the graph's library; for the graph of a tf.function, among all functions that
     TensorFlow knows, because these share one library."""
     return bool(graph._is_function(name) or (graph.building_function and eager_context().has_function(name)))
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, for messages."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

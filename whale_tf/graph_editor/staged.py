@@ -25,18 +25,18 @@ continues from there.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
-from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, imported_as_written, op_def, tf, v1
+from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, op_def, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
+from whale_tf.graph_editor.commit import Commit, Place
 from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
-from whale_tf.graph_editor.names import function_exists, names_taken
-from whale_tf.graph_editor.reroute import set_input
+from whale_tf.graph_editor.names import function_exists, names_taken, some
 from whale_tf.ir.traits import ENTERS
 
 Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
@@ -78,7 +78,7 @@ class StagedEdit:
         self._functions: Set[str] = set()
         self._changed: Dict[str, NodeDef] = {}
         self._before: Dict[str, Sequence[str]] = {}  # the inputs in the graph of an op in ``_changed``
-        self._places: List[Tuple[tf.Operation, str, bool]] = []
+        self._places: List[Place] = []
         self._definitions: Optional[Definitions] = None
         self._committed = False
         self.copies: Dict[str, str] = {}  # node -> the op from which it differs only in edges, device and colocation
@@ -379,7 +379,7 @@ class StagedEdit:
         if len(names) < len(ops):
             seen: Set[str] = set()
             twice = [op.name for op in ops if op.name in seen or seen.add(op.name)]  # type: ignore[func-returns-value]
-            raise GraphEditError(f"ops to clone are listed more than once: {_some(twice)}")
+            raise GraphEditError(f"ops to clone are listed more than once: {some(twice)}")
         self._check_own(ops)
         self._check_free(names.values())
         return names
@@ -387,12 +387,12 @@ class StagedEdit:
     def _check_own(self, ops: Iterable[Original]) -> None:
         foreign = [op.name for op in ops if isinstance(op, tf.Operation) and op.graph is not self.graph]
         if foreign:
-            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of that graph")
+            raise GraphEditError(f"ops to clone belong to another graph: {some(foreign)}; clone them in an edit of that graph")
 
     def _check_free(self, names: Collection[str]) -> None:
         clash = [new for new in names if new in self._taken or new in self._staged]
         if clash or len(set(names)) < len(names):
-            raise GraphEditError(f"names of clones are taken: {_some(clash or sorted(names))}; choose another prefix")
+            raise GraphEditError(f"names of clones are taken: {some(clash or sorted(names))}; choose another prefix")
 
     def _original_nodes(self, ops: Sequence[Original]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals.  One export of the whole graph is cheaper than many single ones."""
@@ -440,98 +440,9 @@ class StagedEdit:
             return {}
         if self.graph.finalized:
             raise GraphEditError("the graph is finalized; commit edits before finalize() or a MonitoredSession")
-        tensors, waits = self._resolve_externals()
-        self._check_moves()
+        commit = Commit(self.graph, self._graph_def, self._staged, self._changed, self._before, self._places, self._dtype)
         with garbage_collection_paused():
-            new_ops = self._import(tensors) if self._staged else {}
-            for name, befores in waits.items():
-                new_ops[name]._add_control_inputs(befores)
-            self._move_edges()
-            for op, device, alone in self._places:
-                if alone:
-                    op._clear_attr("_class")
-                op._set_device(device)
-        return new_ops
-
-    def _check_moves(self) -> None:
-        """Check that edges move to tensors that will exist and have the same type; only TensorFlow can check static shapes."""
-        for name, node in self._changed.items():
-            for old, new in zip(self._before[name], node.input):
-                if old == new or new[0] == "^":
-                    continue
-                if new.partition(":")[0] not in self._staged:
-                    self._existing(new, node)
-                dtypes = [self._dtype(edge) for edge in (old, new)]
-                if None not in dtypes and dtypes[0].base_dtype != dtypes[1].base_dtype:
-                    was, would = (dtype.base_dtype.name for dtype in dtypes)
-                    raise GraphEditError(
-                        f"an input of {name!r} cannot move from {old!r} ({was}) to {new!r} ({would}); insert a Cast")
-
-    def _move_edges(self) -> None:
-        for name, node in self._changed.items():
-            op, before, after = self.graph.get_operation_by_name(name), self._before[name], list(node.input)
-            for position, (old, new) in enumerate(zip(before, after)):
-                if old != new and new[0] != "^":
-                    set_input(op, position, self._existing(new, node))
-            olds, waits = ({edge: None for edge in edges if edge[0] == "^"} for edges in (before, after))
-            if any(edge not in waits for edge in olds):
-                op._remove_all_control_inputs()
-                olds = {}
-            op._add_control_inputs([self._existing(edge, node) for edge in waits if edge not in olds])
-
-    def _import(self, tensors: Dict[str, tf.Tensor]) -> Dict[str, tf.Operation]:
-        n_before = len(self.graph.get_operations())
-        with self.graph.as_default(), self.graph.device(None), self.graph.control_dependencies(None), \
-                self.graph.colocate_with(None, ignore_existing=True), _contexts_hidden(tensors.values()), \
-                imported_as_written(self.graph, self._graph_def):
-            try:
-                tf.import_graph_def(self._graph_def, input_map=tensors, name="")
-            except (ValueError, tf.errors.OpError) as error:
-                raise GraphEditError(f"TensorFlow refused the edit of {len(self._staged)} nodes: {error}") from error
-        new_ops = {op.name: op for op in self.graph.get_operations()[n_before:]}
-        if new_ops.keys() != self._staged.keys():
-            raise GraphEditError(f"TensorFlow renamed new ops: {_some(sorted(new_ops.keys() - self._staged.keys()))}. "
-                                 f"Was the graph changed by something else since the "
-                                 "edit began?")
-        return new_ops
-
-    def _resolve_externals(self) -> Tuple[Dict[str, tf.Tensor], Dict[str, List[tf.Operation]]]:
-        """What the staged nodes read from the graph: tensors, and the ops that they wait for (by waiting node).
-
-        Control edges are removed from the NodeDefs here and added after the import, which cannot express a control edge from
-        an op without outputs.
-        """
-        tensors: Dict[str, tf.Tensor] = {}
-        external_waits: Dict[str, tf.Operation] = {}
-        waits: Dict[str, List[tf.Operation]] = {}
-        seen: Set[str] = set()
-        for node in self._graph_def.node:
-            edges = list(node.input)
-            for edge in edges:
-                if edge not in seen:
-                    seen.add(edge)
-                    if edge[0] == "^":
-                        if edge[1:] not in self._staged:
-                            external_waits[edge] = self._existing(edge, node)
-                    elif edge.partition(":")[0] not in self._staged:
-                        tensors[edge] = self._existing(edge, node)
-            if not external_waits.keys().isdisjoint(edges):
-                late = [edge for edge in edges if edge in external_waits]
-                waits[node.name] = [external_waits[edge] for edge in dict.fromkeys(late)]
-                kept = [edge for edge in edges if edge not in external_waits]
-                del node.input[:]
-                node.input.extend(kept)
-        return tensors, waits
-
-    def _existing(self, edge: str, node: NodeDef) -> Any:
-        """The graph's tensor (or op, for a control edge) that a staged node refers to."""
-        try:
-            if edge[0] == "^":
-                return self.graph.get_operation_by_name(edge[1:])
-            return self.graph.get_tensor_by_name(edge if ":" in edge else edge + ":0")
-        except (KeyError, ValueError) as error:
-            raise GraphEditError(f"node {node.name!r} ({node.op}) reads {edge!r}, which is neither staged nor in the "
-                                 f"graph") from error
+            return commit.run()
 
     # -------------------------------------------------------------------------------------------------------- names
     def _check_open(self) -> None:
@@ -601,24 +512,3 @@ def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Opti
         return control_inputs
     table = control_inputs
     return lambda op: table.get(op.name)
-
-
-@contextlib.contextmanager
-def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
-    """Let new ops read tensors inside a v1 while loop.  Python refuses this for ops without the loop's context, although the
-    executor takes an op's frame from its inputs."""
-    hidden = {tensor.op: tensor.op._get_control_flow_context() for tensor in tensors}
-    hidden = {op: context for op, context in hidden.items() if context is not None}
-    for op in hidden:
-        op._set_control_flow_context(None)
-    try:
-        yield
-    finally:
-        for op, context in hidden.items():
-            op._set_control_flow_context(context)
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, for messages."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
