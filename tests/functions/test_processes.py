@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.passes.test_owners import add, divided, drawn
+from tests.passes.test_owners import divided, with_norms
 from whale_tf._tf_compat import global_seed, relaxed_type
 from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Processes
@@ -97,11 +97,7 @@ def test_offloading_is_refused() -> None:
 
 def test_results_that_follow_from_an_update_are_refused() -> None:
     """A norm of what the optimizer keeps; the sum of all norms is sent, and can be returned."""
-    step = drawn(2)
-    for i in range(2):
-        add(step, f"read{i}", "ReadVariableOp", [f"m{i}"], shape=(2, 2))
-        add(step, f"size{i}", "L2Loss", [f"read{i}"])
-    add(step, "all", "AddN", ["size0", "size1"])
+    step = with_norms()
     owners = find_owners(step, divided({"v0": 0, "v1": 1}).local_part(1))
     context = SimpleNamespace(graph=step.graph, region=step.region, owners=owners, gathered=Gathered())
 

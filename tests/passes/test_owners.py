@@ -40,6 +40,16 @@ def add(step: TrainingStep, name: str, type_: str, inputs: Sequence[str], waits:
     step.region.task_graph.append(-1)
 
 
+def with_norms() -> TrainingStep:
+    """Two variables, the norm of what the optimizer keeps for each, and the sum of both."""
+    step = drawn(2)
+    for i in range(2):
+        add(step, f"read{i}", "ReadVariableOp", [f"m{i}"], shape=(2, 2))
+        add(step, f"size{i}", "L2Loss", [f"read{i}"])
+    add(step, "all", "AddN", ["size0", "size1"])
+    return step
+
+
 def of_each(step: TrainingStep, chosen: Plan) -> List[Owners]:
     return [find_owners(step, chosen.local_part(rank)) for rank in range(len(chosen.processes))]
 
@@ -82,11 +92,7 @@ def test_what_leads_to_an_update_alone_is_left_out_with_it() -> None:
 
 
 def test_what_others_read_of_an_optimizer_s_state_is_sent() -> None:
-    step = drawn(2)
-    for i in range(2):
-        add(step, f"read{i}", "ReadVariableOp", [f"m{i}"], shape=(2, 2))
-        add(step, f"size{i}", "L2Loss", [f"read{i}"])
-    add(step, "all", "AddN", ["size0", "size1"])
+    step = with_norms()
     owners = of_each(step, divided({"v0": 0, "v1": 1}))
     assert tensors(step, owners[0].sent) == {"size0:0": "v0", "size1:0": "v1"}
     assert names(step, owners[1].left_out) == ["read0", "size0", "update0"]

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from whale_tf._tf_compat import NodeDef, tf
+from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.captured import Captured, captured_after
+from whale_tf.capture.record import Tags
 from whale_tf.capture.recording import renamed, renamed_call
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 
-_TAGS = (TASK_GRAPH_ATTR, SHARD_ATTR, PHASE_ATTR, CALL_ATTR)
+_TAGS = (SHARD_ATTR, PHASE_ATTR, CALL_ATTR)
 
 
 def look_up_values(captured: Captured, region: Region) -> Captured:
@@ -38,6 +39,7 @@ class _Staged:
 
     Attributes:
         shapes: shapes of new tensors, by name.
+        tags: what the op graph says about new nodes.
     """
 
     def __init__(self, captured: Captured, region: Region, lookups: List[Op]) -> None:
@@ -47,6 +49,7 @@ class _Staged:
         self._edit = StagedEdit.after(self._step.definitions)
         self._successors: Dict[str, str] = {}  # look-up -> the one in the value
         self.shapes: Dict[str, Shape] = {}
+        self.tags: Dict[str, Tags] = {}
 
     def run(self) -> Captured:
         graph, edit, step = self._graph, self._edit, self._step
@@ -64,7 +67,8 @@ class _Staged:
         calls = [renamed_call(call, renamed(call.ys, replaced), renamed(call.xs, replaced), renamed(call.grads, replaced))
                  for call in step.annotations.gradient_calls]
         instead = {name: (new,) for name, new in self._successors.items()}  # a function runs all its look-ups in variables
-        recording = step.after(edit, calls, self._successors, self.shapes, {**step.replaced, **replaced, **instead})
+        recording = step.after(edit, calls, self._successors, self.shapes, {**step.replaced, **replaced, **instead},
+                               tags=self.tags)
         return captured_after(self._captured, recording)
 
     def _stage(self, op: Op) -> str:
@@ -77,19 +81,16 @@ class _Staged:
         axis = edit.const(op.attrs.get("batch_dims", 0), f"{op.name}/axis", dtype=tf.int32, device=op.device)
         name = edit.add(row.of_value, f"{op.name}/of_value", [read, graph.tensor_name(op.inputs[1]), axis], device=op.device,
                         control_inputs=waits, attrs={"batch_dims": op.attrs.get("batch_dims", 0)})
-        for node in (read, axis, name):
-            self._tag(edit.node(node), op)
+        self.tags.update(dict.fromkeys((read, axis, name), self._tags(op)))
         self.shapes[f"{read}:0"] = self._captured.phases.variables[variable].shape
         self.shapes[f"{axis}:0"] = ()
         self.shapes[f"{name}:0"] = output.shape
         return name
 
-    def _tag(self, node: NodeDef, op: Op) -> None:
-        """Puts a node into the TaskGraph and phase of ``op``."""
-        attrs = self._step.definitions.node(op.name).attr
-        for name in _TAGS:
-            if name in attrs:
-                node.attr[name].CopyFrom(attrs[name])
+    def _tags(self, op: Op) -> Tags:
+        """What puts a node into the TaskGraph and phase of ``op``."""
+        tags: Tags = {TASK_GRAPH_ATTR: op.task_graph, **{name: op.attrs[name] for name in _TAGS if name in op.attrs}}
         if op.forward >= 0:
             forward = self._graph.ops[op.forward].name
-            node.attr[FORWARD_ATTR].s = self._successors.get(forward, forward).encode()
+            tags[FORWARD_ATTR] = self._successors.get(forward, forward)
+        return tags
