@@ -426,12 +426,7 @@ def report(console: Console) -> None:
 
 def measured_rows(folder: str) -> List[Row]:
     """Everything measured into ``folder``, and predicted."""
-    from whale_tf.simulator import Calibration
-
-    path = os.path.join(folder, "calibration.json")
-    subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
-                   env=dict(os.environ, **KEPT), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    calibration, rows = Calibration.parse(path), []
+    calibration, rows = calibrated(os.path.join(folder, "calibration.json"), THREADS), []
     for model in MODELS:
         profiles, results = measure(model, folder)
         with open(os.path.join(folder, model + ".json"), "w") as handle:
@@ -439,6 +434,15 @@ def measured_rows(folder: str) -> List[Row]:
         cases = [case for case in CASES if case.model == model]
         rows += [row_of(case, result, calibration, profiles) for case, result in zip(cases, results)]
     return rows
+
+
+def calibrated(path: str, inter_op: int) -> Any:
+    """This machine, as `whale calibrate` measures it; ``inter_op``: threads that run ops."""
+    from whale_tf.simulator import Calibration
+
+    subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(inter_op)], cwd=ROOT,
+                   env=dict(os.environ, **KEPT), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    return Calibration.parse(path)
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:

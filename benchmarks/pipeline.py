@@ -13,6 +13,9 @@ and as the forward pass, a step can be so many times as fast as on one core:
 
 A micro-batch has as many examples whatever M is. All processes stay, and measure in turn, so that a slow minute hits all alike;
 those whose turn it is not wait.
+
+The predicted speed-up is the simulator's, from each Plan, the op times of the local script with one micro-batch on one core, and
+what `whale calibrate` measures of this machine. It also knows the messages and the stages' unequal work; the bound does not.
 """
 from __future__ import annotations
 
@@ -21,11 +24,14 @@ import json
 import os
 import statistics
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+import tempfile
+from dataclasses import replace
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from rich.console import Console
 
-from benchmarks.measure import Result, Spec, Workers, answer, main, session_config, step_times, table
+from benchmarks.accuracy import calibrated, medians, op_seconds, traced
+from benchmarks.measure import Result, Spec, Workers, answer, ask, main, session_config, step_times, table
 from benchmarks.workloads import LEARNING_RATE, Workload, encoder, head_loss, variables
 
 PROCESSES = 2
@@ -59,57 +65,118 @@ def worker(spec: Spec) -> Optional[Result]:
 
     import whale_tf as wh
 
-    system, micro_batches = System(*spec["system"]), spec["micro_batches"]
     rank = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("index", 0)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     tf.disable_eager_execution()
+    if "system" not in spec:
+        return profile()
+    system, micro_batches = System(*spec["system"]), spec["micro_batches"]
     wh.init({"num_micro_batch": micro_batches, "pipeline.schedule": system.schedule, "emit": "call", "io.slicing": False},
             cluster=f"{system.processes}xcpu:1")
-    workload = encoder(batch=EXAMPLES * micro_batches)
-    x, labels = tf.data.make_one_shot_iterator(
-        tf.data.Dataset.from_tensors(workload.data(workload.batch, 0)).repeat()).get_next()
-    value = _annotated(workload, x, labels, system.task_graphs)
-    train_op = tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value)
+    value, train_op = build(EXAMPLES * micro_batches, [wh.replicate] * system.task_graphs)
+    plan = wh.parallelize()
+    if rank == 0:
+        for path, one in zip(files(spec["folder"], system), (plan, wh.step_graph())):
+            with open(path, "w") as handle:
+                handle.write(one.to_json())
     session = tf.Session(config=session_config(1, inter=2, intra=1))
     session.run(tf.global_variables_initializer())
     answer({"time": lambda: step_times(lambda: session.run([value, train_op])[0], STEPS, warmup=2)})
     return None
 
 
-def _annotated(workload: Workload, x: Any, labels: Any, task_graphs: int) -> Any:
-    import whale_tf as wh
+def profile() -> Result:
+    """Seconds of each op of the local script with one micro-batch, on one thread, with each op's share of what the executor does
+    between them; and the bytes that each needs while it runs."""
+    import tensorflow.compat.v1 as tf
 
+    from whale_tf.simulator.trace import op_name
+
+    fetches = build(EXAMPLES, [lambda count: contextlib.nullcontext()])
+    session = tf.Session(config=session_config(1, inter=1, intra=1))
+    session.run(tf.global_variables_initializer())
+    step_s = step_times(lambda: session.run(fetches)[0], STEPS)["wall_s"]
+    traces = [traced(session, fetches, {}) for _ in range(STEPS)]
+    seconds = medians([op_seconds(trace) for trace in traces])
+    factor = step_s / sum(seconds.values())
+    nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
+    return {"seconds": {name: factor * value for name, value in seconds.items()},
+            "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
+
+
+def files(folder: str, system: System) -> Tuple[str, str]:
+    """Where a system leaves its Plan and its step graph."""
+    plan, step = (os.path.join(folder, f"{system.name}.{kind}.json") for kind in ("plan", "step"))
+    return plan, step
+
+
+def build(batch: int, scopes: List[Any]) -> Tuple[Any, Any]:
+    """Loss and update of the workload, its four parts dealt to ``scopes`` in equal numbers."""
+    import tensorflow.compat.v1 as tf
+
+    workload = encoder(batch=batch)
+    x, labels = tf.data.make_one_shot_iterator(
+        tf.data.Dataset.from_tensors(workload.data(workload.batch, 0)).repeat()).get_next()
+    value = _annotated(workload, x, labels, scopes)
+    return value, tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value)
+
+
+def _annotated(workload: Workload, x: Any, labels: Any, scopes: List[Any]) -> Any:
     parameters = variables(workload)
-    parts = len(workload.stages) // task_graphs
-    for number in range(task_graphs):
-        with wh.replicate(1):
+    parts = len(workload.stages) // len(scopes)
+    for number, scope in enumerate(scopes):
+        with scope(1):
             for apply in workload.stages[number * parts:(number + 1) * parts]:
                 x = apply(x, parameters)
-            if number == task_graphs - 1:
+            if number == len(scopes) - 1:
                 return head_loss(x, labels)
+
+
+def predicted_s(folder: str, system: System, calibration: Any, profiled: Result) -> float:
+    """Seconds of a step of the plan that ``system`` has left in ``folder``."""
+    from whale_tf.cluster import Cluster
+    from whale_tf.plan import Plan
+    from whale_tf.simulator import Options, Simulator, StepGraph
+
+    plan, step = files(folder, system)
+    graph = StepGraph.parse(step).measured(EXAMPLES, profiled["seconds"], profiled["scratch"])
+    simulator = Simulator(Cluster.parse(f"{system.processes}xcpu:1"), Options(calibration=replace(calibration, cores=1)))
+    return simulator.run_step(Plan.parse(plan), graph).step_time_s
 
 
 def report(console: Console) -> None:
     rows = []
-    for micro_batches in [int(word) for word in sys.argv[1:]] or MICRO_BATCHES:
-        found: Dict[str, List[Result]] = {system.name: [] for system in SYSTEMS}
-        with contextlib.ExitStack() as stack:
-            started = {system.name: stack.enter_context(Workers(
-                __file__, {"system": tuple(system), "micro_batches": micro_batches}, system.processes, driven=True))
-                for system in SYSTEMS}
-            for _ in range(ROUNDS):
-                for name, workers in started.items():
-                    found[name].append(workers.ask("time"))
-        seconds = {name: statistics.median(one["wall_s"] for one in results) for name, results in found.items()}
-        least = {name: min(one["wall_s"] for one in results) for name, results in found.items()}
-        for system in SYSTEMS:
-            differs = abs(found[system.name][0]["loss"] - found[ONE.name][0]["loss"]) / found[ONE.name][0]["loss"]
-            rows.append([f"{micro_batches}, {system.name}", f"{1e3 * seconds[system.name]:.0f}",
-                         f"{1e3 * least[system.name]:.0f}",
-                         f"{seconds[ONE.name] / seconds[system.name]:.2f}", f"{system.bound(micro_batches):.2f}",
-                         f"{seconds['backward_first'] / seconds[system.name]:.2f}", f"{differs:.1e}"])
-    console.print(table(f"encoder, 2 processes on a core each: ms a step, median and least of {ROUNDS} rounds", [
-        "micro-batches", "ms", "least", "speed-up", "bound", "over 1F1B", "loss differs by"], rows))
+    with tempfile.TemporaryDirectory() as folder:
+        calibration, profiled = calibrated(os.path.join(folder, "calibration.json"), inter_op=1), ask(__file__, {})
+        for micro_batches in [int(word) for word in sys.argv[1:]] or MICRO_BATCHES:
+            found = measure(micro_batches, folder)
+            seconds = {name: statistics.median(one["wall_s"] for one in results) for name, results in found.items()}
+            predicted = {system.name: predicted_s(folder, system, calibration, profiled) for system in SYSTEMS}
+            loss = found[ONE.name][0]["loss"]
+            for system in SYSTEMS:
+                name = system.name
+                times = [f"{1e3 * value:.0f}" for value in (
+                    seconds[name], min(one["wall_s"] for one in found[name]), predicted[name])]  # fmt: skip
+                ratios = [f"{one[ONE.name] / one[name]:.2f}" for one in (seconds, predicted)]
+                over = [f"{one['backward_first'] / one[name]:.2f}" for one in (seconds, predicted)]
+                rows.append([f"{micro_batches}, {name}", *times, *ratios, f"{system.bound(micro_batches):.2f}", *over,
+                             f"{abs(found[name][0]['loss'] - loss) / loss:.0e}"])
+    console.print(table(f"encoder, 2 processes on a core each: ms a step, {ROUNDS} rounds; speed-ups over one process, 1F1B", [
+        "micro-batches", "median", "least", "predicted", "speed-up", "predicted", "bound", "over 1F1B", "predicted", "loss off"],
+        rows))  # fmt: skip
+
+
+def measure(micro_batches: int, folder: str) -> Dict[str, List[Result]]:
+    """The rounds of every system; each leaves its plan in ``folder``."""
+    found: Dict[str, List[Result]] = {system.name: [] for system in SYSTEMS}
+    with contextlib.ExitStack() as stack:
+        started = {system.name: stack.enter_context(Workers(
+            __file__, {"system": tuple(system), "micro_batches": micro_batches, "folder": folder}, system.processes,
+            driven=True)) for system in SYSTEMS}  # fmt: skip
+        for _ in range(ROUNDS):
+            for name, workers in started.items():
+                found[name].append(workers.ask("time"))
+    return found
 
 
 if __name__ == "__main__":
