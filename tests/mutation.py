@@ -45,7 +45,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.passes.homes": PASSES,
     "whale_tf.planner.homes": ("tests/planner/test_homes.py",),
     "whale_tf.planner.play": ("tests/planner/test_play.py",),
-    "whale_tf.ir.batch_axis.positions": ("tests/ir/test_batch_axis.py",),
+    "whale_tf.ir.batch_axis.positions": ("tests/ir/test_positions.py",),
     "whale_tf.planner.recompute": ("tests/planner/test_recompute.py", "tests/planner/test_recompute_rows.py"),
     "whale_tf.balance.exact": ("tests/balance",),
     "whale_tf.balance.memory_constrained": ("tests/balance",),
@@ -53,6 +53,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.balance.proportional": ("tests/balance",),
     "whale_tf.balance.stages": ("tests/balance",),
 }
+ONE, NO_OP = "there is one only", "neither is the number of an op or of a device"
 ORDERED = "sets of small numbers are in order"
 FIRST, LAST = "still before all others", "still behind all others"
 EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
@@ -70,6 +71,20 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
+    ("whale_tf.passes.homes", "variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device  # Gt -> GtE"):
+        "a process that is alone has all devices",
+    ("whale_tf.passes.homes", "count = -1  # 1 -> 2"): "less than any number",
+    ("whale_tf.passes.homes", "found, before = [], -1  # type: List[Tuple[int, int]], int  # 1 -> 2"): NO_OP,
+    ("whale_tf.passes.homes",
+     "known = {position: homes.tensors.get(tensor, homes.ops.get(producers[position], -1))  # 1 -> 2"): NO_OP,
+    ("whale_tf.passes.homes",
+     "written = _kept_in_body(one, {place: min(single) for place, single in enumerate(own) if len(single) == 1})  # min -> max"):
+        ONE,
+    ("whale_tf.passes.homes", "written = dict.fromkeys(range(len(one.inputs)), min(homes))  # min -> max"): ONE,
+    ("whale_tf.ir.batch_axis.positions", "power, _ = plan.settle(True)  # True -> False"): "no operand is a sum by then",
+    ("whale_tf.ir.batch_axis.positions",
+     "return blocks[0] if blocks is not None and len(blocks) == 1 and blocks[0] > 0 else None  # Gt -> GtE"):
+        "an example has at least one row",
     ("whale_tf.planner.homes", "load = [0] * plan.num_devices  # 0 -> 1"): "all begin equal",
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
     ("whale_tf.passes.schedule",
