@@ -43,6 +43,8 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
     "whale_tf.passes.homes": PASSES,
+    "whale_tf.emit.order": ("tests/emit/test_barriers.py",),
+    "whale_tf.planner.bounds": ("tests/planner/test_bounds.py",),
     "whale_tf.planner.homes": ("tests/planner/test_homes.py",),
     "whale_tf.planner.play": ("tests/planner/test_play.py",),
     "whale_tf.ir.batch_axis.positions": ("tests/ir/test_positions.py",),
@@ -52,7 +54,9 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.balance.partition": ("tests/balance",),
     "whale_tf.balance.proportional": ("tests/balance",),
     "whale_tf.balance.stages": ("tests/balance",),
+    "whale_tf.simulator.memory": ("tests/simulator/test_curves.py",),
 }
+SORTED_THERE = "the network sorts a group's devices"
 ONE, NO_OP = "there is one only", "neither is the number of an op or of a device"
 ORDERED = "sets of small numbers are in order"
 FIRST, LAST = "still before all others", "still behind all others"
@@ -85,7 +89,25 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.ir.batch_axis.positions",
      "return blocks[0] if blocks is not None and len(blocks) == 1 and blocks[0] > 0 else None  # Gt -> GtE"):
         "an example has at least one row",
-    ("whale_tf.planner.homes", "load = [0] * plan.num_devices  # 0 -> 1"): "all begin equal",
+    ("whale_tf.planner.bounds", "slices = task.slices or (1,) * len(row)  # 1 -> 2"): "only the proportion counts",
+    ("whale_tf.planner.bounds",
+     "algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(row))))  # sorted -> list"): SORTED_THERE,
+    ("whale_tf.planner.bounds",
+     "algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(members))))  # sorted -> list"): SORTED_THERE,
+    ("whale_tf.simulator.memory",
+     "bounds = np.searchsorted(table.slot[by_slot], np.arange(len(graph.devices) + 1))  # 1 -> 2"): "one more is not read",
+    ("whale_tf.simulator.memory",
+     "order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])  # 2 -> 3"): LAST,
+    ("whale_tf.simulator.memory",
+     "order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])  # 0 -> 1"):
+        "what is freed comes first in the list, and equal ones stay in order",
+    ("whale_tf.planner.play",
+     "shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]"
+     "  # Lt -> LtE"): "a part of all is all",
+    ("whale_tf.planner.play",
+     "shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]"
+     "  # 1.0 -> 2.0"): "no part is more than all",
+    ("whale_tf.planner.homes", "load, found = [0] * plan.num_devices, []  # 0 -> 1"): "all begin equal",
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
     ("whale_tf.passes.schedule",
      "order, place = next((places[step] for step in steps if step in places), first.get(body.task_graph, (body.task_graph, -1)))"
