@@ -131,6 +131,22 @@ SAME: Sequence[Tuple[str, str, Sequence[str], str]] = (  # likewise, for several
 )
 EQUIVALENT.update({(f"whale_tf.schedule.{module}", f"{line}  # {change}"): why
                    for module, line, changes, why in SAME for change in changes})
+LARGER, EITHER = "one more place stays empty", "of equal ones either will do"
+RECOMPUTE: Sequence[Tuple[str, str, str]] = (
+    ("MOST_CUTS = 64  # number of places in one TaskGraph to consider", "64 -> 65", "any number like it will do"),
+    ("BOUNDS = 24  # number of bounds on the largest dropped segment to try", "24 -> 25", "any number like it will do"),
+    ("if len(sizes) <= BOUNDS:", "LtE -> Lt", "of as many, all are taken in any case"),
+    ("if cost < best[q + 1][:2]:", "Lt -> LtE", EITHER),
+    ("if cost < best[q + 1][:2]:", "2 -> 3", EITHER),
+    ("came = np.zeros((self.size + 1, STEPS + 1, 3), int)  # (parts done, memory used, whether dropped) before", "1 -> 2",
+     LARGER),
+    ("better = np.flatnonzero(new < time[q + 1, used:])", "Lt -> LtE", EITHER),
+    ("crossing, held_before = np.zeros(len(mine) + 1), np.zeros(len(mine) + 1)", "1 -> 2", LARGER),
+    ("share = max(float(held_before[-1]), 1.0) / MOST_CUTS", "1.0 -> 2.0", "it stands against a division by zero only"),
+    ("all_made, unread = np.zeros((size, size + 1)), np.zeros((size, size + 1))  # [part, last part that reads it]", "1 -> 2",
+     LARGER),
+)
+EQUIVALENT.update({("whale_tf.planner.recompute", f"{line}  # {change}"): why for line, change, why in RECOMPUTE})
 CPU_SECONDS = 10  # a mutant that takes more hangs, which a user would notice
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
