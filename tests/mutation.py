@@ -43,16 +43,21 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
     "whale_tf.passes.homes": PASSES,
+    "whale_tf.emit.order": ("tests/emit/test_barriers.py",),
+    "whale_tf.planner.bounds": ("tests/planner/test_bounds.py",),
     "whale_tf.planner.homes": ("tests/planner/test_homes.py",),
     "whale_tf.planner.play": ("tests/planner/test_play.py",),
-    "whale_tf.ir.batch_axis.positions": ("tests/ir/test_batch_axis.py",),
+    "whale_tf.ir.batch_axis.positions": ("tests/ir/test_positions.py",),
     "whale_tf.planner.recompute": ("tests/planner/test_recompute.py", "tests/planner/test_recompute_rows.py"),
     "whale_tf.balance.exact": ("tests/balance",),
     "whale_tf.balance.memory_constrained": ("tests/balance",),
     "whale_tf.balance.partition": ("tests/balance",),
     "whale_tf.balance.proportional": ("tests/balance",),
     "whale_tf.balance.stages": ("tests/balance",),
+    "whale_tf.simulator.memory": ("tests/simulator/test_curves.py",),
 }
+SORTED_THERE = "the network sorts a group's devices"
+ONE, NO_OP = "there is one only", "neither is the number of an op or of a device"
 ORDERED = "sets of small numbers are in order"
 FIRST, LAST = "still before all others", "still behind all others"
 EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
@@ -70,7 +75,39 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
-    ("whale_tf.planner.homes", "load = [0] * plan.num_devices  # 0 -> 1"): "all begin equal",
+    ("whale_tf.passes.homes", "variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device  # Gt -> GtE"):
+        "a process that is alone has all devices",
+    ("whale_tf.passes.homes", "count = -1  # 1 -> 2"): "less than any number",
+    ("whale_tf.passes.homes", "found, before = [], -1  # type: List[Tuple[int, int]], int  # 1 -> 2"): NO_OP,
+    ("whale_tf.passes.homes",
+     "known = {position: homes.tensors.get(tensor, homes.ops.get(producers[position], -1))  # 1 -> 2"): NO_OP,
+    ("whale_tf.passes.homes",
+     "written = _kept_in_body(one, {place: min(single) for place, single in enumerate(own) if len(single) == 1})  # min -> max"):
+        ONE,
+    ("whale_tf.passes.homes", "written = dict.fromkeys(range(len(one.inputs)), min(homes))  # min -> max"): ONE,
+    ("whale_tf.ir.batch_axis.positions", "power, _ = plan.settle(True)  # True -> False"): "no operand is a sum by then",
+    ("whale_tf.ir.batch_axis.positions",
+     "return blocks[0] if blocks is not None and len(blocks) == 1 and blocks[0] > 0 else None  # Gt -> GtE"):
+        "an example has at least one row",
+    ("whale_tf.planner.bounds", "slices = task.slices or (1,) * len(row)  # 1 -> 2"): "only the proportion counts",
+    ("whale_tf.planner.bounds",
+     "algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(row))))  # sorted -> list"): SORTED_THERE,
+    ("whale_tf.planner.bounds",
+     "algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(members))))  # sorted -> list"): SORTED_THERE,
+    ("whale_tf.simulator.memory",
+     "bounds = np.searchsorted(table.slot[by_slot], np.arange(len(graph.devices) + 1))  # 1 -> 2"): "one more is not read",
+    ("whale_tf.simulator.memory",
+     "order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])  # 2 -> 3"): LAST,
+    ("whale_tf.simulator.memory",
+     "order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])  # 0 -> 1"):
+        "what is freed comes first in the list, and equal ones stay in order",
+    ("whale_tf.planner.play",
+     "shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]"
+     "  # Lt -> LtE"): "a part of all is all",
+    ("whale_tf.planner.play",
+     "shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]"
+     "  # 1.0 -> 2.0"): "no part is more than all",
+    ("whale_tf.planner.homes", "load, found = [0] * plan.num_devices, []  # 0 -> 1"): "all begin equal",
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
     ("whale_tf.passes.schedule",
      "order, place = next((places[step] for step in steps if step in places), first.get(body.task_graph, (body.task_graph, -1)))"
@@ -94,6 +131,22 @@ SAME: Sequence[Tuple[str, str, Sequence[str], str]] = (  # likewise, for several
 )
 EQUIVALENT.update({(f"whale_tf.schedule.{module}", f"{line}  # {change}"): why
                    for module, line, changes, why in SAME for change in changes})
+LARGER, EITHER = "one more place stays empty", "of equal ones either will do"
+RECOMPUTE: Sequence[Tuple[str, str, str]] = (
+    ("MOST_CUTS = 64  # number of places in one TaskGraph to consider", "64 -> 65", "any number like it will do"),
+    ("BOUNDS = 24  # number of bounds on the largest dropped segment to try", "24 -> 25", "any number like it will do"),
+    ("if len(sizes) <= BOUNDS:", "LtE -> Lt", "of as many, all are taken in any case"),
+    ("if cost < best[q + 1][:2]:", "Lt -> LtE", EITHER),
+    ("if cost < best[q + 1][:2]:", "2 -> 3", EITHER),
+    ("came = np.zeros((self.size + 1, STEPS + 1, 3), int)  # (parts done, memory used, whether dropped) before", "1 -> 2",
+     LARGER),
+    ("better = np.flatnonzero(new < time[q + 1, used:])", "Lt -> LtE", EITHER),
+    ("crossing, held_before = np.zeros(len(mine) + 1), np.zeros(len(mine) + 1)", "1 -> 2", LARGER),
+    ("share = max(float(held_before[-1]), 1.0) / MOST_CUTS", "1.0 -> 2.0", "it stands against a division by zero only"),
+    ("all_made, unread = np.zeros((size, size + 1)), np.zeros((size, size + 1))  # [part, last part that reads it]", "1 -> 2",
+     LARGER),
+)
+EQUIVALENT.update({("whale_tf.planner.recompute", f"{line}  # {change}"): why for line, change, why in RECOMPUTE})
 CPU_SECONDS = 10  # a mutant that takes more hangs, which a user would notice
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 

@@ -69,7 +69,27 @@ def _select(op: Op, x: Sequence[Any]) -> Arrays:
 
 
 def _gather(op: Op, x: Sequence[Any]) -> Arrays:
-    return [np.take(x[0], x[1], axis=int(x[2]))]
+    return [_take(x[0], x[1], int(x[2]) if len(x) > 2 else 0, op.attrs.get("batch_dims", 0))]
+
+
+def _take(params: Any, indices: Any, axis: int, shared: int) -> np.ndarray:
+    if not shared:
+        return np.take(params, indices, axis)
+    return np.stack([_take(one, own, axis - 1, shared - 1) for one, own in zip(params, indices)])
+
+
+def _scatter_nd(op: Op, x: Sequence[Any]) -> Arrays:
+    result = np.zeros(x[2], x[1].dtype)
+    np.add.at(result, tuple(np.moveaxis(x[0], -1, 0)), x[1])
+    return [result]
+
+
+def _stitch(op: Op, x: Sequence[Any]) -> Arrays:
+    indices, data = x[:len(x) // 2], x[len(x) // 2:]
+    result = np.zeros((1 + max(i.max() for i in indices if i.size),) + data[0].shape[indices[0].ndim:], data[0].dtype)
+    for index, rows in zip(indices, data):
+        result[index] = rows
+    return [result]
 
 
 _NUMPY: Dict[str, Callable[..., Any]] = {
@@ -96,7 +116,9 @@ OPS: Dict[str, Callable[[Op, Sequence[Any]], Arrays]] = {
     "Slice": _slice, "StridedSlice": _strided_slice, "StridedSliceGrad": _strided_slice_grad,
     "Tile": lambda op, x: [np.tile(x[0], x[1])], "Fill": lambda op, x: [np.full(x[0], x[1])],
     "BroadcastTo": lambda op, x: [np.broadcast_to(x[0], x[1])], "Range": lambda op, x: [np.arange(*x)],
-    "GatherV2": _gather, "GatherNd": lambda op, x: [x[0][tuple(np.moveaxis(x[1], -1, 0))]],
+    "Gather": _gather, "GatherV2": _gather, "ScatterNd": _scatter_nd, "DynamicStitch": _stitch,
+    "DynamicPartition": lambda op, x: [x[0][x[1] == part] for part in range(op.attrs["num_partitions"])],
+    "GatherNd": lambda op, x: [x[0][tuple(np.moveaxis(x[1], -1, 0))]],
     "OneHot": lambda op, x: [np.where(np.arange(int(x[1])) == x[0][..., None], x[2], x[3])],
     "UnsortedSegmentSum": _segment_sum, "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "BiasAddGrad": lambda op, x: [x[0].reshape(-1, x[0].shape[-1]).sum(0)],

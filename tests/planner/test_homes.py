@@ -186,3 +186,56 @@ def test_cpu_devices_of_one_process_have_one_memory() -> None:
 def test_one_process_divides_parameters() -> None:
     one = with_homes(shared([2], processes=((0, 1),)), held(20, 10), Config({"zero": "v3"}))
     assert one.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1}
+
+
+def bytes_of(*sizes: int) -> Any:
+    return [Held(f"v{number}", 0, 0, size, 0) for number, size in enumerate(sizes)]
+
+
+def test_how_full_a_device_may_be() -> None:
+    """Up to 1.03 times its share."""
+    assert too_large(shared([2]), bytes_of(103, 97)) == [] and parted(shared([2]), bytes_of(103, 97)) == [{}]
+    assert [one.name for one in too_large(shared([2]), bytes_of(52, 48))] == ["v0"]
+    assert parted(shared([2]), bytes_of(17, 16)) == [{"v0": 1}] and parted(shared([2]), bytes_of(18, 17)) == [{}]
+    assert parted(shared([2]), bytes_of(0, 0)) == [{}] and too_large(shared([2]), bytes_of(0, 0)) == []
+
+
+def test_variables_stay_whole() -> None:
+    two, variables = shared([2]), held(60, 1)
+    for config in ({}, {"offload": "states"}, {"zero": "v1", "offload": "states"}):
+        assert parts_of(two, variables, Config(config), lambda one: Dimension(0, 64)) is two
+    assert whole_because(two) == whole_because(shared([2], processes=((0, 1),))) == ""
+    assert whole_because(plan([2], tasks={0: {"strategy": "split"}})) == "TaskGraph 'stage0' has variables in parts by wh.split"
+
+
+def test_variables_on_the_first_devices_of_their_task_graphs() -> None:
+    """Those of TaskGraphs that replicate, unless they are all on the first device anyway."""
+    stage, variables = Config({"variables": "stage"}), held(3, 2) + held(5, task_graph=1)
+    two = with_homes(shared([2, 2], 1, 2), variables, stage)
+    assert [task.homes for task in two.task_graphs] == [{"v0_0": 0, "v0_1": 0}, {"v1_0": 2}]
+    assert (two.zero, two.offload) == ("none", "none")
+    split = with_homes(plan([2, 2], tasks={0: {"strategy": "split"}, 1: {"variables": "shared"}}), variables, stage)
+    assert [task.homes for task in split.task_graphs] == [{}, {"v1_0": 2}]
+    assert with_homes(shared([2]), held(3, 2), stage).task_graphs[0].homes == {}
+    assert with_homes(shared([2, 2]), variables, Config({})) == shared([2, 2])
+
+
+def test_a_call_holds_the_values_that_it_reads_at_a_time() -> None:
+    """The three largest of four that another device keeps."""
+    chosen = plan([2], zero="v3", tasks={0: {"variables": "shared", "homes": {f"v0_{number}": 1 for number in range(4)}}})
+    assert resident(chosen, held(40, 5, 30, 20), False).read == [90, 0, 0]
+
+
+def test_what_is_refused_names_both_measures() -> None:
+    both = Config({"zero": "v1", "offload": "v0"})
+    with pytest.raises(ConfigError, match="^zero is 'v1', and there are 2 processes, and offload is 'v0'"):
+        with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(1), both)
+    across = plan([1, 1], 1, 1, processes=((0,), (1,)))
+    with pytest.raises(ConfigError, match="^offload is 'v0', and there are 2 processes, over which model replicas span"):
+        with_homes(across, held(1), Config({"offload": "v0"}))
+    assert with_homes(shared([2], processes=((0, 1),)), held(1), both).task_graphs[0].homes == {"v0_0": 2}
+
+
+def test_a_division_that_helps_a_little_is_made() -> None:
+    """The parts of 7 bytes leave 6 on one of two devices, since the 5 of another variable stay whole."""
+    assert parted(shared([2]), bytes_of(7, 5), {"v1": 0}) == [{"v0": 1}]

@@ -16,7 +16,7 @@ from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
-from whale_tf.planner.play import _Prices, called_too_large, played_peaks, played_seconds
+from whale_tf.planner.play import _all_at_once, _Prices, called_too_large, played, played_peaks, played_seconds
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
@@ -212,12 +212,17 @@ def test_offloaded_variables_come_from_the_host() -> None:
     assert played_seconds(step, away, cluster) > 2.0 > played_seconds(step, plan([1]), cluster)
 
 
-def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Called, the backward pass holds the loss, which its first op reads, until it ends."""
-    step, one = chain(1), plan([1])
+def sized(step: TrainingStep) -> TrainingStep:
+    """The step for a mini-batch of BATCH examples."""
     sizes = {t: (BATCH, *record.shape[1:]) for t, record in enumerate(step.graph.tensors) if record.shape and not record.shape[0]}
     step = step._replace(region=step.region._replace(graph=step.graph.with_shapes(sizes)))
     step.region.batch.batch = BATCH
+    return step
+
+
+def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called, the backward pass holds the loss, which its first op reads, until it ends."""
+    step, one = sized(chain(1)), plan([1])
     (inlined,), (called,) = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
     assert called == inlined + 4
     assert called_too_large(step, one, machines(1).limited(inlined), ()) == (), "a small step is inlined anyway"
@@ -225,3 +230,47 @@ def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.Monkey
     for limit, expected in ((called, ()), (called - 1, (called,)), (inlined, (called,)), (inlined - 1, ())):
         assert called_too_large(step, one, machines(1).limited(limit), ()) == expected
         assert called_too_large(step, replace(one, emit="call"), machines(1).limited(limit), ()) == ()
+
+
+def test_an_open_form_has_the_peaks_of_the_inlined_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, one = sized(chain(1)), plan([1])
+    inlined, called = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
+    assert inlined != called
+    monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
+    found = [played(step, replace(one, emit=emit), machines(1), ()) for emit in ("auto", "inline", "call")]
+    assert [peaks for _, peaks in found] == [inlined, inlined, called]
+    assert found[0][0] == pytest.approx(played_seconds(step, one, machines(1)))
+    compiled = replace(one, task_graphs=(replace(one.task_graphs[0], xla=True),))
+    assert played_peaks(step, compiled, machines(1), ()) == inlined
+
+
+def test_all_tensors_at_once() -> None:
+    """Each device of a TaskGraph has its variables, its tensors for the whole mini-batch, and its gradients twice more."""
+    step, weight, rows = sized(chain(2)), 4 * 2 * 2, 4 * BATCH * 2
+    first, second = 2 * weight + 2 * rows + 2 * weight, 2 * weight + 3 * rows + 4 + 2 * weight
+    held = [Held("w0", 0, 0, 100, 10), Held("w1", 1, 0, 1000, 0)]
+    assert _all_at_once(step, plan([1, 2]), held) == [first + 110, second + 1000, second + 1000]
+    away = plan([1, 2], offload="states", tasks={0: {"variables": "shared", "homes": {"w0": 3}}})
+    assert _all_at_once(step, away, held) == [first, second + 1000, second + 1000]
+
+
+@pytest.mark.parametrize("counts, kind, homes, cores", [
+    ([1], "cpu", {0: {"v0": 0}}, [1]), ([2], "cpu", {0: {"v0": 1}}, [1]), ([2, 2], "cpu", {1: {"v1": 3}}, [2]),
+    ([2], "cpu", {}, []), ([2], "V100-32GB", {0: {"v0": 1}}, [])])
+def test_devices_with_one_memory_may_share_half_as_many_cores(
+        counts: Any, kind: str, homes: Any, cores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they do, the higher peak counts: here everything is alive at once."""
+    asked = []
+
+    def late(tasks: Tasks, graph: Any, count: int) -> Any:
+        asked.append(count)
+        times = tasks.times(graph)
+        return times._replace(start=[0.0] * len(times.start), end=[times.makespan] * len(times.end))
+
+    tasks: Any = {number: {"variables": "shared", "homes": found} for number, found in homes.items()}
+    chosen, cluster = plan(counts, tasks=tasks, zero="v1" if homes else "none"), Cluster.parse(f"{kind}:{sum(counts)}")
+    step = sized(chain(len(counts), momentum=True))
+    before = played_peaks(step, replace(chosen, task_graphs=plan(counts).task_graphs, zero="none"), cluster, ())
+    monkeypatch.setattr(Tasks, "times_on_cores", late)
+    found = played_peaks(step, chosen, cluster, ())
+    assert asked == cores and (not cores or sum(found) > sum(before))

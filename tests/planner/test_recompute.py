@@ -97,3 +97,34 @@ def test_the_choice_says_which_parts_are_dropped() -> None:
     row = Parts(np.full(size, 100.0), np.ones(size), crossing, np.zeros((size, size)), 2)
     assert row.smallest().segments == ((0, True), (1, True), (2, True), (3, True))
     assert row.smallest().memory == 2 * 3 + 100
+
+
+def row_of(held: "list[float]", seconds: "list[float]", crossing: "list[list[float]]", in_flight: int) -> Parts:
+    """No tensor crosses that no backward op reads."""
+    return Parts(np.array(held), np.array(seconds), np.array(crossing), np.zeros((len(held), len(held))), in_flight)
+
+
+def test_memory_is_counted_in_512_parts_of_the_budget() -> None:
+    """Rounded up, and what takes the whole budget fits.  Nothing is dropped under a bound of 0."""
+    row = row_of([100.0], [3.0], [[0.0]], 2)
+    kept = ((0, False),)
+    assert row._within(1000.0, 0.0) == [Choice(1000.0 * 103 / 512, 0.0, kept)]
+    assert row._within(512.0, 0.0) == [Choice(200.0, 0.0, kept)]
+    assert row._within(200.0, 0.0) == [Choice(200.0, 0.0, kept)] and row._within(199.0, 0.0) == []
+
+
+def test_a_slower_choice_of_the_same_memory_replaces_none() -> None:
+    """The whole row is still there when the backward pass begins; cut in two, its first part would be computed again."""
+    row = row_of([100.0, 100.0], [1.0, 5.0], [[10.0, 10.0], [0.0, 0.0]], 1)
+    found, = row._within(220.0, 200.0)
+    assert (found.seconds, found.segments) == (0.0, ((1, False),))
+
+
+def test_everything_is_kept_where_that_is_the_least() -> None:
+    """Between parts more crosses than backward ops read."""
+    row = row_of([10.0, 10.0], [1.0, 1.0], [[50.0, 50.0], [0.0, 50.0]], 2)
+    assert row.smallest() == Choice(40.0, 0.0, ((0, False), (1, False)))
+
+
+def test_segments_of_a_byte_are_bounds_too() -> None:
+    assert row_of([0.0, 1.0, 4.0], [1.0] * 3, [[0.0] * 3] * 3, 2)._bounds().tolist() == [1.0, 4.0, 5.0]

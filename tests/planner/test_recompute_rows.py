@@ -280,6 +280,115 @@ def test_the_quietest_cut_of_every_share_is_taken() -> None:
     assert row.parts.held.max() < 4 * row.parts.held.sum() / MOST_CUTS
 
 
+def kept_between(widths: Sequence[int], skip: int, read: Sequence[int]) -> List[str]:
+    """What is kept of ``x -> t0 -> t1 -> ... -> t6`` if all is dropped.
+
+    Args:
+        skip: t6 also reads this tensor.
+        read: the tensors that backward ops read.
+    """
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, widths[0])
+    step.forward("t0", "MatMul", ["x", "w"], widths[0])
+    for i, width in enumerate(widths[1:], 1):
+        step.forward(f"t{i}", "AddN", [f"t{i - 1}"] + [f"t{skip}"] * (i == 6 and skip >= 0), width)
+    step.backward("back", "AddN", [f"t{i}" for i in read], 4)
+    step.gradient("dw", ["x", "back"], 4, widths[0])
+    step.update("dw")
+    region = step.region()
+    row = row_of(region, plan([1]))
+    return names(region, row.tensors(Choice(0, 0, tuple((part, True) for part in range(row.parts.size)))))
+
+
+@pytest.mark.parametrize("widths, skip, read, kept", [
+    ([3, 1, 2, 5, 1, 2, 1], 0, [0, 2, 3, 5], ["t0", "t4"]),
+    ([3, 1, 2, 5, 2, 1, 1], 0, [0, 2, 3, 5, 6], ["t0", "t5"]),
+    ([3, 6, 2, 4, 3, 1, 2], -1, [0, 2, 3, 5, 6], ["t2", "t5"]),
+], ids=str)
+def test_where_the_fewest_bytes_cross_in_each_half(
+    widths: Sequence[int], skip: int, read: Sequence[int], kept: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cuts, one in each half of the bytes that backward ops read.  What t6 reads crosses all cuts behind it."""
+    monkeypatch.setattr("whale_tf.planner.recompute.MOST_CUTS", 2)
+    assert kept_between(widths, skip, read) == kept
+
+
+def test_all_cuts_are_taken_if_there_are_no_more_than_that_many() -> None:
+    assert row_of(layers([4, *[2, 1] * (MOST_CUTS // 4)]), plan([1])).parts.size == MOST_CUTS + 1
+
+
+def test_what_cannot_be_recomputed_is_kept_if_something_needs_it_again() -> None:
+    """``odd`` and ``rand`` draw numbers.  A backward op reads ``odd``, and an op that may be recomputed reads ``rand`` beside one
+    that may not; nothing needs ``lost``."""
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, 6)
+    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step.forward("odd", "Tanh", ["mul"], 5)
+    step.forward("rand", "Tanh", ["odd"], 3)
+    step.forward("lost", "Tanh", ["rand"], 2, waits=["mul"])
+    step.forward("again", "AddN", ["rand", "mul"], 6)
+    step.backward("back", "AddN", ["odd", "again"], 6)
+    step.gradient("dw", ["x", "back"], 4, 6)
+    step.update("dw")
+    step.batch.own_seed += [step.graph.op(name).id for name in ("odd", "rand")]
+    row = row_of(step.region(), plan([1]))
+    size = 4 * EXAMPLES
+    assert row.parts.crossing[0].tolist() == [6 * size, (6 + 5) * size, (6 + 5 + 3) * size, (6 + 5 + 3) * size, (5 + 3) * size]
+
+
+def test_a_reshape_of_what_another_task_graph_sends_is_not_held() -> None:
+    """The buffer is on the other TaskGraph's device."""
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, 6)
+    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step.task_graph = 1
+    step.forward("flat", "Reshape", ["mul"], 6)
+    step.forward("act", "Tanh", ["flat"], 6)
+    step.backward("back", "AddN", ["act", "flat"], 6)
+    step.task_graph = 0
+    step.gradient("dw", ["x", "back"], 4, 6)
+    step.update("dw")
+    parts = row_of(step.region(), plan([1, 1]), 1).parts
+    assert parts.held.tolist() == [0, 4 * EXAMPLES * 6] and parts.crossing.tolist() == [[0, 0], [0, 0]]
+
+
+def test_recomputing_costs_no_bytes() -> None:
+    """Nine ops are repeated rather than a mask kept that has one byte for each of eight examples."""
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, 6)
+    step.forward("mul", "MatMul", ["x", "w"], 6)
+    for i in range(EXAMPLES):
+        step.forward(f"act{i}", "Tanh", [f"act{i - 1}" if i else "mul"], 6)
+    step.forward("mask", "Greater", [f"act{EXAMPLES - 1}"], 1, dtype="bool")
+    step.backward("tile", "Tile", ["x"], 6)
+    step.backward("back", "Mul", ["tile", "mask"], 6)
+    step.gradient("dw", ["mul", "back"], 4, 6)
+    step.update("dw")
+    region = step.region()
+    found = redone(Readers(region), 0, {region.graph.tensor("mul")})
+    assert {region.graph.ops[op].name for op in found.waits} == {"mask", *(f"act{i}" for i in range(EXAMPLES))}
+
+
+def test_what_has_no_gradient_to_wait_for_is_kept() -> None:
+    """The first backward op reads ``act``, and nothing before it is a gradient."""
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, 6)
+    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step.forward("act", "Tanh", ["mul"], 6)
+    step.backward("first", "Square", ["act"], 6)
+    step.backward("back", "Mul", ["first", "mul"], 6)
+    step.gradient("dw", ["x", "back"], 4, 6)
+    step.update("dw")
+    region = step.region()
+    found = redone(Readers(region), 0, set())
+    assert not found.waits and not found.wanted
+
+
 # ------------------------------------------------------------------------------------------------------ decisions
 WIDE = [16, 16, 2, 3]
 

@@ -128,8 +128,8 @@ class Bounds:
                 algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(members))))
                 least_s = max(least_s, begin + size * min(one.seconds_per_byte for one in algorithms))
                 loads = [dict(one.loads) for one in algorithms]
-                for link in loads[0]:
-                    carried[link] = carried.get(link, 0.0) + size * min(load.get(link, 0.0) for load in loads)
+                for link in set.intersection(*map(set, loads)):
+                    carried[link] = carried.get(link, 0.0) + size * min(load[link] for load in loads)
                     earliest_s[link] = min(begin, earliest_s.get(link, begin))
         return max([least_s] + [earliest_s[link] + size / self.network.bandwidths[link] for link, size in carried.items()])
 

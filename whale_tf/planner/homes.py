@@ -114,7 +114,7 @@ def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
         devices = tuple(one.readers(plan))
         total[devices] = total.get(devices, 0) + one.bytes
     return [one for one in variables for devices in [tuple(one.readers(plan))]
-            if not one.whole and len(devices) > 1 and one.bytes * len(devices) > BALANCED * total[devices]]
+            if not one.whole and one.bytes * len(devices) > BALANCED * total[devices]]
 
 
 def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], float]:
@@ -125,9 +125,8 @@ def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], fl
     found = {}
     for devices in {tuple(one.readers(plan)) for one in variables}:
         own = [load[device] for device in devices]
-        ratio = max(own) * len(own) / max(1, sum(own))
-        if ratio > BALANCED:
-            found[devices] = ratio
+        if max(own) * len(own) > BALANCED * sum(own):
+            found[devices] = max(own) * len(own) / sum(own)
     return found
 
 

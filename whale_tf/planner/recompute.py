@@ -294,7 +294,7 @@ class TaskGraphRow:
         self._wanted = readers.wanted(number)
         ends = self._quietest(mine, place, cuts) + [len(mine)]
         self._part = {op: int(np.searchsorted(ends, position, side="right")) for op, position in place.items()}
-        size = len(ends) if mine else 0
+        size = len(ends)
         device = cluster.devices[task.devices[0][0]]
         rate, bandwidth = device.peak_flops_per_s["fp32"], device.memory_bandwidth_bytes_per_s
         seconds, read = np.zeros(size), np.zeros(size)
@@ -321,14 +321,14 @@ class TaskGraphRow:
                 last = max([place[user] for user, _ in self._graph.consumers(tensor) if user in place], default=place[op])
                 crossing[place[op] + 1:last + 1] += self._bytes(tensor)
         for tensor in self._wanted:
-            if buffer_of(self._graph, tensor) == tensor and self._graph.tensors[tensor].op in place:
+            if buffer_of(self._graph, tensor) == tensor:
                 held_before[place[self._graph.tensors[tensor].op] + 1:] += self._bytes(tensor)
         share = max(float(held_before[-1]), 1.0) / MOST_CUTS
         quietest: Dict[int, int] = {}
         for cut in cuts:
             number = min(int(held_before[cut] / share), MOST_CUTS - 1)
             quietest[number] = min(quietest.get(number, cut), cut, key=lambda one: (crossing[one], one))
-        return sorted(quietest.values())
+        return list(quietest.values())  # in order, as the cuts are
 
     def _bytes(self, tensor: int) -> float:
         size = float(tensor_bytes(self._graph, tensor))

@@ -6,7 +6,7 @@ has the matching offset.
 """
 from __future__ import annotations
 
-from typing import Any, List, Tuple, Union
+from typing import Any, List, Optional
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands
@@ -29,7 +29,7 @@ def range_(state: Propagation, op: Op) -> None:
     bounds: List[Any] = [v[()] for v in values if v is not None]
     start, limit, delta = bounds
     promoted = state.promoted.get(op.outputs[0])
-    if promoted is not None and promoted[1] is not None and not isinstance(limit, Size):
+    if promoted is not None:
         span = int(sum(promoted[1]) * delta)
         state.result.localise[op.id, 1] = Localise(((0, span),))
     else:
@@ -47,8 +47,10 @@ def range_(state: Propagation, op: Op) -> None:
     state.set(op.outputs[0], sharded(0, (span // delta,)), state.source(op))
 
 
-def _moves_along(offset: Union[int, Tuple[int, ...]], blocks: Blocks) -> bool:
-    return blocks is not None and len(blocks) == 1 and blocks[0] > 0 and offset == blocks[0]
+def _rows_each(blocks: Blocks) -> Optional[int]:
+    """The number of rows of an example, which is the offset of its position; None if it is not known or there are several
+    blocks."""
+    return blocks[0] if blocks is not None and len(blocks) == 1 and blocks[0] > 0 else None
 
 
 @handler
@@ -57,18 +59,18 @@ def gather(state: Propagation, op: Op) -> None:
     layout, index = state.data_layout(params), state.data_layout(indices)
     rank = state.rank(params)
     axes = state.ints(op, 2) if op.type == "GatherV2" else [0]
-    axis = axes[0] % rank if axes is not None and rank is not None and rank else 0
-    if not (layout.is_sharded and layout.dim == axis and axis >= op.attrs.get("batch_dims", 0)):
+    axis = axes[0] if axes else None
+    if axis is not None and rank:
+        axis %= rank
+    if not layout.is_sharded or axis is None or layout.dim != axis:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    if not index.is_sharded or not _moves_along(state.offsets.get(indices, 0), layout.blocks):
+    if not index.is_sharded or index.power or state.offsets.get(indices, 0) != _rows_each(layout.blocks):
         raise Refuse(_ELSEWHERE)
-    if index.power:
-        raise Refuse(_ELSEWHERE)
-    batch_dims = op.attrs.get("batch_dims", 0)
     plan = Operands(state, op, "mnn"[:len(op.inputs)], [layout, index, REPLICATED_0][:len(op.inputs)])
     _take_positions(state, op, plan)
-    state.set(op.outputs[0], sharded(axis + index.dim - batch_dims, index.blocks, layout.power), state.source(op))
+    dim = axis + index.dim - op.attrs.get("batch_dims", 0)
+    state.set(op.outputs[0], sharded(dim, index.blocks, layout.power), state.source(op))
     state.learn_sizes(op)
     plan.record()
 
@@ -79,11 +81,10 @@ def gather_nd(state: Propagation, op: Op) -> None:
     layout, index = state.data_layout(params), state.data_layout(indices)
     shape = state.shape(indices)
     depth = shape[-1] if shape else None
-    shared = op.attrs.get("batch_dims", 0)
-    if not layout.is_sharded or depth is None or not shared <= layout.dim < shared + depth:
+    if not layout.is_sharded or depth is None or layout.dim >= depth:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    _check_columns(state, indices, index, depth, layout.dim - shared, layout.blocks)
+    _check_columns(state, indices, index, depth, layout.dim, layout.blocks)
     plan = Operands(state, op, "mn", [layout, index])
     _take_positions(state, op, plan)
     state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.source(op))
@@ -105,8 +106,7 @@ def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, 
     """Check that column ``column`` of the indices moves along with the batch and that the others do not."""
     offsets = state.offsets.get(indices, 0)
     columns = offsets if isinstance(offsets, tuple) else (offsets,) * depth
-    if not index.is_sharded or not _moves_along(columns[column], blocks) or any(
-            o for c, o in enumerate(columns) if c != column):
+    if not index.is_sharded or columns[column] != _rows_each(blocks) or any(o for c, o in enumerate(columns) if c != column):
         raise Refuse(_ELSEWHERE)
 
 
@@ -118,9 +118,9 @@ def where(state: Propagation, op: Op) -> None:
     if not layout.is_sharded:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    if layout.dim != 0 or layout.blocks is None or len(layout.blocks) != 1 or layout.blocks[0] < 0 or rank is None:
+    step = _rows_each(layout.blocks)
+    if layout.dim != 0 or step is None or rank is None:
         raise Refuse("the true elements of one part do not all come before those of the next")
-    step = layout.blocks[0]
     state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
     state.set(op.outputs[0], sharded(0, None), state.source(op))
 
@@ -135,7 +135,7 @@ def segment(state: Propagation, op: Op) -> None:
     rows = value[()] if value is not None else None
     if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, int)):
         blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
-        if not index.is_sharded or index.dim != 0 or not _moves_along(offset, blocks):
+        if not index.is_sharded or index.dim != 0 or offset != _rows_each(blocks):
             raise Refuse("it adds up rows by an index other than the example's own position")
         plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
         if not layout.is_sharded:
@@ -193,7 +193,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
     if not layout.is_sharded:
         plan.slice(0, 0, parts.blocks)
         layout = sharded(0, parts.blocks, plan.layouts[0].power)
-    if layout.dim != 0 or parts.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
+    if layout.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
         raise Refuse("the rows of one part do not all come before those of the next")
     offset = plan.shifts.get(0, state.offsets.get(op.inputs[0], 0))
     plan.record()

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple, Union
 
-from whale_tf.ir.batch_axis.blocks import Blocks
 from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.traits import GENERATORS
 
-Demand = Union[None, str, Tuple[int, Blocks]]  # None: no use yet; WHOLE; or the slice
+Demand = Union[None, str, Tuple[int, Tuple[int, ...]]]  # None: no use yet; WHOLE; or the slice
 WHOLE = "whole"
 
 
@@ -50,7 +49,7 @@ class _Demands:
         self.sliced = sliced
         self.on: Dict[int, Demand] = {}
         self.beside: Dict[int, Optional[int]] = {}  # the batch input to whose rows the tensor's rows correspond
-        self.generators: List[Tuple[int, int, Blocks]] = []
+        self.generators: List[Tuple[int, int, Tuple[int, ...]]] = []
 
     def ask(self, tensor: int, demand: Demand, beside: Optional[int] = None) -> None:
         before = self.on.get(tensor)
@@ -78,7 +77,7 @@ class _Demands:
         for tensor in op.inputs:
             self.ask(tensor, WHOLE)
 
-    def _pass_on(self, op: Op, demand: Tuple[int, Blocks]) -> None:
+    def _pass_on(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> None:
         """Pass a demand for rows of a replicated op's result on to its operands."""
         rule = self._rule(op)
         dims = rule.outputs[0] if rule is not None else None
@@ -93,7 +92,7 @@ class _Demands:
             elif not isinstance(operand, tuple):
                 self.ask(tensor, WHOLE)
 
-    def _can_promote(self, op: Op, demand: Tuple[int, Blocks]) -> bool:
+    def _can_promote(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> bool:
         if op.type == "Range":
             return self.state.ints(op, 0) == [0] and self.state.ints(op, 1) is not None
         rule = self._rule(op)

@@ -325,8 +325,8 @@ class Propagation(State):
                     if isinstance(element, Size) and element.depends_on_batch:
                         found.append((dims[0] if len(dims) == 1 else None, blocks_of(element), True))
         if self.promoted and op.outputs and op.outputs[0] in self.promoted:
-            dim, blocks = self.promoted[op.outputs[0]]
-            found.append((factor_at(rule.outputs[0], dim), blocks, False))
+            dim, rows = self.promoted[op.outputs[0]]
+            found.append((factor_at(rule.outputs[0], dim), rows, False))
         if not found:
             return None, None, False
         factor, blocks, is_uniform = found[0]

@@ -89,7 +89,7 @@ class State(View):
         self.flags = bytearray(len(graph.tensors))
         self.visited = bytearray(len(graph.ops))
         self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # inferred shapes that the graph does not have
-        self.promoted: Dict[int, Tuple[int, Blocks]] = {}
+        self.promoted: Dict[int, Tuple[int, Tuple[int, ...]]] = {}
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
@@ -125,7 +125,7 @@ class State(View):
             self.forced.add(op_id)
             self.push(op_id)
 
-    def promote(self, tensor: int, dim: int, blocks: Blocks, source: Optional[int]) -> None:
+    def promote(self, tensor: int, dim: int, blocks: Tuple[int, ...], source: Optional[int]) -> None:
         """Compute a whole tensor for each clone at its producer, instead of slicing it where it meets the rows of ``source``."""
         if tensor not in self.promoted:
             self.promoted[tensor] = (dim, blocks)

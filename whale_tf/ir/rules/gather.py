@@ -51,13 +51,10 @@ def gather_nd(op: Op, view: View) -> Rule:
     params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     shape = view.shape(op.inputs[1])
     depth = shape[-1] if shape is not None else None
-    shared = attr(op, "batch_dims", 0)
     if depth is None:
         raise NoRule("it is not known how many dimensions its indices name")
-    indices = params[:shared] + indices[shared:]
-    named = range(shared, shared + depth)
-    kinds = {**{params[d][0]: LOOKUP for d in named}, indices[-1][0]: WHOLE}
-    return Rule((params, indices), (indices[:-1] + params[shared + depth:],), "mn", kinds)
+    kinds = {**{params[d][0]: LOOKUP for d in range(depth)}, indices[-1][0]: WHOLE}
+    return Rule((params, indices), (indices[:-1] + params[depth:],), "mn", kinds)
 
 
 def scatter_nd(op: Op, view: View) -> Rule:
