@@ -8,27 +8,22 @@ from __future__ import annotations
 from typing import List
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, Rule, View, axes
-
-
-def _dims(view: View, tensor: int) -> AnyDims:
-    rank = view.rank(tensor)
-    return SAME if rank is None else axes(rank)
+from whale_tf.ir.rules.rule import AnyDims, Builder, Dims, Rule, View, axes
 
 
 def passing(op: Op, view: View) -> Rule:
     """Enter, Exit, NextIteration."""
-    dims = _dims(view, op.inputs[0])
+    dims = view.dims(op.inputs[0])
     return Rule((dims,), (dims,), "m")
 
 
 def switch(op: Op, view: View) -> Rule:
-    dims = _dims(view, op.inputs[0])
+    dims = view.dims(op.inputs[0])
     return Rule((dims, ()), (dims, dims), "mn")
 
 
 def merge(op: Op, view: View) -> Rule:
-    dims = _dims(view, op.inputs[0])
+    dims = view.dims(op.inputs[0])
     return Rule((dims,) * len(op.inputs), (dims, ()), "a" * len(op.inputs))
 
 

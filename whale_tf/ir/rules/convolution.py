@@ -6,7 +6,7 @@ from typing import Dict, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Builder, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Builder, Dims, Rule, ShapeOperand, View, attr, axes
 
 _CHANNELS_FIRST = ("NCHW", "NCDHW", "NCW")
 
@@ -97,12 +97,9 @@ def resize_gradient(op: Op, view: View) -> Rule:
 def projective(op: Op, view: View) -> Rule:
     """One projective transformation for each image, or one for all; linear unless pixels from outside have a value."""
     x, y = image(op, 2, "c", "x"), image(op, 2, "c", "y")
-    transforms = view.shape(op.inputs[1])
-    if transforms is None:
-        raise NoRule("the number of its transformations is not known")
     fill = [view.graph.producer(t).value for t in op.inputs[3:]]
     role = "m" if all(value is not None and not np.any(value) for value in fill) else "n"
-    rows: Tuple[str, ...] = () if transforms[0] == 1 else ("n",)
+    rows: Tuple[str, ...] = () if view.need_shape(op.inputs[1])[0] == 1 else ("n",)
     operands = (x, (rows, ("t",)), None, ())[:len(op.inputs)]
     return Rule(operands, (y,), role + "n" * (len(operands) - 1), dict.fromkeys(("x0", "x1", "y0", "y1", "t"), WHOLE))
 

@@ -68,13 +68,8 @@ def same_shape(role: str) -> Builder:
 def each(role: str) -> Builder:
     """IdentityN: output ``i`` is a function of operand ``i`` alone."""
     def build(op: Op, view: View) -> Rule:
-        inputs: List[AnyDims] = []
-        for i, tensor in enumerate(op.inputs):
-            rank = view.rank(tensor)
-            if rank is None:
-                raise NoRule("an operand's rank is not known")
-            inputs.append(tuple((f"i{i}d{d}",) for d in range(rank)))
-        return Rule(tuple(inputs), tuple(inputs), role * len(inputs))
+        dims = tuple(tuple((f"i{i}d{d}",) for d in range(view.need_rank(tensor))) for i, tensor in enumerate(op.inputs))
+        return Rule(dims, dims, role * len(dims))
     return build
 
 
@@ -87,13 +82,10 @@ def cast(op: Op, view: View) -> Rule:
 
 def bitcast(op: Op, view: View) -> Rule:
     """Between types of the same size, elementwise; types of other sizes add or remove a last dimension."""
-    shape = view.shape(op.inputs[0])
     before, after = (np.dtype(view.graph.tensors[t].dtype.replace("bfloat16", "float16")) for t in (op.inputs[0], op.outputs[0]))
     if before.itemsize == after.itemsize:
-        return elementwise_rule("n", 1, (shape,))
-    if shape is None:
-        raise NoRule("the operand's rank is not known")
-    dims = axes(len(shape) + (before.itemsize > after.itemsize))
+        return elementwise_rule("n", 1, (view.shape(op.inputs[0]),))
+    dims = axes(view.need_rank(op.inputs[0]) + (before.itemsize > after.itemsize))
     pieces = (("pieces",),)
     if before.itemsize > after.itemsize:
         return Rule((dims[:-1],), ((*dims[:-1], *pieces),), "n")
@@ -119,7 +111,7 @@ def select(op: Op, view: View) -> Rule:
 
 def per_row(op: Op, view: View) -> Rule:
     """Ops on (data, side operands): the first operand keeps its shape, the others are needed whole."""
-    dims = axes(view.need_rank(op.inputs[0])) if view.rank(op.inputs[0]) is not None else SAME
+    dims = view.dims(op.inputs[0])
     return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "m" + "n" * (len(op.inputs) - 1))
 
 

@@ -1,23 +1,8 @@
 """Reductions, and ops that need one axis whole (softmax, cumulative sums, sorting)."""
 from __future__ import annotations
 
-from typing import List
-
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import (
-    MEAN,
-    SUM,
-    WHOLE,
-    AnyDims,
-    Builder,
-    Dims,
-    NoRule,
-    Rule,
-    View,
-    attr,
-    axes,
-    whole,
-)
+from whale_tf.ir.rules.rule import MEAN, SUM, WHOLE, Builder, Dims, NoRule, Rule, View, attr, axes, whole
 
 
 def reduction(kind: str) -> Builder:
@@ -75,7 +60,7 @@ def top_k(op: Op, view: View) -> Rule:
     rank = view.need_rank(op.inputs[0])
     full = axes(rank)
     result = full[:-1] + (("k",),)
-    others: List[AnyDims] = [None] * (len(op.inputs) - 1)
+    others = (None,) * (len(op.inputs) - 1)
     return Rule((full, *others), (result, result), "n" * len(op.inputs), {**whole([-1], rank), "k": WHOLE})
 
 
@@ -89,10 +74,7 @@ def dense_bincount(op: Op, view: View) -> Rule:
     if view.need_rank(op.inputs[0]) != 2:
         raise NoRule("it counts over all examples")
     rows: Dims = (("b",), ("n",))
-    weights = view.shape(op.inputs[2])
-    if weights is None:
-        raise NoRule(f"the shape of {view.graph.tensor_name(op.inputs[2])} is not known")
-    has_weights = len(weights) == 2
+    has_weights = view.need_rank(op.inputs[2]) == 2
     return Rule((rows, (), rows if has_weights else None), ((("b",), ("bin",)),), "nn" + ("m" if has_weights else "n"),
                 {"n": WHOLE, "bin": WHOLE})
 

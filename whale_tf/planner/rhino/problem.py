@@ -30,7 +30,6 @@ from whale_tf.patterns.strategy import (
     Strategy,
     computed_once,
     look,
-    stored_shape,
     strategies,
 )
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
@@ -155,7 +154,7 @@ class Problem:
         found = [computed_once(op)]
         if op.id not in self.scope.bound:
             found += [s for s in strategies(op, view, (1,) * self.axis.count, self.batch).found if self._is_possible(op, s)]
-        left = [self.shapes.part(t, stored_shape(view, t)) for t in op.inputs + op.outputs]
+        left = [self.shapes.part(t, view.stored(t)) for t in op.inputs + op.outputs]
         compute = [self._compute(op, strategy, left) for strategy in found]
         exchange = [self.axis.exchange(4.0 * strategy.exchanged) for strategy in found]
         needs = tuple(tuple(layout_of(s.needs[i]) for s in found) for i in range(len(op.inputs)))
