@@ -65,28 +65,26 @@ class Fetches:
         variables: Optional[DividedVariables] = None,
         runtime: Optional[Runtime] = None,
     ) -> None:
-        self._rewritten = rewritten
-        self._instead = rewritten.instead
+        context = rewritten.context
+        self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
         copies: Dict[str, Any] = {}
         for name, new in self._instead.items():
             copies[name] = (new,)
-            for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
+            for tensor in self._graph.get_operation_by_name(name).outputs:
                 copies[tensor.name] = f"{new}:{tensor.value_index}"
-        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]  # grows with ops that are added later
+        # grows with ops that are added later
+        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
-        context = rewritten.context
-        self._graph = context.tf_graph
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[Tuple[str, bool], Fetch] = {}
         self._beside_update = rewritten.beside_update()
         self._seen = -1
-        self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
+        self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
-        self._runtime = runtime
-        sent = rewritten.sent
+        self._runtime, sent = runtime, rewritten.sent
         self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
                           context.gathered.alone)
         self._ends = sent.ends
@@ -169,7 +167,7 @@ class Fetches:
         with unfinalized(self._graph):
             if self._variables is not None:
                 self._variables.catch_up(original_run)
-            self._rewritten.mirror.catch_up(original_run, original_run)
+            self._rewritten.mirror.catch_up(original_run)
         self._seen = self._graph.version
 
     def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
@@ -239,11 +237,11 @@ class Fetches:
         """Puts the parts of a fetch together."""
         if len(parts) == 1 and (isinstance(fetch, tf.Operation) or parts[0].dtype.base_dtype == fetch.dtype.base_dtype):
             return parts[0]
-        key = " ".join(part.name for part in parts)
+        names = [part.name for part in parts]
+        key = " ".join(names)
         if key not in self._joined:
             edit = StagedEdit(self._graph)
             nodes, scope = Nodes(edit), self._rewritten.context.name("joined", fetch.name.replace(":", "_"))
-            names = [part.name for part in parts]
             if isinstance(fetch, tf.Operation):
                 joined = nodes.no_op(scope, "", names)
             else:
@@ -293,10 +291,10 @@ class Fetches:
 
     def _gathered(self, fetch: Fetch) -> Fetch:
         """What a run that trains computes instead of a value that depends only on variables."""
-        context = self._rewritten.context
+        graph, gathered = self._rewritten.context.graph, self._rewritten.context.gathered
         if isinstance(fetch, tf.Operation):
-            return self._graph.get_operation_by_name(context.gathered.ops[context.graph.op(fetch.name).id])
-        return self._graph.get_tensor_by_name(context.gathered.tensors[context.graph.tensor(fetch.name)])
+            return self._graph.get_operation_by_name(gathered.ops[graph.op(fetch.name).id])
+        return self._graph.get_tensor_by_name(gathered.tensors[graph.tensor(fetch.name)])
 
     def _is_among(self, write: int, writes: Set[str]) -> bool:
         """Whether an update, or what this process does instead, is among the writes of a run."""
@@ -317,9 +315,8 @@ class Fetches:
             name = rewritten.merge.whole(tensor)
         with unfinalized(self._graph):
             edit.commit()
-        if isinstance(fetch, tf.Operation):
-            return self._graph.get_operation_by_name(name)
-        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
+        return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
+            self._graph.get_tensor_by_name(name if ":" in name else name + ":0"))
 
     def _is_parallel(self, op: tf.Operation) -> bool:
         """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""
