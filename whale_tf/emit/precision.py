@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, has_kernel, op_def, tf
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR
 from whale_tf.capture.recording import Recording, renamed, renamed_call
+from whale_tf.emit.replacing import move_waits, tag_like
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.names import names_taken
@@ -27,7 +28,6 @@ from whale_tf.ir.traits.row import Precision
 from whale_tf.ir.units import frames
 
 FLOAT32 = "float32"
-_TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 _REGION = (Phase.FORWARD, Phase.BACKWARD)
 
 
@@ -117,10 +117,7 @@ class _Lowerer:
                     name = self._wide(tensor, graph.ops[reader])
                     edit.move_input(graph.ops[reader].name, place, name)
                 replaced[graph.tensor_name(tensor)] = self._wide(tensor, graph.ops[index]) if tensor in kept_float else name
-        for op in graph.ops:
-            waits = [graph.ops[wait].name for wait in op.control_inputs if wait in self._low]
-            if waits and op.id not in self._low:
-                edit.move_waits(op.name, waits, [successors[name] for name in waits])
+        move_waits(graph, edit, successors)
         calls = []
         for call in self._step.annotations.gradient_calls:
             grads = [self._gradient(grad) for grad in call.grads]
@@ -202,9 +199,6 @@ class _Lowerer:
 
     def _tag(self, node: NodeDef, place: Op) -> None:
         """Puts a node into the TaskGraph and phase of ``place``."""
-        attrs = self._step.definitions.node(place.name).attr
-        for name in _TAGS:
-            if name in attrs:
-                node.attr[name].CopyFrom(attrs[name])
+        tag_like(node, self._step.definitions.node(place.name))
         if place.phase is Phase.BACKWARD and place.forward >= 0:
             node.attr[FORWARD_ATTR].s = self._name(place.forward).encode()
