@@ -36,6 +36,7 @@ from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.across import Across, is_of_rows
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import PULLS
@@ -102,35 +103,13 @@ def emit(
     _check_writes(captured)
     edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
-    step = parted(captured.step(region, processes.graphs), plan)
+    context, step, form = _begun(tf_graph, captured, region, plan, devices, processes, edit)
     region, graph = step.region, step.graph
-    program = compile_program(step, plan)
-    form = choose_form(program, region, plan)
-    compiled = not_compiled(program, plan, devices)
-    if compiled:
-        form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    context = Context(
-        tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
-    context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
-                        for function in program.functions(body)}
-    _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
-    sums.is_always_together = tf_graph.building_function
-    if processes.graphs > 1:
-        check_random(context)
+    sums.is_always_together = is_function = tf_graph.building_function
     division = _division(context, nodes, captured, sums)
-    check_draws(context, division.own, processes.graphs)
+    _check(context, division, has_run)
     after = reroute.outside_after(graph, region)
-    context.variables = step.update.variables
-    context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
-    if context.homes.ops and has_run:
-        raise PlanError(
-            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
-            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that give the "
-            "rank of every input")
-    context.pinned = _pinned(context, captured)
-    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
-                       for wait in set(op.control_inputs).difference(new.control_inputs)}
 
     copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
@@ -146,23 +125,13 @@ def emit(
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    is_function = captured.recording is not None and captured.recording.returned is not None
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
-    across = step.across
-    if across.decisive:
-        of_all = _inputs_of_all(context, across, sums)
-        moves.update({(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
-                      if op not in across.twice and graph.ops[op].inputs[position] in of_all})
-        moves.update(_run_twice(context, across, merge, of_all))
-        moves.update(_added_up(context, across, sums, division))
-    elif processes.graphs > 1 and not is_function:
-        of_all = _inputs_of_all(context, across, sums)
-        uses = [(use, graph.ops[use[0]].inputs[use[1]]) for use in across.uses]
-        moves.update({use: _resized(context, nodes, use, of_all[tensor]) for use, tensor in uses if tensor in of_all})
+    if processes.graphs > 1:
+        moves.update(_of_all_processes(context, nodes, merge, division, sums, step.across))
     update_clones = clone_update(context, operands, merge)
     own_writes = {graph.ops[index].name for index in update_clones}
-    mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
+    mirror = Mirror(tf_graph, _variable_copies(context, copies), own_writes)
     mirror.stage(edit, captured.definitions.added)
 
     reroute.move_edges(context, moves)
@@ -188,6 +157,44 @@ def emit(
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
 
 
+def _begun(
+    tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
+    edit: StagedEdit
+) -> Tuple[Context, TrainingStep, Form]:
+    """The state of the rewrite before anything is staged, the step with its parts, and how the step is emitted."""
+    step = parted(captured.step(region, processes.graphs), plan)
+    graph, program = step.graph, compile_program(step, plan)
+    form = choose_form(program, step.region, plan)
+    compiled = not_compiled(program, plan, devices)
+    if compiled:
+        form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
+    context = Context(
+        tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program, form.is_called)
+    context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
+                        for function in program.functions(body)}
+    context.variables = step.update.variables
+    context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
+    context.pinned = _pinned(context, captured)
+    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
+                       for wait in set(op.control_inputs).difference(new.control_inputs)}
+    return context, step, form
+
+
+def _check(context: Context, division: Division, has_run: bool) -> None:
+    """Raises:
+        PlanError, UnsupportedOpError: the copies, processes or homes of the plan would compute something else.
+    """
+    _check_rereads(context)
+    if context.processes.graphs > 1:
+        check_random(context)
+    check_draws(context, division.own, context.processes.graphs)
+    if context.homes.ops and has_run:
+        raise PlanError(
+            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
+            f"({context.plan.zero!r}) and offload ({context.plan.offload!r}) need wh.parallelize() before the first run, or "
+            "shapes that give the rank of every input")
+
+
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
     """Ops that take the handle or reference of a variable that all replicas share -> the variable's device."""
     found: Dict[str, str] = {}
@@ -203,16 +210,13 @@ def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
     return found
 
 
-def _variable_copies(
-    context: Context, copies: Dict[Tuple[int, Copy], str], homes: Dict[int, int]
-) -> Dict[str, Dict[str, VariableCopy]]:
+def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> Dict[str, Dict[str, VariableCopy]]:
     result: Dict[str, Dict[str, VariableCopy]] = {}
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
-            group = result.setdefault(context.scope(copy), {})
-            group[context.graph.ops[index].name] = VariableCopy(
-                tensor, context.device(homes[index], copy, context.shard(context.graph.ops[index]))
-            )
+            op = context.graph.ops[index]
+            device = context.device(context.variables[index], copy, context.shard(op))
+            result.setdefault(context.scope(copy), {})[op.name] = VariableCopy(tensor, device)
     return result
 
 
@@ -227,8 +231,7 @@ def _check_writes(captured: Captured) -> None:
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every micro-batch and "
             "replica would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), and "
-            "read its value before the write"
-        )
+            "read its value before the write")
 
 
 def _check_rereads(context: Context) -> None:
@@ -250,26 +253,14 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
         raise PlanError(
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
-            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
-        )
+            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")
     layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
     blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
     if own and blocked is not None:
         raise PlanError(
             f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
             f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    known: Set[int] = set()
-    for tensor, dim in sources.items():
-        shape = graph.tensors[tensor].shape
-        if shape is not None and shape[dim] is not None:
-            known.add(shape[dim] // sum(layouts[tensor].blocks or (1,)))  # type: ignore[operator]
-    if len(known) > 1:
-        raise PlanError(
-            "inputs have different batch sizes: {}".format(
-                ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)
-            )
-        )
-    batch: Optional[int] = next(iter(known)) if known else None
+    batch = _static_batch(graph, sources, layouts)
     if batch is not None:
         check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
     division = Division(context, nodes, own, batch, sources, sums)
@@ -277,13 +268,26 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
         raise PlanError(
             "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
             "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
-            "(drop_remainder=False)"
-        )
+            "(drop_remainder=False)")
     if division.mini_batches > 1:
         division.is_together = _puts_together(context, captured, batch)
     if division.mini_batches > 1 and batch is not None:
         context.rescaled = context.region.mean_divisors
     return division
+
+
+def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
+    """Examples of a mini-batch; None: no input says how many."""
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        size = None if shape is None else shape[dim]
+        if size is not None:
+            known.add(size // sum(layouts[tensor].blocks or (1,)))
+    if len(known) > 1:
+        raise PlanError("inputs have different batch sizes: {}".format(
+            ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))
+    return next(iter(known), None)
 
 
 def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
@@ -361,13 +365,29 @@ def _merge_leaving(
     return moves
 
 
+def _of_all_processes(
+    context: Context, nodes: Nodes, merge: Merge, division: Division, sums: Communicator, across: Across
+) -> Dict[reroute.Use, str]:
+    """What ops outside of the clones read instead of inputs, where this takes the rows of all processes."""
+    if context.tf_graph.building_function and not across.decisive:
+        return {}
+    graph, of_all = context.graph, _inputs_of_all(context, across, sums)
+    moves = {(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
+             if op not in across.twice and graph.ops[op].inputs[position] in of_all}
+    if not context.tf_graph.building_function:
+        return {use: _resized(context, nodes, use, name) for use, name in moves.items()}
+    moves.update(_run_twice(context, across, merge, of_all))
+    moves.update(_added_up(context, across, sums, division))
+    return moves
+
+
 def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict[int, str]:
     """Batch inputs of all processes that ops outside of the clones read."""
     graph = context.graph
     tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
     return {
         tensor: sums.gather_across(
-            Member(graph.tensor_name(tensor), context.host), 0, len(context.static_shape(tensor)),
+            Member(graph.tensor_name(tensor), context.host), len(context.static_shape(tensor)),
             context.name("processes", context.flat(tensor)), context.dtype(tensor), False)
         for tensor in tensors if not context.region.contains(graph.producer(tensor))}
 
@@ -428,11 +448,5 @@ def _of_unknown_shape(context: Context, nodes: Nodes, use: reroute.Use, name: st
 def _resized(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
     op, position = context.graph.ops[use[0]], use[1]
     tensor = op.inputs[position]
-    return nodes.add(
-        "PlaceholderWithDefault",
-        context.name("resized", op.name, str(position)),
-        [name],
-        context.host,
-        dtype=context.dtype(tensor),
-        shape=tf.TensorShape(None),
-    )
+    return nodes.add("PlaceholderWithDefault", context.name("resized", op.name, str(position)), [name], context.host,
+                     dtype=context.dtype(tensor), shape=tf.TensorShape(None))

@@ -44,9 +44,7 @@ def sharding_problem(
     variables.update(trained)
     gradients, rows = (
         {target.tensors[0]: target.variable for target in captured.phases.targets
-         if target.is_sparse is is_sparse and (only is None or target.variable in only)}
-        for is_sparse in (False, True)
-    )
+         if target.is_sparse is is_sparse and (only is None or target.variable in only)} for is_sparse in (False, True))
     others = {variable.op for variable in captured.phases.variables
               if variable.op not in captured.variable_homes and variable.op not in inside}
     factored = {slot: found for slot, found in factored_slots(
