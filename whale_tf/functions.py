@@ -41,11 +41,7 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 def check(
     name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
 ) -> None:
-    """Refuses what is not supported for tf.functions.
-
-    Args:
-        name: the function's.
-        attributes: the function's.
+    """Refuses what is not supported for the tf.function that has this name and these attributes.
 
     Raises:
         ConfigError, PlanError: they say what to do instead.

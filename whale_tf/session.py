@@ -58,13 +58,8 @@ class Fetches:
         runtime: this process, if there are several.
     """
 
-    def __init__(
-        self,
-        rewritten: Emitted,
-        replaced: Mapping[str, Any],
-        variables: Optional[DividedVariables] = None,
-        runtime: Optional[Runtime] = None,
-    ) -> None:
+    def __init__(self, rewritten: Emitted, replaced: Mapping[str, Any], variables: Optional[DividedVariables],
+                 runtime: Optional[Runtime]) -> None:
         context = rewritten.context
         self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
         copies: Dict[str, Any] = {}
@@ -190,8 +185,7 @@ class Fetches:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
-                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
-                )
+                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         parts = [self._successors(fetch) for fetch in fetches]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
@@ -201,8 +195,7 @@ class Fetches:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
-                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
-                )
+                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         asks = self._shared or context.is_called or context.gathered.ops
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
@@ -401,9 +394,7 @@ def make_callable(
     substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
-    inner = original(
-        fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options
-    )
+    inner = original(fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options)
     if alone:
         inner = _with_values(inner, len(feeds), [False] * len(alone))
     if kind.waits:

@@ -15,7 +15,7 @@ from whale_tf.graph_editor.nodes import Nodes
 __all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "communicator"]
 
 
-def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys: Optional[Keys] = None) -> Communicator:
+def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Optional[Keys]) -> Communicator:
     """The communicator called ``local``, ``collective`` or ``horovod``.
 
     Args:

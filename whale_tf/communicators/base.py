@@ -18,9 +18,6 @@ class Member(NamedTuple):
 class Communicator(abc.ABC):
     """Stages collectives among the devices of one group.
 
-    Args:
-        nodes: stages the ops.
-
     Attributes:
         processes: number of participating processes.
         collectives: names of the staged ops that wait for other processes.

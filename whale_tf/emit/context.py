@@ -7,7 +7,7 @@ from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedT
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import Processes
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
@@ -19,8 +19,6 @@ from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
-
-
 Place = Union[Clone, Copy]
 
 
@@ -70,21 +68,14 @@ class Context:
         plan: Plan,
         devices: Sequence[str],
         edit: StagedEdit,
-        processes: Processes = ONE_PROCESS,
+        processes: Processes,
         program: Optional[Program] = None,
         is_called: bool = False,
     ) -> None:
-        self.tf_graph = tf_graph
-        self.tf_ops = tf_ops
-        self.graph = graph
-        self.region = region
-        self.plan = plan
-        self.devices = devices
-        self.processes = processes
-        self.program = program or Program(graph, ())
-        self.is_called = is_called
+        self.tf_graph, self.tf_ops, self.graph, self.region, self.plan = tf_graph, tf_ops, graph, region, plan
+        self.devices, self.edit, self.processes = devices, edit, processes
+        self.program, self.is_called = program or Program(graph, ()), is_called
         self.host = processes.host_device
-        self.edit = edit
         self.variables: Dict[int, int] = {}
         self.homes = Homes()
         self.owners = Owners()

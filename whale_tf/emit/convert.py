@@ -170,9 +170,7 @@ class Converter:
             found.append((clone, self.scale(name, tensor, power, home, clone, f"{scope}/{i}")))
         return found
 
-    def _examples(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str
-    ) -> str:
+    def _examples(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes."""
         if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
@@ -213,7 +211,7 @@ class Converter:
             scope, device = self.context.name("input_of_all", self.context.flat(source)), self.context.host
             layout, dtype = self.context.region.batch.layout(source), self.context.dtype(source)
             here, blocks, rows = self.inputs.concatenated(source), layout.blocks or (1,), []
-            total, before = self.inputs.shares(source, task_graph, 0).total, 0
+            total, before = self.division.shares(source, task_graph, 0).total, 0
             for index, block in enumerate(blocks if self.communicator.processes > 1 else ()):
                 where, part = f"{scope}/block{index}", here
                 if len(blocks) > 1:  # so there is one mini-batch in each process
@@ -225,9 +223,7 @@ class Converter:
             self._converted[key] = self.nodes.concat(rows, layout.dim, scope, dtype, device) if rows else here
         return self._converted[key]
 
-    def concatenated(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str
-    ) -> str:
+    def concatenated(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
         """Clones' values of a sharded tensor, in the order of the examples."""
         names = [name for _, name in pieces]
         if layout.blocks is not None and len(layout.blocks) > 1 and len(pieces) > 1:  # each block from all clones
@@ -317,7 +313,7 @@ class Converter:
     def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
         """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
         source = self.source_of_op(op)
-        return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
+        return self.division.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
     def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
         """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
@@ -339,7 +335,7 @@ class Converter:
             scope = self.context.name("division", f"{self.context.flat(source)}_before{place.g}")
             count = self.division.before_this_process(source, task_graph)
             for g in range(place.g if self.division.own else 0):
-                count = self.plus(count, self.inputs.shares(source, task_graph, g).total, f"{scope}/{g}")
+                count = self.plus(count, self.division.shares(source, task_graph, g).total, f"{scope}/{g}")
             self._before[key] = count
         return self._before[key]
 
@@ -354,7 +350,7 @@ class Converter:
         """The number of examples of each model replica's mini-batch, or of the one that they share, and of the mini-batches of
         other processes."""
         source = self.source_of_op(op)
-        here = [self.inputs.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
+        here = [self.division.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
         elsewhere = self.division.elsewhere(source, task_graph)
         return here + ([] if elsewhere == 0 else [elsewhere])
 
@@ -364,12 +360,12 @@ class Converter:
 
     def size(self, tensor: int, task_graph: int, place: Clone) -> Number:
         """How many examples a clone works on, from an input that the tensor depends on."""
-        share = self.inputs.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
         return share.sizes[self.division.position(task_graph, place)]
 
     def start(self, tensor: int, task_graph: int, place: Clone) -> Number:
         """The first of them."""
-        share = self.inputs.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
         return share.starts[self.division.position(task_graph, place)]
 
     def scalar(self, value: Number) -> str:

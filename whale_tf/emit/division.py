@@ -53,7 +53,7 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
-def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = False) -> None:
+def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
     """Refuses a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
 
     Args:
@@ -159,8 +159,8 @@ class Division:
         if self._communicator.processes == 1:
             return 0
         here, everywhere = self._totals(source, task_graph)
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}", "elsewhere")
-        return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
+        return self._nodes.binary(
+            "Sub", everywhere, here, self._scope(source, task_graph, "elsewhere"), tf.int32, self._context.host)
 
     def before_this_process(self, source: int, task_graph: int) -> Number:
         """How many examples the processes before this one take."""

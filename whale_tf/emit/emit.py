@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import Processes
 from whale_tf.communicators import Communicator, Keys, Member, ProcessCommunicator, communicator
 from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
@@ -83,9 +83,9 @@ def emit(
     plan: Plan,
     backend: str,
     devices: Sequence[str],
-    processes: Processes = ONE_PROCESS,
-    keys: Optional[Keys] = None,
-    has_run: bool = False,
+    processes: Processes,
+    keys: Optional[Keys],
+    has_run: bool,
 ) -> Emitted:
     """Writes a plan's step into the graph.
 

@@ -47,7 +47,7 @@ class Inputs:
         """A clone's part of a batch input."""
         key = (source, task_graph, clone.g if self._division.own else 0)
         if key not in self._parts:
-            share, whole = self.shares(source, task_graph, clone.g), self.whole(source, clone.g)
+            share, whole = self._division.shares(source, task_graph, clone.g), self.whole(source, clone.g)
             scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
                 share = share._replace(check=share.check + self._division.checks(source, task_graph, clone.g, scope))
@@ -83,9 +83,6 @@ class Inputs:
             name = f"{scope}/block{number}"
             parts.append(nodes.split(block, sizes(rows, name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
-
-    def shares(self, source: int, task_graph: int, g: int) -> Shares:
-        return self._division.shares(source, task_graph, g)
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch inputs of which each model replica has its own, and their uses outside the region, which need all of them."""

@@ -40,8 +40,7 @@ def check_loops(context: Context) -> None:
             raise UnsupportedOpError(
                 f"the while loop {frame[0]!r} has ops of TaskGraphs {context.plan.task_graphs[home[frame[0]]].name!r} "
                 f"and {context.plan.task_graphs[context.home(op)].name!r} ({op.name!r} is one of them); a loop runs on one "
-                "VirtualDevice: put the whole tf.while_loop under one annotation"
-            )
+                "VirtualDevice: put the whole tf.while_loop under one annotation")
         if index in shared:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the same on "

@@ -281,8 +281,7 @@ class Merge:
         if parts is None:
             raise UnsupportedOpError(
                 f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that prevents merging the clones' "
-                "values; compute it outside the model"
-            )
+                "values; compute it outside the model")
         shape = context.static_shape(tensor)
         constant = np.array([0 if part is None else part for part in parts]).reshape(shape)
         surplus = nodes.const(constant * count, scope + "/surplus", dtype, device)

@@ -71,11 +71,7 @@ class Mirror:
         return bool(writes)
 
     def finish(self, new: Collection[str]) -> None:
-        """Call when the edit is in the graph: the optimizer's writes that it added are not mirrored again.
-
-        Args:
-            new: names of the ops that it added.
-        """
+        """Call when the edit is in the graph: writes among the ``new`` ops (the optimizer's) are not mirrored again."""
         self._handled.update(new)
 
     def _new_writes(self, edit: StagedEdit, added: Collection[str]) -> List[Tuple[Original, str]]:

@@ -11,7 +11,7 @@ Variables, and everything from the gradients' sums to the update, stay float32 (
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Set, Tuple
+from typing import Any, Dict, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, has_kernel, op_def, tf
 from whale_tf.capture.annotations import FORWARD_ATTR
@@ -48,21 +48,19 @@ def mixed_precision(step: Recording, dtype: str, devices: Set[str]) -> Recording
     typed = _typed(step)
     for op in typed:
         kind = graph.ops[op].type
-        lacking = [device for device in sorted(devices) if not _computes(device, dtype)(kind)]
+        lacking = [device for device in sorted(devices) if not _computes(kind, device, dtype)]
         if traits(kind).precision is Precision.LOW and lacking:
             raise ConfigError(
                 f"amp is {dtype!r}, but TensorFlow {tf.__version__} has no {lacking[0]} kernel of {kind} for it (op "
                 f"{graph.ops[op].name!r}); use amp 'none', or another type or TensorFlow")
-    low = low_ops(graph, typed, lambda kind: all(_computes(device, dtype)(kind) for device in devices))
+    low = low_ops(graph, typed, lambda kind: all(_computes(kind, device, dtype) for device in devices))
     return _Lowerer(step, dtype, typed, low).run() if low else step
 
 
-def _computes(device: str, dtype: str) -> Callable[[str], bool]:
+def _computes(kind: str, device: str, dtype: str) -> bool:
     """Whether TensorFlow computes an op type in ``dtype`` on a device.  A TensorFlow without any kernels for such devices says
     nothing about the one that will run the step."""
-    def computes(kind: str) -> bool:
-        return has_kernel(kind, device, tf.as_dtype(dtype)) or not has_kernel(kind, device, tf.float32)
-    return computes
+    return has_kernel(kind, device, tf.as_dtype(dtype)) or not has_kernel(kind, device, tf.float32)
 
 
 def _typed(step: Recording) -> Dict[int, Typed]:

@@ -6,7 +6,7 @@ all processes make may reach it: those of the updates.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
@@ -135,13 +135,10 @@ class Runs:
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
     """
 
-    def __init__(
-        self, communicator: Communicator, follow: Collection[str] = (), elsewhere: Collection[str] = (),
-        stand_ins: Collection[str] = (), alone: Optional[Mapping[str, Sequence[str]]] = None
-    ) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator, follow: Collection[str], elsewhere: Collection[str],
+                 stand_ins: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
+        self._communicator, self._alone = communicator, alone
         self._follow, self._elsewhere, self._stand_ins = frozenset(follow), frozenset(elsewhere), frozenset(stand_ins)
-        self._alone = alone or {}
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 

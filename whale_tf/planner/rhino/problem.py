@@ -24,14 +24,7 @@ from whale_tf.ir.parts import even_sizes
 from whale_tf.ir.traits import SHAPE_ONLY
 from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
-from whale_tf.patterns.strategy import (
-    LINEAR,
-    ONCE,
-    Strategy,
-    computed_once,
-    look,
-    strategies,
-)
+from whale_tf.patterns.strategy import LINEAR, ONCE, Strategy, computed_once, look, strategies
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Axis, layout_of
