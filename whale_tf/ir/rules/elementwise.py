@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op, Shape
-from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, NoRule, Rule, View, axes
+from whale_tf.ir.rules.rule import SAME, AnyDims, Dims, NoRule, Rule, View, axes
 
 _FLOATS = ("float", "bfloat", "double", "half", "complex")
 _CACHE: Dict[Tuple[str, int, Tuple[Shape, ...]], Rule] = {}
@@ -49,28 +49,22 @@ def _align(shape: Tuple[object, ...], result: List[object], full: Dims) -> Dims:
     return tuple(() if size == 1 and result[i] != 1 else full[i] for i, size in enumerate(shape, offset))
 
 
-def elementwise(roles: str) -> Builder:
-    """A builder for ops with one role per operand."""
-    def build(op: Op, view: View) -> Rule:
-        return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
-    return build
+def elementwise(op: Op, view: View, roles: str) -> Rule:
+    """Ops with one role per operand."""
+    return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
 
 
-def same_shape(role: str) -> Builder:
+def same_shape(op: Op, view: View) -> Rule:
     """AddN: operands do not broadcast, so one known shape is the shape of all."""
-    def build(op: Op, view: View) -> Rule:
-        shapes = [view.shape(t) for t in op.inputs]
-        known = next((shape for shape in shapes if shape is not None), None)
-        return elementwise_rule(role * len(op.inputs), 1, (known,) * len(op.inputs))
-    return build
+    shapes = [view.shape(t) for t in op.inputs]
+    known = next((shape for shape in shapes if shape is not None), None)
+    return elementwise_rule("a" * len(op.inputs), 1, (known,) * len(op.inputs))
 
 
-def each(role: str) -> Builder:
+def each(op: Op, view: View) -> Rule:
     """IdentityN: output ``i`` is a function of operand ``i`` alone."""
-    def build(op: Op, view: View) -> Rule:
-        dims = tuple(tuple((f"i{i}d{d}",) for d in range(view.need_rank(tensor))) for i, tensor in enumerate(op.inputs))
-        return Rule(dims, dims, role * len(dims))
-    return build
+    dims = tuple(tuple((f"i{i}d{d}",) for d in range(view.need_rank(tensor))) for i, tensor in enumerate(op.inputs))
+    return Rule(dims, dims, "a" * len(dims))
 
 
 def cast(op: Op, view: View) -> Rule:
@@ -117,7 +111,6 @@ def per_row(op: Op, view: View) -> Rule:
 
 def bias_add(op: Op, view: View) -> Rule:
     """BiasAdd ``...c,c->...c`` (or ``nc...`` under NCHW)."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
     return Rule((full, (channel,)), (full,), "aa")
-

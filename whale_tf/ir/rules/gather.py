@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Builder, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
 
 
 def _letters(prefix: str, count: int) -> Dims:
@@ -21,7 +21,7 @@ def _depth(view: View, indices: int) -> int:
 
 def gather(op: Op, view: View) -> Rule:
     """``params[..., row, ...], indices -> params[..., indices, ...]``, with common leading dimensions (batch_dims)."""
-    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    params, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
     axis = view.need_ints(op, 2)[0] % len(params) if op.type == "GatherV2" else 0
     shared = attr(op, "batch_dims", 0) % (len(indices) + 1)
     indices = params[:shared] + indices[shared:]
@@ -41,7 +41,7 @@ def resource_gather(op: Op, view: View) -> Rule:
 
 def gather_nd(op: Op, view: View) -> Rule:
     """The last dimension of the indices holds positions in the first dimensions of the parameters."""
-    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    params, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
     depth, shared = _depth(view, op.inputs[1]), attr(op, "batch_dims", 0)
     indices = params[:shared] + indices[shared:]
     named = range(shared, shared + depth)
@@ -60,28 +60,26 @@ def scatter_nd(op: Op, view: View) -> Rule:
 
 def tensor_scatter(op: Op, view: View) -> Rule:
     """(tensor, indices, updates): each factor that is written by index is needed whole."""
-    result, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    result, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
     depth = _depth(view, op.inputs[1])
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: WHOLE for f in indices}}
     return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
 
 
-def segments(kind: str) -> Builder:
+def segments(op: Op, view: View, kind: str) -> Rule:
     """(data, segment ids, [count]) -> one row per segment: the sum, maximum ... of its rows."""
-    def build(op: Op, view: View) -> Rule:
-        full = axes(view.need_rank(op.inputs[0]))
-        ids = 1 if op.type.startswith("Segment") else view.need_rank(op.inputs[1])
-        result: Dims = (("segment",),) + full[ids:]
-        # without a count, the number of results depends on the ids, which differ between shards
-        how = kind if len(op.inputs) > 2 else WHOLE
-        inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
-        roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
-        return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
-    return build
+    full = view.need_dims(op.inputs[0])
+    ids = 1 if op.type.startswith("Segment") else view.need_rank(op.inputs[1])
+    result: Dims = (("segment",),) + full[ids:]
+    # without a count, the number of results depends on the ids, which differ between shards
+    how = kind if len(op.inputs) > 2 else WHOLE
+    inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
+    roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
+    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
 
 
 def one_hot(op: Op, view: View) -> Rule:
-    indices = axes(view.need_rank(op.inputs[0]))
+    indices = view.need_dims(op.inputs[0])
     axis = attr(op, "axis", -1) % (len(indices) + 1)
     return Rule((indices, None, (), ()), (indices[:axis] + (("class",),) + indices[axis:],), "nnnn", {"class": WHOLE})
 
@@ -98,13 +96,13 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
 
 def row_join(op: Op, view: View) -> Rule:
     """(data, indices, segment ids) of sparse segment sums: rows are picked, then added up by segment."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
                 "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if len(op.inputs) > 3 else WHOLE, "segment": WHOLE})
 
 
 def dynamic_partition(op: Op, view: View) -> Rule:
-    full, parts = axes(view.need_rank(op.inputs[0])), view.need_rank(op.inputs[1])
+    full, parts = view.need_dims(op.inputs[0]), view.need_rank(op.inputs[1])
     rows = [f"row{i}" for i in range(len(op.outputs))]
     return Rule((full, full[:parts]), tuple(((row,),) + full[parts:] for row in rows), "mn",
                 dict.fromkeys([f[0] for f in full[:parts]] + rows, WHOLE))
@@ -112,6 +110,5 @@ def dynamic_partition(op: Op, view: View) -> Rule:
 
 def where(op: Op, view: View) -> Rule:
     """Positions of the true elements, which are rows chosen by data."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
-

@@ -15,6 +15,5 @@ def multinomial(op: Op, view: View) -> Rule:
 
 
 def shuffle(op: Op, view: View) -> Rule:
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full,), (full,), "m", {f[0]: WHOLE for f in full[:1]})
-

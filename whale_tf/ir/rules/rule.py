@@ -156,6 +156,9 @@ class View:
     def need_rank(self, tensor: int) -> int:
         return len(self.need_shape(tensor))
 
+    def need_dims(self, tensor: int) -> Dims:
+        return axes(self.need_rank(tensor))
+
     def filled_rank(self, op: Op) -> int:
         """The rank of an op's result whose shape is the first operand."""
         rank = self.rank(op.outputs[0])

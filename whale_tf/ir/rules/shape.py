@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import WHOLE, AnyDims, Builder, Dims, Factors, NoRule, Rule, ShapeOperand, View, attr, axes, whole
+from whale_tf.ir.rules.rule import WHOLE, AnyDims, Dims, Factors, NoRule, Rule, ShapeOperand, View, attr, axes, whole
 
 
 def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Tuple[Dims, Dims, Dict[str, str]]:
@@ -53,7 +53,7 @@ def reshape(op: Op, view: View) -> Rule:
 
 
 def expand_dims(op: Op, view: View) -> Rule:
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     axis = view.need_ints(op, 1)[0] % (len(full) + 1)
     return Rule((full, None), (full[:axis] + ((),) + full[axis:],), "mn")
 
@@ -215,13 +215,12 @@ def strided_slice_grad(op: Op, view: View) -> Rule:
 
 
 def pad(op: Op, view: View) -> Rule:
-    rank = view.need_rank(op.inputs[0])
+    full = view.need_dims(op.inputs[0])
     widths = view.need_ints(op, 1)
-    full = axes(rank)
-    padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
+    padded = [d for d in range(len(full)) if widths[2 * d] or widths[2 * d + 1]]
     result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
     inputs, roles = ((full, None, ()), "ana") if op.type == "PadV2" else ((full, None), "mn")  # type: Tuple[AnyDims, ...], str
-    return Rule(inputs, (result,), roles, {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
+    return Rule(inputs, (result,), roles, {**whole(padded, len(full)), **{f"cut{d}": WHOLE for d in padded}})
 
 
 def tile(op: Op, view: View) -> Rule:
@@ -255,29 +254,26 @@ def range_(op: Op, view: View) -> Rule:
     return Rule((None, None, None), ((("d0",),),), "nnn", {"d0": WHOLE})
 
 
-def matrix_part(role: str) -> Builder:
+def matrix_part(op: Op, view: View, role: str) -> Rule:
     """Ops on the last two dimensions of a stack of matrices."""
-    def build(op: Op, view: View) -> Rule:
-        rank = view.need_rank(op.inputs[0])
-        out = view.need_rank(op.outputs[0])
-        full = axes(rank)
-        lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
-        kinds = whole(range(lead, rank), rank)
-        tail = tuple((f"out{d}",) for d in range(lead, out))
-        result = full if out == rank else full[:lead] + tail
-        kinds.update({f[0]: WHOLE for f in tail})
-        count = len(op.inputs) - 1
-        return Rule((full,) + (None,) * count, (result,) * len(op.outputs), role + "n" * count, kinds)
-    return build
+    rank = view.need_rank(op.inputs[0])
+    out = view.need_rank(op.outputs[0])
+    full = axes(rank)
+    lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
+    kinds = whole(range(lead, rank), rank)
+    tail = tuple((f"out{d}",) for d in range(lead, out))
+    result = full if out == rank else full[:lead] + tail
+    kinds.update({f[0]: WHOLE for f in tail})
+    count = len(op.inputs) - 1
+    return Rule((full,) + (None,) * count, (result,) * len(op.outputs), role + "n" * count, kinds)
 
 
 def space_to_batch(op: Op, view: View) -> Rule:
     """The batch gets block offsets as major factors: ``bhwc -> (hw-offsets b)h'w'c``."""
-    rank = view.need_rank(op.inputs[0])
+    full = view.need_dims(op.inputs[0])
     count = len(view.need_ints(op, 1))
-    full = axes(rank)
     tail = tuple((f"cut{d}",) for d in range(1, count + 1)) + full[count + 1:]
-    kinds = {**whole(range(1, count + 1), rank), **{f"cut{d}": WHOLE for d in range(1, count + 1)}, "block": WHOLE}
+    kinds = {**whole(range(1, count + 1), len(full)), **{f"cut{d}": WHOLE for d in range(1, count + 1)}, "block": WHOLE}
     wide, narrow = (("block", "d0"),) + tail, full
     before, after = (narrow, wide) if op.type.startswith("Space") else (wide, narrow)
     return Rule((before,) + (None,) * (len(op.inputs) - 1), (after,), "m" + "n" * (len(op.inputs) - 1), kinds)
@@ -292,4 +288,3 @@ def depth_space(op: Op, view: View) -> Rule:
 def shape_of(op: Op, view: View) -> Rule:
     """Sizes, which do not depend on the operands' elements."""
     return Rule(tuple(map(view.dims, op.inputs)), (None,) * len(op.outputs), "n" * len(op.inputs))
-
