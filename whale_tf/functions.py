@@ -142,14 +142,11 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
             continue
         exported = graph.as_graph_def()
         bodies = [exported.node] + [body.node_def for body in exported.library.function]
-        if any(_is_backward(node.name) for body in bodies for node in body) and any(
-                traits(node.op).is_write for body in bodies for node in body):
+        nodes = [node for body in bodies for node in body]
+        if any(node.name.startswith(("gradient_tape/", "gradients/")) for node in nodes) and any(
+                traits(node.op).is_write for node in nodes):
             return True
     return False
-
-
-def _is_backward(name: str) -> bool:
-    return name.partition("/")[0] in ("gradient_tape", "gradients")
 
 
 def settings(config: Config, cluster: Cluster, processes: Processes) -> Config:

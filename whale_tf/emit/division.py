@@ -9,15 +9,19 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import at_least, check_examples, check_rows
 from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.traits import Role, traits
+from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import Layout
+from whale_tf.ir.traits import PULLS, Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -53,7 +57,7 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
-def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
+def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
     """Refuses a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
 
     Args:
@@ -297,3 +301,89 @@ class Division:
         everywhere = nodes.cast(total, scope + "/total_float", tf.int32, dtype, device)
         weights = nodes.binary("RealDiv", here, everywhere, scope + "/weights", dtype, device)
         return self._unpacked(weights, len(shares) * self._per_mini_batch(task_graph), scope + "/each", dtype)
+
+
+def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
+    """How the mini-batches of a step are divided.
+
+    Raises:
+        PlanError: they cannot be divided like this.
+    """
+    plan, graph, sources = context.plan, context.graph, captured.sources
+    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
+    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
+    if own and len(pulled) < len(sources):
+        fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
+        raise PlanError(
+            f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
+            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")
+    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
+    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    if own and blocked is not None:
+        raise PlanError(
+            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
+    batch = _static_batch(graph, sources, layouts)
+    if batch is not None:
+        _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
+    division = Division(context, nodes, own, batch, sources, sums)
+    if division.mini_batches > 1 and batch == 1:
+        raise PlanError(
+            "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
+            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
+            "(drop_remainder=False)")
+    if division.mini_batches > 1:
+        division.is_together = _puts_together(context, captured, batch)
+    if division.mini_batches > 1 and batch is not None:
+        context.rescaled = context.region.mean_divisors
+    return division
+
+
+def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
+    """Examples of a mini-batch; None: no input says how many."""
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        size = None if shape is None else shape[dim]
+        if size is not None:
+            known.add(size // sum(layouts[tensor].blocks or (1,)))
+    if len(known) > 1:
+        raise PlanError("inputs have different batch sizes: {}".format(
+            ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))
+    return next(iter(known), None)
+
+
+def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
+    """Whether sections put the examples of all mini-batches together.  If not, mini-batches are combined only in sums.
+
+    Args:
+        captured: its sources are all inputs that are known to have rows of the mini-batch.
+        batch: the static size of each of the mini-batches.
+
+    Raises:
+        PlanError: an op needs this, but it is impossible.
+    """
+    graph, region = context.graph, context.region
+    sources = region.batch.sources
+    firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
+    for tensor in captured.inputs_beside:
+        if (graph.tensors[tensor].shape or ())[0] in firsts:
+            reader = next(graph.ops[op] for op, _ in graph.consumers(tensor) if op in region.ops)
+            raise PlanError(
+                f"op {reader.name!r} reads input {graph.tensor_name(tensor)!r} whole, but model replicas or processes take "
+                "mini-batches of their own, each with another value of it: declare with wh.batch_axis(tensor, 0) that its rows "
+                "are examples, or with wh.batch_axis(tensor, None) that all get the same value")
+    needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
+              if tensor in sources and op in region.sections]
+    for (op, position), steps in region.batch.conversions.items():
+        tensor = graph.ops[op].inputs[position]
+        of_section = graph.tensors[tensor].op in region.sections
+        if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
+            needed.append((op, tensor))
+    if needed and batch is not None:
+        op, tensor = needed[0]
+        raise PlanError(
+            f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, but model replicas or processes "
+            f"take mini-batches of their own, whose size, {batch}, is static and may be part of the computation: leave the batch "
+            "size open (None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
+    return bool(needed)

@@ -6,7 +6,7 @@ staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -16,7 +16,7 @@ from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
-from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.division import Division, find_division
 from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.inputs import Inputs
@@ -34,12 +34,9 @@ from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.across import Across, is_of_rows
-from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
@@ -107,7 +104,7 @@ def emit(
     region, graph = step.region, step.graph
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = is_function = tf_graph.building_function
-    division = _division(context, nodes, captured, sums)
+    division = find_division(context, nodes, captured, sums)
     _check(context, division, has_run)
     after = reroute.outside_after(graph, region)
 
@@ -243,95 +240,6 @@ def _check_rereads(context: Context) -> None:
                 f"op {op.name!r} reads a variable after its update in the same step, and there are "
                 f"{len(copies) * context.processes.graphs} copies of it, which may not have been updated by then: set variables "
                 "to 'shared' (CPU devices of one process), or run the updates one after the other")
-
-
-def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
-    plan, graph, sources = context.plan, context.graph, captured.sources
-    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
-    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
-    if own and len(pulled) < len(sources):
-        fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
-        raise PlanError(
-            f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
-            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")
-    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
-    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
-    if own and blocked is not None:
-        raise PlanError(
-            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
-            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    batch = _static_batch(graph, sources, layouts)
-    if batch is not None:
-        check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
-    division = Division(context, nodes, own, batch, sources, sums)
-    if division.mini_batches > 1 and batch == 1:
-        raise PlanError(
-            "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
-            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
-            "(drop_remainder=False)")
-    if division.mini_batches > 1:
-        division.is_together = _puts_together(context, captured, batch)
-    if division.mini_batches > 1 and batch is not None:
-        context.rescaled = context.region.mean_divisors
-    return division
-
-
-def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
-    """Examples of a mini-batch; None: no input says how many."""
-    known: Set[int] = set()
-    for tensor, dim in sources.items():
-        shape = graph.tensors[tensor].shape
-        size = None if shape is None else shape[dim]
-        if size is not None:
-            known.add(size // sum(layouts[tensor].blocks or (1,)))
-    if len(known) > 1:
-        raise PlanError("inputs have different batch sizes: {}".format(
-            ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))
-    return next(iter(known), None)
-
-
-def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
-    """Whether sections put the examples of all mini-batches together.  If not, mini-batches are combined only in sums.
-
-    Args:
-        captured: its sources are all inputs that are known to have rows of the mini-batch.
-        batch: the static size of each of the mini-batches.
-
-    Raises:
-        PlanError: an op needs this, but it is impossible.
-    """
-    graph, region = context.graph, context.region
-    sources = region.batch.sources
-    firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
-    for tensor in captured.inputs_beside:
-        if (graph.tensors[tensor].shape or ())[0] in firsts:
-            raise PlanError(
-                f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, but model "
-                "replicas or processes take mini-batches of their own, each with another value of it: declare with "
-                "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all get the same "
-                "value")
-    needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
-              if tensor in sources and op in region.sections]
-    for (op, position), steps in region.batch.conversions.items():
-        tensor = graph.ops[op].inputs[position]
-        of_section = graph.tensors[tensor].op in region.sections
-        if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
-            needed.append((op, tensor))
-    if needed and batch is not None:
-        raise _not_together(
-            context, *needed[0], f"whose size, {batch}, is static and may be part of the computation: leave the batch size open "
-            "(None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
-    return bool(needed)
-
-
-def _reader(region: Region, tensor: int) -> int:
-    return next(op for op, _ in region.graph.consumers(tensor) if op in region.ops)
-
-
-def _not_together(context: Context, op: int, tensor: int, fix: str) -> PlanError:
-    return PlanError(
-        f"op {context.graph.ops[op].name!r} needs all examples of {context.graph.tensor_name(tensor)!r}, but model replicas or "
-        f"processes take mini-batches of their own; {fix}")
 
 
 def _merge_leaving(

@@ -29,7 +29,7 @@ from whale_tf.emit.precision import FLOAT32, mixed_precision
 from whale_tf.emit.replacing import tag_like
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, Phase, Shape
+from whale_tf.ir.graph import Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.ir.units import GATE_ATTR
@@ -187,16 +187,12 @@ class _Scaler:
             if dtype != "float32":
                 factor = self._add("Cast", f"low_{number}", [factor], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
             product = self._add("Mul", f"first_{number}", [graph.tensor_name(tensor), factor], graph.tensors[tensor].shape)
-            self._tag(product, reader)
+            tag_like(self._edit.node(product.partition(":")[0]), self._step.definitions.node(reader.name))
             for other, position in graph.consumers(tensor):
                 if graph.ops[other].phase is Phase.BACKWARD and other not in makers:
                     self._edit.move_input(graph.ops[other].name, position, product)
             replaced[graph.tensor_name(tensor)] = product
         return replaced
-
-    def _tag(self, name: str, reader: Op) -> None:
-        """Tags a node as part of the backward pass, in its reader's TaskGraph."""
-        tag_like(self._edit.node(name.partition(":")[0]), self._step.definitions.node(reader.name))
 
     # -- the update ---------------------------------------------------------------------------------------------------
     def _unscale(self, tensor: int, products: Mapping[str, str], inverse: str, number: int, gone: Dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ class Mirror:
         of = {op.name: variable for op, variable in writes}
         for scope, group in self._copies.items():
             ops = [op for op, variable in writes if variable in group]
-            names = edit.clone(ops, scope + "/mirror", device=_where(group, of))
+            names = edit.clone(ops, scope + "/mirror", device=lambda op: group[of[op.name]].device)
             for op in ops:
                 for position, edge in enumerate(edit.original(op).input):
                     if edge.partition(":")[0] in group:
@@ -95,8 +95,3 @@ class Mirror:
             return Replaced(self._graph.get_operation_by_name(name), f"{next(iter(copies))}/catch_up/{name}",
                             lambda nodes, value, scope: [(copy.tensor, copy.device, value) for copy in copies.values()])
         catch_up(self._graph, map(replaced, self._variables), run, self._handled.update)
-
-
-def _where(group: Dict[str, VariableCopy], of: Dict[str, str]) -> Callable[[Original], str]:
-    """The device of a write's clone: that of the variable's copy."""
-    return lambda op: group[of[op.name]].device

@@ -162,7 +162,8 @@ class DividedVariables:
             self._replaced.setdefault(tensor.name, name if ":" in name else name + ":0")
             edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
-                if not _is_reference(reader, position) and edit.original(reader).input[position] == edge:
+                is_reference = reader._input_types[position]._is_ref_dtype
+                if not is_reference and edit.original(reader).input[position] == edge:
                     edit.move_input(reader.name, position, name)
             for user, position in staged.readers.get(edge, ()):
                 edit.move_input(user, position, name)
@@ -353,10 +354,6 @@ class _Uses:
     def finish(self) -> None:
         self.checkpoints.finish()
         self.reads += self.checkpoints.reads
-
-
-def _is_reference(op: tf.Operation, position: int) -> bool:
-    return bool(op._input_types[position]._is_ref_dtype)
 
 
 def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
