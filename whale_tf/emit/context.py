@@ -72,10 +72,17 @@ class Context:
         program: Optional[Program] = None,
         is_called: bool = False,
     ) -> None:
-        self.tf_graph, self.tf_ops, self.graph, self.region, self.plan = tf_graph, tf_ops, graph, region, plan
-        self.devices, self.edit, self.processes = devices, edit, processes
-        self.program, self.is_called = program or Program(graph, ()), is_called
+        self.tf_graph = tf_graph
+        self.tf_ops = tf_ops
+        self.graph = graph
+        self.region = region
+        self.plan = plan
+        self.devices = devices
+        self.processes = processes
+        self.program = program or Program(graph, ())
+        self.is_called = is_called
         self.host = processes.host_device
+        self.edit = edit
         self.variables: Dict[int, int] = {}
         self.homes = Homes()
         self.owners = Owners()

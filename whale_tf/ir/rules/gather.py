@@ -41,7 +41,7 @@ def resource_gather(op: Op, view: View) -> Rule:
 
 def gather_nd(op: Op, view: View) -> Rule:
     """The last dimension of the indices holds positions in the first dimensions of the parameters."""
-    params, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
+    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     depth, shared = _depth(view, op.inputs[1]), attr(op, "batch_dims", 0)
     indices = params[:shared] + indices[shared:]
     named = range(shared, shared + depth)
