@@ -21,14 +21,6 @@ except ImportError as error:
         "whale_tf rewrites TensorFlow graphs, but no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter", "EventFileWriter",
-           "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef", "check_version",
-           "collectives_carry_float16", "collectives_gather_any_size", "collectives_send_from_any", "eager_context",
-           "eager_outside_functions", "function_tracing", "global_seed", "gradients_util", "has_kernel", "has_xla",
-           "imperative_grad", "imported_as_written", "is_unlifted", "lacking", "make_logical_cpus", "op_def", "relaxed_type",
-           "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "traced_graphs", "v1",
-           "variable_value"]
-
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
 

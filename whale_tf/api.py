@@ -59,11 +59,7 @@ def init(
     """
     processes = find_processes()
     parsed = Active(
-        Config.parse(config),
-        _cluster(cluster, processes),
-        Plan.by_name(plan) if plan is not None else {},
-        processes,
-    )
+        Config.parse(config), _cluster(cluster, processes), Plan.by_name(plan) if plan is not None else {}, processes)
     shutdown()
     hooks.install(triggers.callbacks(parsed))
     activate(parsed)
@@ -257,8 +253,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
-            "wh.parallelize(); to run the plan of a frozen model, import the model with name=''"
-        )
+            "wh.parallelize(); to run the plan of a frozen model, import the model with name=''")
     return state.done[graph].plan
 
 
@@ -323,8 +318,7 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     done = _parallelized("wh.explain", graph)
     if done is None:
         raise PlanError(
-            "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
-        )
+            "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step")
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
     names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))

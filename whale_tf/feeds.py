@@ -12,10 +12,10 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.emit.checks import reported
 from whale_tf.emit.context import Context
 from whale_tf.emit.division import divide, levels
+from whale_tf.emit.processes import ancestors
 from whale_tf.errors import InputError
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.traits import traits
-from whale_tf.ir.walk import reached
 
 Fetch = Union[tf.Tensor, tf.Operation]
 
@@ -51,8 +51,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 def trains(fetches: Iterable[Fetch]) -> bool:
     """Whether a run of a graph that was not rewritten reaches an optimizer's update."""
     ops = (fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches)
-    return any(traits(op.type).is_update for op in reached(ops, lambda op: (
-        *(tensor.op for tensor in op.inputs), *op.control_inputs)))
+    return any(traits(op.type).is_update for op in ancestors(ops))
 
 
 class Waiting(NamedTuple):

@@ -22,6 +22,7 @@ from whale_tf.emit.owners import kept_variables
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
+from whale_tf.graph_editor import consumers
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
@@ -40,11 +41,7 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 def check(
     name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
 ) -> None:
-    """Refuses what is not supported for tf.functions.
-
-    Args:
-        name: the function's.
-        attributes: the function's.
+    """Refuses what is not supported for the tf.function that has this name and these attributes.
 
     Raises:
         ConfigError, PlanError: they say what to do instead.
@@ -58,7 +55,8 @@ def check(
         raise PlanError(
             f"tf.function {name!r} trains in a job of {processes.count} processes; for functions, whale_tf supports this from "
             f"TensorFlow 2.15 on, but this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
-    if (config if plan is None else plan).init == "sharded":
+    chosen = config if plan is None else plan
+    if chosen.init == "sharded":
         raise ConfigError(
             f"init is 'sharded', but the variables of tf.function {name!r} have their values before whale_tf divides them; leave "
             "out init ('exact')")
@@ -69,7 +67,6 @@ def check(
         raise PlanError(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
             f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
-    chosen = config if plan is None else plan
     if chosen.offload not in ("none", AUTO) and processes.count > 1:
         raise PlanError(
             f"offload is {chosen.offload!r}, which moves variables of functions only within one process, but tf.function "
@@ -110,10 +107,8 @@ def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
     seen |= {name.partition(":")[0] for call in annotations.gradient_calls for name in (*call.ys, *call.xs)}
     for op in ops:
         for inside, outside in zip(op.inputs, op.outputs) if op.name not in seen else ():
-            for user in outside.consumers():
-                for position, tensor in enumerate(user.inputs):
-                    if tensor is outside:
-                        user._update_input(position, inside)
+            for user, position in consumers(outside):
+                user._update_input(position, inside)
 
 
 def makes_variables(graph: tf.Graph) -> bool:
@@ -147,14 +142,11 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
             continue
         exported = graph.as_graph_def()
         bodies = [exported.node] + [body.node_def for body in exported.library.function]
-        if any(_is_backward(node.name) for body in bodies for node in body) and any(
-                traits(node.op).is_write for body in bodies for node in body):
+        nodes = [node for body in bodies for node in body]
+        if any(node.name.startswith(("gradient_tape/", "gradients/")) for node in nodes) and any(
+                traits(node.op).is_write for node in nodes):
             return True
     return False
-
-
-def _is_backward(name: str) -> bool:
-    return name.partition("/")[0] in ("gradient_tape", "gradients")
 
 
 def settings(config: Config, cluster: Cluster, processes: Processes) -> Config:
@@ -288,8 +280,7 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
     for name in pending:  # grows while we walk
         if name in replaced:
             pending.extend(one.partition(":")[0] for one in replaced[name])
-            continue
-        if name in left_out:
+        if name in replaced or name in left_out:
             continue
         names = [name]
         if name in context.graph:
@@ -360,10 +351,8 @@ def _capture_instead(graph: tf.Graph, op: tf.Operation, names: Sequence[str], pa
         handle = graph.get_operation_by_name(name).outputs[0]
         with graph.as_default():
             captured = graph.capture(part.handle)
-        for user in handle.consumers():
-            for position, tensor in enumerate(user.inputs):
-                if tensor is handle:
-                    user._update_input(position, captured)
+        for user, position in consumers(handle):
+            user._update_input(position, captured)
     graph.function_captures.pop(id(outer))
     graph.inputs = [tensor for tensor in graph.inputs if tensor is not inner]
 

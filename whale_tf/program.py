@@ -38,7 +38,7 @@ Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import OpGraph
 
@@ -160,13 +160,6 @@ class Program(NamedTuple):
     def body_of(self) -> Dict[int, int]:
         """Op number -> number of its body."""
         return {op: number for number, body in enumerate(self.bodies) for op in body.ops}
-
-    def calls_of(self, task_graph: int, step: str) -> Iterator[Call]:
-        """The calls of a TaskGraph's bodies of one step, in schedule order."""
-        for call in self.calls:
-            body = self.bodies[call.body]
-            if body.task_graph == task_graph and body.step == step:
-                yield call
 
     def step_of(self, call: Call) -> str:
         return self.bodies[call.body].step

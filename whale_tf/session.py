@@ -58,35 +58,28 @@ class Fetches:
         runtime: this process, if there are several.
     """
 
-    def __init__(
-        self,
-        rewritten: Emitted,
-        replaced: Mapping[str, Any],
-        variables: Optional[DividedVariables] = None,
-        runtime: Optional[Runtime] = None,
-    ) -> None:
-        self._rewritten = rewritten
-        self._instead = rewritten.instead
+    def __init__(self, rewritten: Emitted, replaced: Mapping[str, Any], variables: Optional[DividedVariables],
+                 runtime: Optional[Runtime]) -> None:
+        context = rewritten.context
+        self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
         copies: Dict[str, Any] = {}
         for name, new in self._instead.items():
             copies[name] = (new,)
-            for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
+            for tensor in self._graph.get_operation_by_name(name).outputs:
                 copies[tensor.name] = f"{new}:{tensor.value_index}"
-        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]  # grows with ops that are added later
+        # grows with ops that are added later
+        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
-        context = rewritten.context
-        self._graph = context.tf_graph
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[Tuple[str, bool], Fetch] = {}
         self._beside_update = rewritten.beside_update()
         self._seen = -1
-        self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
+        self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
-        self._runtime = runtime
-        sent = rewritten.sent
+        self._runtime, sent = runtime, rewritten.sent
         self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
                           context.gathered.alone)
         self._ends = sent.ends
@@ -169,7 +162,7 @@ class Fetches:
         with unfinalized(self._graph):
             if self._variables is not None:
                 self._variables.catch_up(original_run)
-            self._rewritten.mirror.catch_up(original_run, original_run)
+            self._rewritten.mirror.catch_up(original_run)
         self._seen = self._graph.version
 
     def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
@@ -192,8 +185,7 @@ class Fetches:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
-                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
-                )
+                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         parts = [self._successors(fetch) for fetch in fetches]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
@@ -203,8 +195,7 @@ class Fetches:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
-                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
-                )
+                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         asks = self._shared or context.is_called or context.gathered.ops
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
@@ -239,11 +230,11 @@ class Fetches:
         """Puts the parts of a fetch together."""
         if len(parts) == 1 and (isinstance(fetch, tf.Operation) or parts[0].dtype.base_dtype == fetch.dtype.base_dtype):
             return parts[0]
-        key = " ".join(part.name for part in parts)
+        names = [part.name for part in parts]
+        key = " ".join(names)
         if key not in self._joined:
             edit = StagedEdit(self._graph)
             nodes, scope = Nodes(edit), self._rewritten.context.name("joined", fetch.name.replace(":", "_"))
-            names = [part.name for part in parts]
             if isinstance(fetch, tf.Operation):
                 joined = nodes.no_op(scope, "", names)
             else:
@@ -293,10 +284,10 @@ class Fetches:
 
     def _gathered(self, fetch: Fetch) -> Fetch:
         """What a run that trains computes instead of a value that depends only on variables."""
-        context = self._rewritten.context
+        graph, gathered = self._rewritten.context.graph, self._rewritten.context.gathered
         if isinstance(fetch, tf.Operation):
-            return self._graph.get_operation_by_name(context.gathered.ops[context.graph.op(fetch.name).id])
-        return self._graph.get_tensor_by_name(context.gathered.tensors[context.graph.tensor(fetch.name)])
+            return self._graph.get_operation_by_name(gathered.ops[graph.op(fetch.name).id])
+        return self._graph.get_tensor_by_name(gathered.tensors[graph.tensor(fetch.name)])
 
     def _is_among(self, write: int, writes: Set[str]) -> bool:
         """Whether an update, or what this process does instead, is among the writes of a run."""
@@ -317,9 +308,8 @@ class Fetches:
             name = rewritten.merge.whole(tensor)
         with unfinalized(self._graph):
             edit.commit()
-        if isinstance(fetch, tf.Operation):
-            return self._graph.get_operation_by_name(name)
-        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
+        return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
+            self._graph.get_tensor_by_name(name if ":" in name else name + ":0"))
 
     def _is_parallel(self, op: tf.Operation) -> bool:
         """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""
@@ -404,9 +394,7 @@ def make_callable(
     substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
-    inner = original(
-        fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options
-    )
+    inner = original(fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options)
     if alone:
         inner = _with_values(inner, len(feeds), [False] * len(alone))
     if kind.waits:

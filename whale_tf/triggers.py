@@ -347,5 +347,4 @@ def callbacks(state: Active) -> hooks.Callbacks:
         run=run,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,
-        before_extend=before_extend,
-    )
+        before_extend=before_extend)

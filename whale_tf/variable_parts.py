@@ -45,19 +45,12 @@ class _Division(NamedTuple):
     name: str = ""
     owner: str = ""
 
-    def shapes(self, whole: Tuple[int, ...]) -> List[Tuple[int, ...]]:
-        """The shapes of the parts."""
-        if not self.spread.is_shard:
-            return [whole]
-        dim = self.spread.dim
-        return [(*whole[:dim], size, *whole[dim + 1:]) for size in self.spread.sizes]
-
     def parts_of(self, whole: tf.Tensor) -> List[tf.Tensor]:
         spread, shape = self.spread, tuple(whole.shape.as_list())
         if not spread.is_shard:
             return [whole]
         starts = [[start if d == spread.dim else 0 for d in range(len(shape))] for start in spread.starts]
-        return [tf.slice(whole, start, part) for start, part in zip(starts, self.shapes(shape))]
+        return [tf.slice(whole, start, part) for start, part in zip(starts, spread.shapes(shape))]
 
     def whole_of(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat(parts, self.spread.dim) if self.spread.is_shard else tf.identity(parts[0])
@@ -106,7 +99,7 @@ class _Divided:
         """The division's parts, which are made if there are none yet; they hold nothing until :meth:`divide`."""
         if division not in self.parts:
             self.parts[division] = []
-            for i, (device, shape) in enumerate(zip(division.devices, division.shapes(self.shape))):
+            for i, (device, shape) in enumerate(zip(division.devices, division.spread.shapes(self.shape))):
                 with tf.init_scope(), tf.device(device):
                     if division.name:
                         part: Any = _Named.of(division.name, self)

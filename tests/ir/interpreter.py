@@ -8,7 +8,8 @@ import numpy as np
 
 from tests.ir.merging import merge
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.extents import broadcast_gradient_args, strided_index
+from whale_tf.ir.evaluate import strided_index
+from whale_tf.ir.extents import broadcast_gradient_args
 from whale_tf.ir.graph import Op, OpGraph
 
 Arrays = List[np.ndarray]

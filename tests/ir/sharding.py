@@ -13,8 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from whale_tf.capture.record import record
 from whale_tf.ir.rules import rule_for
-from whale_tf.ir.rules.rule import REDUCTIONS, Dims, Rule
+from whale_tf.ir.rules.rule import ALL, ANY, MAX, MEAN, MIN, PROD, SUM, Dims, Rule
 
+REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
 UNEVEN = {2: (1, 1), 3: (1, 2), 4: (1, 3), 5: (1, 3, 1), 6: (1, 4, 1), 7: (2, 4, 1)}
 
 

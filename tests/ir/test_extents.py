@@ -7,7 +7,8 @@ import pytest
 
 from whale_tf.errors import GraphError
 from whale_tf.ir import extents
-from whale_tf.ir.extents import Size, as_value, batch_size, evaluate, scalar, vector
+from whale_tf.ir.evaluate import evaluate
+from whale_tf.ir.extents import Size, as_value, batch_size, scalar, vector
 
 T = Size.of(("dim", 3, 1))
 

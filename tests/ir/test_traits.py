@@ -10,7 +10,7 @@ from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import HANDLERS
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.batch_axis.state import State as BatchState
-from whale_tf.ir.extents import EVALUATORS
+from whale_tf.ir.evaluate import EVALUATORS
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.rules import maker
 from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, State, traits, types_where

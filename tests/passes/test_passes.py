@@ -80,10 +80,10 @@ def test_every_program(counts: Sequence[int], model_replicas: int, micro_batches
 def test_a_backward_body_never_comes_before_the_forward_one() -> None:
     program = compile_program(chain(3), plan([1, 1, 1], 4))
     for task_graph in range(3):
-        calls = list(program.calls)
-        forward = {call.clone.m: calls.index(call) for call in program.calls_of(task_graph, FORWARD)}
-        for call in program.calls_of(task_graph, BACKWARD):
-            assert calls.index(call) > forward[call.clone.m]
+        places = {(program.step_of(call), call.clone.m): place for place, call in enumerate(program.calls)
+                  if program.bodies[call.body].task_graph == task_graph}
+        for m in range(4):
+            assert places[BACKWARD, m] > places[FORWARD, m]
 
 
 def test_a_schedule_that_waits_for_itself_is_refused() -> None:

@@ -15,7 +15,7 @@ from whale_tf.graph_editor.nodes import Nodes
 __all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "communicator"]
 
 
-def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys: Optional[Keys] = None) -> Communicator:
+def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Optional[Keys]) -> Communicator:
     """The communicator called ``local``, ``collective`` or ``horovod``.
 
     Args:
@@ -28,15 +28,11 @@ def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys
     if count > 1:
         between = {"collective": ProcessCommunicator, "horovod": HorovodCommunicator}
         if backend not in between:
-            raise ConfigError(
-                "communication.backend is {!r}; between processes, expected one of {}".format(backend, ", ".join(sorted(between)))
-            )
+            raise ConfigError("communication.backend is {!r}; between processes, expected one of {}".format(
+                backend, ", ".join(sorted(between))))
         return between[backend](nodes, count, rank, keys or Keys())
     kinds = {"local": LocalCommunicator, "collective": CollectiveCommunicator}
     if backend not in kinds:
-        raise ConfigError(
-            "communication.backend is {!r}; within one process, expected one of {}".format(
-                backend, ", ".join(sorted(kinds))
-            )
-        )
+        raise ConfigError("communication.backend is {!r}; within one process, expected one of {}".format(
+            backend, ", ".join(sorted(kinds))))
     return kinds[backend](nodes)

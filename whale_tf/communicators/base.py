@@ -18,9 +18,6 @@ class Member(NamedTuple):
 class Communicator(abc.ABC):
     """Stages collectives among the devices of one group.
 
-    Args:
-        nodes: stages the ops.
-
     Attributes:
         processes: number of participating processes.
         collectives: names of the staged ops that wait for other processes.
@@ -49,7 +46,7 @@ class Communicator(abc.ABC):
     def all_reduce_together(
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False
-    ) -> List[List[str]]:  # fmt: skip
+    ) -> List[List[str]]:
         """:meth:`all_reduce` of several tensors of one type with these shapes, in one message if that helps."""
         return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
 
@@ -67,9 +64,9 @@ class Communicator(abc.ABC):
         return alone
 
     def gather_across(
-        self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
+        self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
     ) -> str:
-        """One tensor per process, concatenated along ``dim`` in process order.
+        """One tensor per process, concatenated along the first dimension in process order.
 
         Args:
             rank: number of dimensions.

@@ -25,25 +25,10 @@ class CollectiveCommunicator(Communicator):
         group_key = self._groups.setdefault(devices, len(self._groups) + 1)
         self._instances += 1
         hint = "nccl" if all(":GPU:" in device for device in devices) else "auto"
-        parts = [
-            self._nodes.add(
-                "CollectiveReduce",
-                f"{name}/{i}",
-                [member.value],
-                member.device,
-                T=dtype,
-                group_size=len(members),
-                group_key=group_key,
-                instance_key=self._instances,
-                merge_op="Add",
-                final_op="Id",
-                subdiv_offsets=[0],
-                communication_hint=hint,
-            )
-            for i, member in enumerate(members)
-        ]
+        attrs = dict(T=dtype, group_size=len(members), group_key=group_key, instance_key=self._instances, merge_op="Add",
+                     final_op="Id", subdiv_offsets=[0], communication_hint=hint)
+        parts = [self._nodes.add("CollectiveReduce", f"{name}/{i}", [member.value], member.device, **attrs)
+                 for i, member in enumerate(members)]
         # fetching one member alone would hang, so every result waits for all
-        return [
-            self._nodes.identity(part, f"{name}/all_{i}", dtype, members[i].device, control=parts)
-            for i, part in enumerate(parts)
-        ]
+        return [self._nodes.identity(part, f"{name}/all_{i}", dtype, members[i].device, control=parts)
+                for i, part in enumerate(parts)]

@@ -29,7 +29,7 @@ class HorovodCommunicator(ProcessCommunicator):
         self._horovod = _started(count, rank)
         self._kinds = {
             "sum": self._horovod.Sum, "prod": self._horovod.Product, "max": self._horovod.Max, "min": self._horovod.Min,
-            "any": self._horovod.Max, "all": self._horovod.Min}  # fmt: skip
+            "any": self._horovod.Max, "all": self._horovod.Min}
 
     def _carries_float16(self) -> bool:
         return True
@@ -44,9 +44,7 @@ class HorovodCommunicator(ProcessCommunicator):
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any, lengths: Optional[str]) -> str:
         return self._gather(member, name, dtype)
 
-    def _broadcast(
-        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]
-    ) -> str:
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]) -> str:
         if self._rank != root:
             member = Member(self._zeros(shape, name, dtype, member.device, waits), member.device)
         return self._op("HorovodBroadcast", name, member, T=dtype, root_rank=root)
@@ -71,15 +69,11 @@ def _started(count: int, rank: int) -> Any:
         import horovod.tensorflow as horovod
     except ImportError as error:
         raise ConfigError(
-            f"communication.backend is 'horovod', but Horovod for TensorFlow {tf.__version__} cannot be imported "
-            f"({error}); build it "
-            "(docs/processes.md has the line), or use 'collective'"
-        ) from None
+            f"communication.backend is 'horovod', but Horovod for TensorFlow {tf.__version__} cannot be imported ({error}); "
+            "build it (docs/processes.md has the line), or use 'collective'") from None
     horovod.init()
     if (horovod.size(), horovod.rank()) != (count, rank):
         raise ClusterError(
-            f"communication.backend is 'horovod', and this is process {rank} of {count}, but for Horovod it is "
-            f"process {horovod.rank()} of {horovod.size()}; start the "
-            f"script with horovodrun -np {count}, or use 'collective'"
-        )
+            f"communication.backend is 'horovod', and this is process {rank} of {count}, but for Horovod it is process "
+            f"{horovod.rank()} of {horovod.size()}; start the script with horovodrun -np {count}, or use 'collective'")
     return horovod

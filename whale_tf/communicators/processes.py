@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,15 +25,8 @@ from whale_tf.graph_editor.nodes import Nodes
 
 MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Max", "all": "Min"}
 # types that TensorFlow 1.15's collectives do not support on CPU -> the types as which they are sent
-CARRIERS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.bfloat16: tf.float32,
-    tf.float16: tf.float32,
-}
+CARRIERS = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32,
+            tf.bfloat16: tf.float32, tf.float16: tf.float32}
 RINGS = 2  # each sums a part of the tensor; while one waits for another process, the other adds and copies
 AGREEMENT_KEYS = 1 << 24  # more than the collectives of any graph
 COMPRESSED = (tf.float32, tf.float64)
@@ -96,11 +89,10 @@ class ProcessCommunicator(Communicator):
         if not (fp16 and dtype in COMPRESSED):
             return [self.across(here, "sum", name, dtype)] * len(members)
         nodes, device = self._nodes, here.device
-        shape = nodes.add("Shape", name + "/shape", [here.value], device, T=dtype, out_type=tf.int32)
+        shape = nodes.shape(here.value, name + "/shape", dtype, device)
         row = self._reshaped(here.value, nodes.const([-1], name + "/any", tf.int32, device), name + "/row", dtype, device)
-        return [self._reshaped(self._sum_of_halves(Member(row, device), name + "/sum", dtype), shape, name, dtype, device)] * len(
-            members
-        )
+        total = self._sum_of_halves(Member(row, device), name + "/sum", dtype)
+        return [self._reshaped(total, shape, name, dtype, device)] * len(members)
 
     def _carries_float16(self) -> bool:
         return collectives_carry_float16()
@@ -126,18 +118,15 @@ class ProcessCommunicator(Communicator):
             result = sum_by_gather(nodes, member, self.processes, name, lambda one, what: self._gather(one, what, tf.int32))
         else:
             raise ConfigError(
-                f"communication.fp16 is true, but TensorFlow {tf.__version__} does not sum float16 between processes, "
-                f"and gathering the "
-                f"gradients of all {self.processes} processes takes more bytes than summing them as they are; leave it "
-                f"out, or use at most {GATHER_UP_TO} "
-                "processes"
-            )
+                f"communication.fp16 is true, but TensorFlow {tf.__version__} does not sum float16 between processes, and "
+                f"gathering the gradients of all {self.processes} processes takes more bytes than summing them as they are; "
+                f"leave it out, or use at most {GATHER_UP_TO} processes")
         return result if dtype == tf.float32 else nodes.cast(result, name + "/to_" + dtype.name, tf.float32, dtype, device)
 
     def all_reduce_together(
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False
-    ) -> List[List[str]]:  # fmt: skip
+    ) -> List[List[str]]:
         scope = names[0] + "/bucket"
         first = self._local.sum(members[0], names[0] + "/here", dtype)
         others = [self._local.sum_on(first.device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
@@ -164,14 +153,23 @@ class ProcessCommunicator(Communicator):
         return [self._reshaped(part, shape, name, dtype, device) for part, name, shape in zip(parts, names, shaped)]
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
-        wire = self._wire_type(name, dtype)
-        value = member.value
-        if wire != dtype:
-            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        total = self._reduce(Member(value, member.device), kind, name, wire)
-        if wire != dtype:
-            total = self._nodes.cast(total, name + "/to_" + dtype.name, wire, dtype, member.device)
-        return total
+        return self._carried(member, name, dtype, lambda one, wire: self._reduce(one, kind, name, wire))
+
+    def _carried(self, member: Member, name: str, dtype: Any, send: Callable[[Member, Any], str], has_value: bool = True) -> str:
+        """What ``send`` receives, sent in a type that collectives support.
+
+        Args:
+            has_value: this process has the value; else it only receives.
+        """
+        wire = CARRIERS.get(dtype, dtype)
+        if wire not in CARRIED:
+            raise UnsupportedOpError(f"{name!r} is of type {dtype.name}, which collectives between processes cannot carry")
+        if wire == dtype:
+            return send(member, dtype)
+        if has_value:
+            value = self._nodes.cast(member.value, name + "/to_" + wire.name, dtype, wire, member.device)
+            member = Member(value, member.device)
+        return self._nodes.cast(send(member, wire), name + "/to_" + dtype.name, wire, dtype, member.device)
 
     def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
         """::
@@ -185,10 +183,8 @@ class ProcessCommunicator(Communicator):
         nodes, device = self._nodes, part.device
         true = nodes.const(True, name + "/default", tf.bool, host)
         together = nodes.add("PlaceholderWithDefault", name + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
-        taken, left = (
-            nodes.add("Switch", f"{name}/{what}", [source, together], device, T=dtype)
-            for what, source in (("part", part.value), ("value", alone))
-        )
+        taken, left = (nodes.add("Switch", f"{name}/{what}", [source, together], device, T=dtype)
+                       for what, source in (("part", part.value), ("value", alone)))
         total = self.across(Member(taken + ":1", device), "sum", name + "/total", dtype)
         self.together[self.collectives[-1]] = together
         merged = nodes.add("Merge", name + "/merged", [left + ":0", total], device, T=dtype, N=2)
@@ -197,24 +193,13 @@ class ProcessCommunicator(Communicator):
     def _reduce(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         return self._collective(
             "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",
-            subdiv_offsets=[0] * RINGS)  # fmt: skip
+            subdiv_offsets=[0] * RINGS)
 
     def gather_across(
-        self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
+        self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
     ) -> str:
-        if dim != 0:
-            raise UnsupportedOpError(
-                f"{name!r} would have to be concatenated over processes along dimension {dim}, but only dimension 0 is supported"
-            )
-        wire = self._wire_type(name, dtype)
-        value = member.value
-        if wire != dtype:
-            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        member = Member(value, member.device)
-        rows = self._gather(member, name, wire) if equal else self._gather_unequal(member, rank, name, wire, lengths)
-        if wire != dtype:
-            rows = self._nodes.cast(rows, name + "/to_" + dtype.name, wire, dtype, member.device)
-        return rows
+        return self._carried(member, name, dtype, lambda one, wire: self._gather(one, name, wire) if equal else (
+            self._gather_unequal(one, rank, name, wire, lengths)))
 
     def _gather(self, member: Member, name: str, dtype: Any) -> str:
         return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
@@ -230,7 +215,7 @@ class ProcessCommunicator(Communicator):
         def constant(value: Any, what: str) -> str:
             return nodes.const(value, f"{name}/{what}", i32, device)
 
-        shape = nodes.add("Shape", name + "/shape", [member.value], device, T=dtype, out_type=i32)
+        shape = nodes.shape(member.value, name + "/shape", dtype, device)
         length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
         lengths = lengths or self._gather(Member(length, device), name + "/lengths", i32)
         longest = nodes.add("Max", name + "/longest", [lengths, constant([0], "all")], device, T=i32, Tidx=i32, keep_dims=True)
@@ -248,17 +233,15 @@ class ProcessCommunicator(Communicator):
         padded = nodes.add("Pad", name + "/padded", [member.value, paddings], device, T=dtype, Tpaddings=i32)
         part = Member(padded, device)
         rows = self.across(part, "sum", name, dtype) if in_sections else self._gather_any_size(part, name, dtype)
-        scalar = constant(np.zeros([0]), "scalar")
-        count = nodes.add("Reshape", name + "/count", [longest, scalar], device, T=i32, Tshape=i32)
+        count = nodes.scalar(longest, name + "/count", i32, device)
         place = nodes.add("Range", name + "/place", [constant(0, "start"), count, constant(1, "step")], device, Tidx=i32)
-        column = nodes.add("ExpandDims", name + "/column", [lengths, constant(1, "one")], device, T=i32, Tdim=i32)
+        column = nodes.expand_dims(lengths, 1, name + "/column", i32, device)
         kept = nodes.binary("Less", place, column, name + "/kept", i32, device)
-        flat = nodes.add("Reshape", name + "/flat", [kept, constant([-1], "any")], device, T=tf.bool, Tshape=i32)
+        flat = self._reshaped(kept, constant([-1], "any"), name + "/flat", tf.bool, device)
         where = nodes.add("Where", name + "/where", [flat], device, T=tf.bool)
-        index = nodes.add("Reshape", name + "/index", [where, constant([-1], "any_length")], device, T=tf.int64, Tshape=i32)
-        return nodes.add(
-            "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
-            Taxis=i32)  # fmt: skip
+        index = self._reshaped(where, constant([-1], "any"), name + "/index", tf.int64, device)
+        return nodes.add("GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype,
+                         Tindices=tf.int64, Taxis=i32)
 
     def _gather_any_size(self, member: Member, name: str, dtype: Any) -> str:
         """Gather tensors that have the same shape in all processes, but perhaps another one in the next step."""
@@ -277,19 +260,13 @@ class ProcessCommunicator(Communicator):
         Args:
             waits: ops for which the other processes wait.
         """
-        wire = self._wire_type(name, dtype)
-        value = member.value
-        if self._rank == root and wire != dtype:
-            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        value = self._broadcast(Member(value, member.device), shape, name, wire, root, waits)
-        if wire != dtype:
-            value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
-        return value
+        return self._carried(member, name, dtype, lambda one, wire: self._broadcast(one, shape, name, wire, root, waits),
+                             has_value=self._rank == root)
 
     def broadcast_together(
         self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int,
         waits: Sequence[str] = ()
-    ) -> List[str]:  # fmt: skip
+    ) -> List[str]:
         """Process ``root``'s values on every process, in one message; on ``root`` itself, an op that ends when they are sent.
 
         Args:
@@ -304,9 +281,7 @@ class ProcessCommunicator(Communicator):
             return [value] * len(members)
         return self._out_of_bucket(Member(value, device), names, shapes, dtype)
 
-    def _broadcast(
-        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]
-    ) -> str:
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]) -> str:
         if root > 0 and not collectives_send_from_any():
             value = member.value if self._rank == root else self._zeros(shape, name, dtype, member.device, waits)
             return self._reduce(Member(value, member.device), "sum", name, dtype)
@@ -335,20 +310,12 @@ class ProcessCommunicator(Communicator):
         group, instance = self._keys.agreement()
         return self._nodes.add(
             "CollectiveGather", "whale/agreement", [own], device, T=tf.int64, shape=[0], group_size=self.processes,
-            group_key=group, instance_key=instance)  # fmt: skip
+            group_key=group, instance_key=instance)
 
-    def _wire_type(self, name: str, dtype: Any) -> Any:
-        wire = CARRIERS.get(dtype, dtype)
-        if wire not in CARRIED:
-            raise UnsupportedOpError(f"{name!r} is of type {dtype.name}, which collectives between processes cannot carry")
-        return wire
-
-    def _collective(
-        self, op_type: str, name: str, inputs: Sequence[str], device: str, waits: Sequence[str] = (), **attrs: Any
-    ) -> str:
-        op = self._nodes.add(
-            op_type, name, inputs, device, waits, group_size=self.processes, group_key=self._keys.group(_local(device)),
-            instance_key=self._keys.instance(), **attrs)  # fmt: skip
+    def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, waits: Sequence[str] = (),
+                    **attrs: Any) -> str:
+        op = self._nodes.add(op_type, name, inputs, device, waits, group_size=self.processes,
+                             group_key=self._keys.group(_local(device)), instance_key=self._keys.instance(), **attrs)
         self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
 

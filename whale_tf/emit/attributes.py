@@ -30,11 +30,6 @@ def own_numbers(nodes: Nodes, node: NodeDef, op: Op, graph: OpGraph, scope: str,
     node.input[SEED_OPERAND] = seed
 
 
-def is_seeded(node: NodeDef) -> bool:
-    """Whether a random op draws the same numbers whenever it runs again.  Ops with seeds as inputs count, too."""
-    return "seed" not in node.attr or bool(node.attr["seed"].i or node.attr["seed2"].i)
-
-
 def open_shapes(node: NodeDef, op: Op, axis: BatchAxis) -> None:
     """Makes a clone's shape attributes valid for any batch size."""
     for name in op.attrs:

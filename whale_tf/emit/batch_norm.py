@@ -20,20 +20,20 @@ new nodes of the step.
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, Iterator, List, NamedTuple, Sequence
 
 from whale_tf._tf_compat import NodeDef, static_dims, tf, v1
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR
 from whale_tf.capture.recording import Recording, renamed, renamed_call
+from whale_tf.emit.replacing import TAGS, move_waits
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.edges import canonical_edge
-from whale_tf.graph_editor.names import names_taken
+from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.graph import Op, OpGraph, Phase, Shape, inner_ops
 from whale_tf.ir.traits import BATCH_NORM_GRADIENTS, BATCH_NORMS
 from whale_tf.ir.units import frames
 
-TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 _OUTSIDE = "outside"  # scope of stand-ins for the step's own ops
 
 
@@ -64,26 +64,13 @@ def _uses_batch_statistics(op: Op) -> bool:
 
 def _check_reachable(graph: OpGraph, found: Sequence[Op]) -> None:
     for op in graph.ops:
-        inner = _inside(op, set()) if op.body and _is_in_region(op) else None
+        inner = next(filter(_uses_batch_statistics, inner_ops(op)), None) if _is_in_region(op) else None
         if inner is not None:
             raise _unreachable(inner, f"the function body of {op.name!r} ({op.type})")
     loop_of = frames(graph) if found else {}
     for op in found:
         if op.id in loop_of:
             raise _unreachable(op, f"the while loop {loop_of[op.id][-1]!r}")
-
-
-def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
-    """A fused batch normalisation inside the functions that an op calls."""
-    for body in (op.body or {}).values():
-        if id(body) in seen:
-            continue
-        seen.add(id(body))
-        for inner in body.ops:
-            found = inner if _uses_batch_statistics(inner) else _inside(inner, seen)
-            if found is not None:
-                return found
-    return None
 
 
 def _unreachable(op: Op, where: str) -> UnsupportedOpError:
@@ -126,10 +113,7 @@ class _Decomposer:
                 self._stage(edit, node)
         successors = {op.name: self._successor(op.id) for op in ops}
         needed = {op.name for op in ops if self._move_readers(edit, op, successors)}
-        for op in self._graph.ops:
-            fused = [self._graph.ops[wait].name for wait in op.control_inputs if self._graph.ops[wait].name in successors]
-            if fused and op.name not in successors:
-                edit.move_waits(op.name, fused, [successors[name] for name in fused])
+        move_waits(self._graph, edit, successors)
         replaced = {self._graph.tensor_name(tensor): result.name for tensor, result in self._results.items()}
         calls = [renamed_call(call, renamed(call.ys, replaced), renamed(call.xs, replaced), renamed(call.grads, replaced))
                  for call in self._step.annotations.gradient_calls]
@@ -168,10 +152,11 @@ class _Decomposer:
         tags = {name: attrs[name] for name in TAGS if name in attrs}
         if op.forward >= 0:
             tags[FORWARD_ATTR] = v1.AttrValue(s=self._successor(op.forward).encode())
+        scope = free_name(op.name + "/decomposed", names_taken(self._step.definitions.graph).__contains__)
         with aside.as_default():
             waits = [self._wait(control) for control in op.control_inputs]
-            with aside.control_dependencies(waits), aside.device(op.device), \
-                    aside.name_scope(_free(self._step, op.name + "/decomposed") + "/"), aside._attr_scope(tags):
+            with aside.control_dependencies(waits), aside.device(op.device), aside.name_scope(scope + "/"), \
+                    aside._attr_scope(tags):
                 yield
 
     def _operand(self, tensor: int) -> tf.Tensor:
@@ -238,15 +223,6 @@ class _Decomposer:
                 dims = static_dims(tensor)
                 found[tensor.name] = None if dims is None else tuple(dims)
         return found
-
-
-def _free(step: Recording, scope: str) -> str:
-    """A scope that no op of the graph is in."""
-    taken, name, count = names_taken(step.definitions.graph), scope, 0
-    while name in taken:
-        count += 1
-        name = f"{scope}_{count}"
-    return name
 
 
 class _Channels:

@@ -17,7 +17,7 @@ import functools
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
-from whale_tf.emit.attributes import is_seeded, open_shapes, own_numbers
+from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Number, Shares
@@ -30,6 +30,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.traits import WHILES
+from whale_tf.patterns.sources import is_seeded
 
 TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
 RUN_TIME = "$"  # begins the name of a number that is known only at run time; no tensor has such a name
@@ -126,7 +127,7 @@ class Bodies:
             op = axis.graph.ops[index]
             own_numbers(Nodes(copy), copy.node(op.name), op, axis.graph, self._context.seed(place), "")
         for index in axis.shared:
-            if not is_seeded(copy.node(axis.graph.ops[index].name)):
+            if not is_seeded(axis.graph.ops[index]):
                 raise UnsupportedOpError(
                     f"op {axis.graph.ops[index].name!r} ({axis.graph.ops[index].type}) in a body of {outermost.name!r} draws "
                     f"random numbers that must be the same on all devices; give it a seed, or draw them before "

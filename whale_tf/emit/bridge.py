@@ -49,7 +49,8 @@ class Bridges:
         if layout.is_sharded:
             whole = self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
             offset = Offset(np.negative(context.region.batch.offsets.get(tensor, 0)).tolist())
-            return self._counted(whole, tensor, offset, consumer, place, scope + "/positions")
+            return self._converter.offset(
+                whole, tensor, offset, consumer, place, scope + "/positions", context.graph.producer(tensor))
         if layout.is_partial:
             return self._bridge_partial(tensor, layout, producer, pieces, consumer, place, scope)
         if layout.kind == EXTENT.kind:
@@ -57,7 +58,8 @@ class Bridges:
         names = [context.tensor_in(tensor, piece) for piece in pieces]
         if layout.kind in EXTREMES:
             return self._converter.combine(layout.kind, names, scope, context.dtype(tensor), context.device(consumer, place))
-        return self._rescale(names[0], tensor, layout.power, producer, pieces[0], consumer, place, scope)
+        name = self._converter.scale(names[0], tensor, layout.power, producer, pieces[0], scope + "/from")
+        return self._converter.scale(name, tensor, -layout.power, consumer, place, scope + "/to")
 
     def _bridge_sharded(
         self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, shard: int, scope: str
@@ -65,15 +67,11 @@ class Bridges:
         context, nodes = self.context, self.nodes
         covers = crossing(self._cuts(producer), self._cuts(consumer), place.r).covers
         device, dtype = context.device(consumer, place, shard), context.dtype(tensor)
-        names = [context.tensor_in(tensor, piece) for piece in pieces]
-        offset = Offset(context.region.batch.offsets.get(tensor, 0))
-        names = [self._counted(name, tensor, offset, producer, piece, f"{scope}/positions{i}")
-                 for i, (name, piece) in enumerate(zip(names, pieces))]
-        if layout.power:
-            names = [
-                self._rescale(name, tensor, layout.power, producer, piece, consumer, place, f"{scope}/{i}")
-                for i, (name, piece) in enumerate(zip(names, pieces))
-            ]
+        offset = context.region.batch.offsets.get(tensor, 0)  # positions travel as those in the mini-batch
+        values = [(piece, context.tensor_in(tensor, piece)) for piece in pieces]
+        values = self._converter.comparable(tensor, producer, values, layout.power, offset, scope)
+        names = [self._converter.scale(name, tensor, -layout.power, consumer, place, f"{scope}/{i}/to")
+                 for i, (_, name) in enumerate(values)]
         blocks = layout.blocks
         if covers and (blocks is None or len(blocks) == 1):
             return nodes.concat(names, layout.dim, scope + "/concat", dtype, device)
@@ -87,39 +85,25 @@ class Bridges:
         parts = []
         for index, block in enumerate(blocks):
             where = f"{scope}/block{index}"
-            in_block = [
-                self._converter.block(tensor, layout, index, producer, piece, name, f"{where}_{number}")
-                for number, (name, piece) in enumerate(zip(names, pieces))
-            ]
+            in_block = [self._converter.block(tensor, layout, index, producer, piece, name, f"{where}_{number}")
+                        for number, (name, piece) in enumerate(zip(names, pieces))]
             joined = nodes.concat(in_block, layout.dim, where + "/concat", dtype, device)
             if not covers:
                 begin = self._converter.minus(
-                    self._converter.start(tensor, consumer, place), self._converter.start(tensor, producer, pieces[0]), where
-                )
+                    self._converter.start(tensor, consumer, place), self._converter.start(tensor, producer, pieces[0]), where)
                 size = self._converter.size(tensor, consumer, place)
                 examples = self._converter.size(tensor, producer, pieces[0])
                 for number, piece in enumerate(pieces[1:]):
                     more = self._converter.size(tensor, producer, piece)
                     examples = self._converter.plus(examples, more, f"{where}/examples{number}")
                 rows = self._converter.rows_each(block, joined, tensor, layout.dim, examples, where, device)
+                begin = self._converter.times(begin, rows, where + "/begin_of")
+                size = self._converter.times(size, rows, where + "/size_of")
+                at = device if len(in_block) > 1 else context.device(producer, pieces[0], context.shard_of(tensor))
                 joined = nodes.slice_dim(
-                    joined,
-                    layout.dim,
-                    self._converter.rank(tensor),
-                    self._converter.times(begin, rows, where + "/begin_of"),
-                    self._converter.times(size, rows, where + "/size_of"),
-                    where + "/slice",
-                    dtype,
-                    device if len(in_block) > 1 else context.device(producer, pieces[0], context.shard_of(tensor)),
-                )
+                    joined, layout.dim, self._converter.rank(tensor), begin, size, where + "/slice", dtype, at)
             parts.append(joined)
         return nodes.concat(parts, layout.dim, scope + "/join", dtype, device)
-
-    def _counted(self, name: str, tensor: int, offset: Offset, task_graph: int, place: Clone, scope: str) -> str:
-        """Positions travel as those in the mini-batch, since a clone counts from its own first example."""
-        if not np.any(offset.coefficient):
-            return name
-        return self._converter.offset(name, tensor, offset, task_graph, place, scope, self.context.graph.producer(tensor))
 
     def _bridge_partial(
         self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, scope: str
@@ -140,9 +124,7 @@ class Bridges:
         total = nodes.binary("Mul", total, share, scope + "/share", dtype, device)
         return self._converter.scale(total, tensor, -layout.power, consumer, place, scope + "/back")
 
-    def _fraction(
-        self, tensor: int, task_graph: int, place: Clone, peers: Sequence[Clone], dtype: tf.DType, scope: str
-    ) -> str:
+    def _fraction(self, tensor: int, task_graph: int, place: Clone, peers: Sequence[Clone], dtype: tf.DType, scope: str) -> str:
         """``w_j / sum(w of peers)`` as the name of a scalar."""
         weights = [self._converter.weight(tensor, task_graph, peer, dtype) for peer in peers]
         own = weights[peers.index(place)]
@@ -152,15 +134,6 @@ class Bridges:
             return self.nodes.const(own / sum(numbers), scope + "/fraction", dtype, device)  # type: ignore[operator]
         total = self.nodes.add_n([str(weight) for weight in weights], scope + "/weights", dtype, device)
         return self.nodes.binary("RealDiv", str(own), total, scope + "/fraction", dtype, device)
-
-    def _rescale(
-        self, name: str, tensor: int, power: int, producer: int, piece: Clone, consumer: int, place: Clone, scope: str
-    ) -> str:
-        """Converts a value relative to one clone's weight to one relative to another's."""
-        if power == 0:
-            return name
-        name = self._converter.scale(name, tensor, power, producer, piece, scope + "/from")
-        return self._converter.scale(name, tensor, -power, consumer, place, scope + "/to")
 
     def _cuts(self, task_graph: int) -> Cuts:
         task = self.context.plan.task_graphs[task_graph]

@@ -175,7 +175,7 @@ class Calls:
         facts, found = self._facts_of(body), []
         position = self._operands.converter.division.position(body.task_graph, clone)
         for source in facts.sources:
-            share = self._operands.inputs.shares(source, body.task_graph, clone.g)
+            share = self._operands.converter.division.shares(source, body.task_graph, clone.g)
             start = share.starts[position] if facts.calls_functions else None  # in other bodies it is an argument
             found.append(tuple(None if isinstance(n, str) else n for n in (share.sizes[position], share.total, start)))
         return tuple(found), (clone.g, clone.r) if facts.is_seeded else None

@@ -45,7 +45,7 @@ def check_examples(
 def check_rows(nodes: Nodes, source: str, dim: int, dtype: tf.DType, rows: Union[int, str], scope: str, device: str) -> str:
     """An op that fails if a Python function returned another number of rows than the mini-batch has: ``rows``, or the scalar of
     that name."""
-    shape = nodes.add("Shape", scope + "/shape", [source], device, T=dtype, out_type=tf.int32)
+    shape = nodes.shape(source, scope + "/shape", dtype, device)
     found = nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/found", tf.int32, device)
     expected = rows if isinstance(rows, str) else nodes.const(rows, scope + "/expected", tf.int32, device)
     same = nodes.add("Equal", scope + "/same", [found, expected], device, T=tf.int32)

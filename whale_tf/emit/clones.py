@@ -61,52 +61,32 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
            if op.id not in once and (op.id in region.sections) == sections]
     members = {op.id for op in ops}
     changed = set(region.batch.conversions) | set(region.batch.localise) | context.rescaled
-    boundary = [
-        (op, position)
-        for op in ops
-        for position, tensor in enumerate(op.inputs)
-        if graph.tensors[tensor].op not in members or (op.id, position) in changed
-    ]
+    boundary = [(op, position) for op in ops for position, tensor in enumerate(op.inputs)
+                if graph.tensors[tensor].op not in members or (op.id, position) in changed]
     waits = sorted({control for op in ops for control in op.control_inputs if control not in members})
-    seeded, shaped = set(region.batch.own_seed), {index for index, _ in region.batch.attributes}
-    functional = {index for index, _ in region.batch.bodies}
-    return _Part(
-        ops,
-        boundary,
-        waits,
-        [op for op in ops if op.id in seeded],
-        [op for op in ops if op.id in shaped],
-        [op for op in ops if op.id in functional],
-    )
+    batch = region.batch
+    random, shaped, functional = (
+        [op for op in ops if op.id in chosen]
+        for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
+    return _Part(ops, boundary, waits, random, shaped, functional)
 
 
 def _clone(
-    context: Context,
-    operands: Operands,
-    bodies: Bodies,
-    order: Order,
-    after: Set[int],
-    task_graph: int,
-    part: _Part,
-    place: Place,
+    context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
+    place: Place
 ) -> None:
     if not part.ops:
         return
-    controls: Dict[str, Optional[str]] = {
-        context.graph.ops[wait].name: _all_clones(context, operands, wait)
-        if place == EVERY and wait in context.region.batch_level
-        else control_for(context, wait, task_graph, place, after)
-        for wait in part.waits
-    }
+    controls: Dict[str, Optional[str]] = {}
+    for wait in part.waits:
+        of_all = place == EVERY and wait in context.region.batch_level
+        controls[context.graph.ops[wait].name] = _all_clones(context, operands, wait) if of_all else control_for(
+            context, wait, task_graph, place, after)
     controls.update(dict.fromkeys(context.dropped))
     scope = context.scope(place)
     context.edit.clone(
-        [context.tf_ops[op.id] for op in part.ops],
-        scope,
-        device=context.placement(task_graph, place),
-        control_map=controls,
-        control_inputs=order.barriers(task_graph, place),
-    )
+        [context.tf_ops[op.id] for op in part.ops], scope, device=context.placement(task_graph, place), control_map=controls,
+        control_inputs=order.barriers(task_graph, place))
     for op, position in part.boundary:
         name = operands.of(op, position, place)
         set_input(context.edit, f"{scope}/{op.name}", position, name)

@@ -7,7 +7,8 @@ from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedT
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import Processes
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
@@ -18,8 +19,6 @@ from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
-
-
 Place = Union[Clone, Copy]
 
 
@@ -69,7 +68,7 @@ class Context:
         plan: Plan,
         devices: Sequence[str],
         edit: StagedEdit,
-        processes: Processes = ONE_PROCESS,
+        processes: Processes,
         program: Optional[Program] = None,
         is_called: bool = False,
     ) -> None:
@@ -99,11 +98,7 @@ class Context:
         self._results = {t: f"{function.name}:{i}" for own, function in given for i, t in enumerate(function.outputs) if t in own}
         self._returned = frozenset(self._results)
         self._suffix = ""
-        self._scope = ROOT
-        index = 0
-        while self._scope in graph:  # a user's op may have this name
-            index += 1
-            self._scope = f"{ROOT}_{index}"
+        self._scope = free_name(ROOT, graph.__contains__)  # a user's op may have this name
 
     def lacking(self, found: Container[str]) -> str:
         """The first device that the plan uses and TensorFlow does not have, in words; "": none.
@@ -181,9 +176,7 @@ class Context:
             self._scopes[place] = f"{self._scope}/section"
         if place not in self._scopes:
             letters = "gmr" if isinstance(place, Clone) else "gr"
-            self._scopes[place] = "{}/{}".format(
-                self._scope, "_".join(f"{a}{b}" for a, b in zip(letters, place))
-            )
+            self._scopes[place] = "{}/{}".format(self._scope, "_".join(f"{a}{b}" for a, b in zip(letters, place)))
         return self._scopes[place]
 
     def seed(self, place: Tuple[int, ...]) -> str:

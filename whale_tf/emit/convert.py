@@ -17,13 +17,14 @@ from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Reduce, Sca
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout
 
+Coefficient = Union[int, Tuple[int, ...]]  # of an Offset
+Piece = Tuple[Clone, str]  # a clone, and the name of its value
+
 
 class Converter:
     """Stages conversions; each is staged once and shared."""
 
-    def __init__(
-        self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator
-    ) -> None:
+    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator) -> None:
         self.context = context
         self.nodes = nodes
         self.division = division
@@ -33,15 +34,7 @@ class Converter:
         self._before: Dict[Tuple, Number] = {}
         self._rows: Dict[Tuple[str, int], str] = {}
 
-    def convert(
-        self,
-        name: str,
-        tensor: int,
-        conversion: Conversion,
-        task_graph: int,
-        place: Clone,
-        op: Op,
-    ) -> str:
+    def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, place: Clone, op: Op) -> str:
         key = (name, conversion, task_graph, place)
         if key not in self._converted:
             scope = f"{self.context.scope(place)}/{type(conversion).__name__.lower()}_{self.context.flat(tensor)}"
@@ -61,7 +54,7 @@ class Converter:
     def scale(
         self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None,
         device: str = ""
-    ) -> str:  # fmt: skip
+    ) -> str:
         """``w^power`` times a tensor, by default on the clone's device."""
         if power == 0:
             return name
@@ -79,9 +72,7 @@ class Converter:
         # if the tensor is in a frame or branch, the constant waits for it
         return self.nodes.binary("Mul", name, factor, scope + "/scaled", dtype, device)
 
-    def _slice(
-        self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op
-    ) -> str:
+    def _slice(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """This clone's rows of a tensor that was computed for the whole mini-batch, or for the mini-batches of all model replicas
         and processes."""
         start, size, total = self.rows(op, task_graph, place, self.is_of_all(tensor, conversion, op), scope)
@@ -92,26 +83,16 @@ class Converter:
             begin = self.times(start, block, where + "/start")
             if before:
                 begin = self.plus(begin, self.times(total, before, where + "/offset"), where)
-            parts.append(
-                self.nodes.slice_dim(
-                    name,
-                    conversion.dim,
-                    rank,
-                    begin,
-                    self.times(size, block, where + "/size_of"),
-                    where,
-                    dtype,
-                    device,
-                )
-            )
+            rows = self.times(size, block, where + "/size_of")
+            parts.append(self.nodes.slice_dim(name, conversion.dim, rank, begin, rows, where, dtype, device))
             before += block
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
-    def offset(
-        self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
-    ) -> str:
+    def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
-        mini-batches if these are put together."""
+        mini-batches if these are put together.  Other values, whose coefficient is zero, stay as they are."""
+        if not np.any(conversion.coefficient):
+            return name
         start, _, _ = self.rows(op, task_graph, place, self.division.is_together, scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         if not isinstance(start, str):
@@ -122,9 +103,7 @@ class Converter:
             shift = self.nodes.binary("Mul", coefficient, begin, scope + "/shift", dtype, device)
         return self.nodes.binary("Add", name, shift, scope, dtype, device)
 
-    def _whole_extent(
-        self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op
-    ) -> str:
+    def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """A clone's extent, converted to the whole batch's: ``c0 + c1 B``."""
         totals = self.totals(op, task_graph)
         batch = totals[0]
@@ -153,9 +132,8 @@ class Converter:
         if not isinstance(size, str):
             return self.nodes.const(constant + slope * size, scope, dtype, device)
         size = self.nodes.cast(size, scope + "/cast", tf.int32, dtype, device)
-        grown = self.nodes.binary(
-            "Mul", self.nodes.const(slope, scope + "/slope", dtype, device), size, scope + "/grown", dtype, device
-        )
+        factor = self.nodes.const(slope, scope + "/slope", dtype, device)
+        grown = self.nodes.binary("Mul", factor, size, scope + "/grown", dtype, device)
         constant_name = self.nodes.const(constant, scope + "/constant", dtype, device)
         return self.nodes.binary("Add", grown, constant_name, scope, dtype, device)
 
@@ -170,15 +148,11 @@ class Converter:
         if key not in self._converted:
             dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), context.shard(producer))
             clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
-            offset = Offset(conversion.offset)
-            values = [
-                self.offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
-                for i, (clone, name) in enumerate((clone, context.tensor_in(tensor, clone)) for clone in clones)
-            ]
-            terms = [self.scale(name, tensor, conversion.power, home, clone, f"{scope}/{i}")
-                     for i, (clone, name) in enumerate(zip(clones, values))]
+            pieces = [(clone, context.tensor_in(tensor, clone)) for clone in clones]
+            pieces = self.comparable(tensor, home, pieces, conversion.power, conversion.offset, scope)
+            terms = [name for _, name in pieces]
             if conversion.kind == CONCAT:
-                self._converted[key] = self._examples(tensor, layout, home, list(zip(clones, terms)), scope, device)
+                self._converted[key] = self._examples(tensor, layout, home, pieces, scope, device)
             elif conversion.kind == SAME:
                 self._converted[key] = terms[0]
             else:
@@ -186,33 +160,43 @@ class Converter:
                 self._converted[key] = self.communicator.across(here, conversion.kind, scope + "/processes", dtype)
         return self._converted[key]
 
-    def _examples(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
-    ) -> str:
+    def comparable(
+        self, tensor: int, home: int, pieces: Sequence[Piece], power: int, offset: Coefficient, scope: str
+    ) -> List[Piece]:
+        """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
+        producer, found = self.context.graph.producer(tensor), []
+        for i, (clone, name) in enumerate(pieces):
+            name = self.offset(name, tensor, Offset(offset), home, clone, f"{scope}/offset{i}", producer)
+            found.append((clone, self.scale(name, tensor, power, home, clone, f"{scope}/{i}")))
+        return found
+
+    def _examples(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes."""
         if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
-            here = self.concatenated(tensor, layout, home, pieces, scope, device)
-            return self._gathered(here, tensor, layout.dim, scope + "/processes", device)
+            here = Member(self.concatenated(tensor, layout, home, pieces, scope, device), device)
+            return self.gathered(here, tensor, layout.dim, scope + "/processes")
         dtype, blocks = self.context.dtype(tensor), []
         for index in range(len(layout.blocks)):
             where = f"{scope}/block{index}"
             names = [self.block(tensor, layout, index, home, clone, name, f"{where}_{number}")
                      for number, (clone, name) in enumerate(pieces)]
-            here = self.nodes.concat(names, layout.dim, where, dtype, device)
-            blocks.append(self._gathered(here, tensor, layout.dim, where + "/processes", device))
+            here = Member(self.nodes.concat(names, layout.dim, where, dtype, device), device)
+            blocks.append(self.gathered(here, tensor, layout.dim, where + "/processes"))
         return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
 
-    def _gathered(self, here: str, tensor: int, dim: int, scope: str, device: str) -> str:
-        """Rows of all processes along ``dim``; their number may differ between processes."""
+    def gathered(
+        self, here: Member, tensor: int, dim: int, scope: str, equal: bool = False, lengths: Optional[str] = None
+    ) -> str:
+        """Rows of all processes along ``dim``; see :meth:`Communicator.gather_across`."""
         if self.communicator.processes == 1:
-            return here
-        rank, dtype = self.rank(tensor), self.context.dtype(tensor)
+            return here.value
+        rank, dtype, device = self.rank(tensor), self.context.dtype(tensor), here.device
         if dim == 0:
-            return self.communicator.gather_across(Member(here, device), 0, rank, scope, dtype, False)
+            return self.communicator.gather_across(here, rank, scope, dtype, equal, lengths)
         others = [axis for axis in range(rank) if axis != dim]
-        first = self._transposed(here, [dim, *others], scope + "/first", dtype, device)
-        rows = self.communicator.gather_across(Member(first, device), 0, rank, scope + "/rows", dtype, False)
+        first = Member(self._transposed(here.value, [dim, *others], scope + "/first", dtype, device), device)
+        rows = self.communicator.gather_across(first, rank, scope + "/rows", dtype, equal, lengths)
         back = [0 if axis == dim else 1 + others.index(axis) for axis in range(rank)]
         return self._transposed(rows, back, scope, dtype, device)
 
@@ -227,26 +211,25 @@ class Converter:
             scope, device = self.context.name("input_of_all", self.context.flat(source)), self.context.host
             layout, dtype = self.context.region.batch.layout(source), self.context.dtype(source)
             here, blocks, rows = self.inputs.concatenated(source), layout.blocks or (1,), []
-            total, before = self.inputs.shares(source, task_graph, 0).total, 0
+            total, before = self.division.shares(source, task_graph, 0).total, 0
             for index, block in enumerate(blocks if self.communicator.processes > 1 else ()):
                 where, part = f"{scope}/block{index}", here
                 if len(blocks) > 1:  # so there is one mini-batch in each process
                     part = self.nodes.slice_dim(
                         here, layout.dim, self.rank(source), self.times(total, before, where + "/start"),
                         self.times(total, block, where + "/size_of"), where, dtype, device)
-                rows.append(self._gathered(part, source, layout.dim, where + "/processes", device))
+                rows.append(self.gathered(Member(part, device), source, layout.dim, where + "/processes"))
                 before += block
             self._converted[key] = self.nodes.concat(rows, layout.dim, scope, dtype, device) if rows else here
         return self._converted[key]
 
-    def concatenated(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
-    ) -> str:
+    def concatenated(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
         """Clones' values of a sharded tensor, in the order of the examples."""
-        if layout.blocks is None or len(layout.blocks) == 1 or len(pieces) == 1:
-            names = [name for _, name in pieces]
-            return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device)
-        return self.join_blocks(tensor, layout, home, pieces, scope, device)
+        names = [name for _, name in pieces]
+        if layout.blocks is not None and len(layout.blocks) > 1 and len(pieces) > 1:  # each block from all clones
+            names = [self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")
+                     for index in range(len(layout.blocks)) for number, (clone, name) in enumerate(pieces)]
+        return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device)
 
     def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
         """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of the same shape."""
@@ -288,7 +271,7 @@ class Converter:
             return name
         context, dtype = self.context, self.context.dtype(tensor)
         source, home = context.region.batch.source_of[tensor], context.home(context.graph.producer(tensor))
-        ratio = self.division.of_this_process(source, home, dtype, self.inputs.names(source))
+        ratio = self.division.of_this_process(source, home, dtype)
         for index in range(abs(power)):
             factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
             where = f"{scope}/own{index}"
@@ -301,7 +284,7 @@ class Converter:
         if source is None or not layout.blocks or self.communicator.processes == 1:
             return None
         home, rows = self.context.home(self.context.graph.producer(tensor)), sum(layout.blocks)
-        each = self.division.of_each_process(source, home, self.inputs.names(source))
+        each = self.division.of_each_process(source, home)
         if rows == 1:
             return each
         if (each, rows) not in self._rows:
@@ -325,12 +308,12 @@ class Converter:
         """``w_i``, from an input that the tensor (or the op that reads it: ``source``) depends on anyway."""
         if source is None:
             source = self.context.region.batch.source_of[tensor]
-        return self.division.weight(source, task_graph, place, dtype, self.inputs.names(source))
+        return self.division.weight(source, task_graph, place, dtype)
 
     def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
         """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
         source = self.source_of_op(op)
-        return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
+        return self.division.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
     def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
         """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
@@ -350,9 +333,9 @@ class Converter:
         key = ("before", source, task_graph, place.g)
         if key not in self._before:
             scope = self.context.name("division", f"{self.context.flat(source)}_before{place.g}")
-            count = self.division.before_this_process(source, task_graph, self.inputs.names(source))
+            count = self.division.before_this_process(source, task_graph)
             for g in range(place.g if self.division.own else 0):
-                count = self.plus(count, self.inputs.shares(source, task_graph, g).total, f"{scope}/{g}")
+                count = self.plus(count, self.division.shares(source, task_graph, g).total, f"{scope}/{g}")
             self._before[key] = count
         return self._before[key]
 
@@ -367,25 +350,23 @@ class Converter:
         """The number of examples of each model replica's mini-batch, or of the one that they share, and of the mini-batches of
         other processes."""
         source = self.source_of_op(op)
-        here = [self.inputs.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
-        elsewhere = self.division.elsewhere(source, task_graph, self.inputs.names(source))
+        here = [self.division.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
+        elsewhere = self.division.elsewhere(source, task_graph)
         return here + ([] if elsewhere == 0 else [elsewhere])
 
     def source_of_op(self, op: Op) -> int:
         known = self.context.region.batch.source_of
         return next((known[t] for t in op.outputs + op.inputs if t in known), next(iter(self.inputs.sources)))
 
-    def _share(self, tensor: int, task_graph: int, place: Clone) -> Tuple[Number, Number]:
-        source = self.context.region.batch.source_of[tensor]
-        share = self.inputs.shares(source, task_graph, place.g)
-        position = self.division.position(task_graph, place)
-        return share.sizes[position], share.starts[position]
-
     def size(self, tensor: int, task_graph: int, place: Clone) -> Number:
-        return self._share(tensor, task_graph, place)[0]
+        """How many examples a clone works on, from an input that the tensor depends on."""
+        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+        return share.sizes[self.division.position(task_graph, place)]
 
     def start(self, tensor: int, task_graph: int, place: Clone) -> Number:
-        return self._share(tensor, task_graph, place)[1]
+        """The first of them."""
+        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+        return share.starts[self.division.position(task_graph, place)]
 
     def scalar(self, value: Number) -> str:
         """A number as the name of an int32 scalar."""
@@ -393,16 +374,13 @@ class Converter:
             return value
         return self.nodes.const(value, self.context.name("number", str(value)), tf.int32, self.context.host)
 
-    def rows_each(
-        self, rows: int, name: str, tensor: int, dim: int, examples: Number, scope: str, device: str
-    ) -> Number:
+    def rows_each(self, rows: int, name: str, tensor: int, dim: int, examples: Number, scope: str, device: str) -> Number:
         """Rows of each example; if the analysis does not know them (-1), measured on a value with ``examples`` examples."""
         if rows != -1:
             return rows
-        shape = self.nodes.add("Shape", scope + "/shape", [name], device, T=self.context.dtype(tensor), out_type=tf.int32)
+        shape = self.nodes.shape(name, scope + "/shape", self.context.dtype(tensor), device)
         all_rows = self.nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/rows", tf.int32, device)
-        scalar = self.nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
-        count = self.nodes.add("Reshape", scope + "/row_count", [all_rows, scalar], device, T=tf.int32, Tshape=tf.int32)
+        count = self.nodes.scalar(all_rows, scope + "/row_count", tf.int32, device)
         return self.nodes.binary("FloorDiv", count, self.scalar(examples), scope + "/rows_each", tf.int32, device)
 
     def times(self, value: Number, factor: Number, scope: str) -> Number:
@@ -419,11 +397,9 @@ class Converter:
             return a * b if op_type == "Mul" else a + b if op_type == "Add" else a - b
         if op_type == "Mul" and b == 1:
             return a
-        names = [
-            x if isinstance(x, str) else self.nodes.const(x, scope + "/const", tf.int32, self.context.host)
-            for x in (a, b)
-        ]
-        return self.nodes.binary(op_type, names[0], names[1], scope, tf.int32, self.context.host)
+        host = self.context.host
+        first, second = (x if isinstance(x, str) else self.nodes.const(x, scope + "/const", tf.int32, host) for x in (a, b))
+        return self.nodes.binary(op_type, first, second, scope, tf.int32, host)
 
     def rank(self, tensor: int) -> int:
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
@@ -434,33 +410,12 @@ class Converter:
             )
         return len(shape)
 
-    def join_blocks(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
-    ) -> str:
-        """The whole of a sharded tensor from the clones' values: block by block, each block from all clones."""
-        assert layout.blocks is not None
-        parts = [
-            self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")
-            for index in range(len(layout.blocks))
-            for number, (clone, name) in enumerate(pieces)
-        ]
-        return self.nodes.concat(parts, layout.dim, scope, self.context.dtype(tensor), device)
-
-    def block(
-        self, tensor: int, layout: Layout, index: int, task_graph: int, clone: Clone, name: str, scope: str
-    ) -> str:
+    def block(self, tensor: int, layout: Layout, index: int, task_graph: int, clone: Clone, name: str, scope: str) -> str:
         """Block ``index`` of a clone's value of a sharded tensor."""
         assert layout.blocks is not None
         if len(layout.blocks) == 1:
             return name
-        size = self.size(tensor, task_graph, clone)
-        return self.nodes.slice_dim(
-            name,
-            layout.dim,
-            self.rank(tensor),
-            self.times(size, sum(layout.blocks[:index]), scope + "/from"),
-            self.times(size, layout.blocks[index], scope + "/size_of"),
-            scope,
-            self.context.dtype(tensor),
-            self.context.device(task_graph, clone, self.context.shard_of(tensor)),
-        )
+        size, device = self.size(tensor, task_graph, clone), self.context.device(task_graph, clone, self.context.shard_of(tensor))
+        begin = self.times(size, sum(layout.blocks[:index]), scope + "/from")
+        rows = self.times(size, layout.blocks[index], scope + "/size_of")
+        return self.nodes.slice_dim(name, layout.dim, self.rank(tensor), begin, rows, scope, self.context.dtype(tensor), device)

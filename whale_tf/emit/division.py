@@ -9,17 +9,19 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
-
-import numpy as np
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import at_least, check_examples, check_rows
 from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.traits import Role, traits
+from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import Layout
+from whale_tf.ir.traits import PULLS, Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -55,7 +57,7 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
-def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = False) -> None:
+def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
     """Refuses a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
 
     Args:
@@ -94,17 +96,13 @@ class Division:
     Attributes:
         is_even: all clones of every TaskGraph work on the same number of examples, which is known now.
         is_together: sections put the examples of all mini-batches together.
+        name_of: the tensor of a source for a model replica (:class:`whale_tf.emit.inputs.Inputs` sets it).
     """
 
-    def __init__(
-        self,
-        context: Context,
-        nodes: Nodes,
-        own: bool,
-        batch: Optional[int],
-        sources: Dict[int, int],
-        communicator: Communicator,
-    ) -> None:
+    name_of: Callable[[int, int], str]
+
+    def __init__(self, context: Context, nodes: Nodes, own: bool, batch: Optional[int], sources: Dict[int, int],
+                 communicator: Communicator) -> None:
         self.own = own
         self.batch = batch
         self.is_together = False
@@ -129,8 +127,8 @@ class Division:
         """How many mini-batches all processes take in a step."""
         return self.mini_batches_here * self._communicator.processes
 
-    def shares(self, source: int, task_graph: int, g: int, source_name: str) -> Shares:
-        """Shares in the mini-batch that model replica ``g`` takes of ``source``, whose tensor is ``source_name``."""
+    def shares(self, source: int, task_graph: int, g: int) -> Shares:
+        """Shares in the mini-batch that model replica ``g`` takes of ``source``."""
         key = (source, task_graph, g if self.own else 0)
         if key not in self._shares:
             totals = levels(self._context.plan, task_graph, self.own)
@@ -139,7 +137,7 @@ class Division:
                 starts = [0] + list(itertools.accumulate(sizes))[:-1]
                 self._shares[key] = Shares(self.batch, tuple(sizes), tuple(starts))
             else:
-                self._shares[key] = self._at_run_time(key, totals, source_name)
+                self._shares[key] = self._at_run_time(source, task_graph, g, totals)
         return self._shares[key]
 
     def position(self, task_graph: int, clone: Clone) -> int:
@@ -148,78 +146,64 @@ class Division:
         count = plan.task_graphs[task_graph].replica_count
         return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
 
-    def weight(
-        self, source: int, task_graph: int, clone: Clone, dtype: tf.DType, names: Sequence[str]
-    ) -> Union[float, str]:
-        """``w_i = b_i / B``: a number, or the name of a scalar; ``names``: the source's tensor for each model replica."""
+    def weight(self, source: int, task_graph: int, clone: Clone, dtype: tf.DType) -> Union[float, str]:
+        """``w_i = b_i / B``: a number, or the name of a scalar."""
         position = self.position(task_graph, clone)
         if self.batch is not None:
-            share = self.shares(source, task_graph, clone.g, names[clone.g])
-            return float(share.sizes[position]) / (self.batch * self.mini_batches)
+            return float(self.shares(source, task_graph, clone.g).sizes[position]) / (self.batch * self.mini_batches)
         key = (source, task_graph, dtype.name)
         if key not in self._weights:
-            self._weights[key] = self._weights_at_run_time(source, task_graph, dtype, names)
+            self._weights[key] = self._weights_at_run_time(source, task_graph, dtype)
         return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
 
-    def elsewhere(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
+    def elsewhere(self, source: int, task_graph: int) -> Number:
         """How many examples the other processes take in this step."""
         if self.batch is not None:
             return self.batch * (self.mini_batches - self.mini_batches_here)
         if self._communicator.processes == 1:
             return 0
-        here, everywhere = self._totals(source, task_graph, names)
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}", "elsewhere")
-        return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
+        here, everywhere = self._totals(source, task_graph)
+        return self._nodes.binary(
+            "Sub", everywhere, here, self._scope(source, task_graph, "elsewhere"), tf.int32, self._context.host)
 
-    def before_this_process(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
+    def before_this_process(self, source: int, task_graph: int) -> Number:
         """How many examples the processes before this one take."""
         communicator, rank = self._communicator, self._context.processes.rank
         if communicator.processes == 1:
             return 0
         if self.batch is not None:
             return self.batch * rank * self.mini_batches_here
-        nodes, device = self._nodes, self._context.host
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_before")
-        each = self.of_each_process(source, task_graph, names)
-        axis = nodes.const(0, scope + "/axis", tf.int32, device)
-        starts = nodes.add("Cumsum", scope + "/starts", [each, axis], device, T=tf.int32, Tidx=tf.int32, exclusive=True,
-                           reverse=False)
-        own = nodes.slice_dim(starts, 0, 1, rank, 1, scope + "/own", tf.int32, device)
-        scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
-        return nodes.add("Reshape", scope, [own, scalar], device, T=tf.int32, Tshape=tf.int32)
+        scope = self._scope(source, task_graph, "before")
+        starts = self._starts(self.of_each_process(source, task_graph), scope)
+        own = self._nodes.slice_dim(starts, 0, 1, rank, 1, scope + "/own", tf.int32, self._context.host)
+        return self._nodes.scalar(own, scope, tf.int32, self._context.host)
 
-    def of_each_process(self, source: int, task_graph: int, names: Sequence[str]) -> str:
+    def of_each_process(self, source: int, task_graph: int) -> str:
         """How many examples each process takes: int32 `[processes]`."""
         key = (source, task_graph)
         if key not in self._each:
-            nodes, device = self._nodes, self._context.host
-            scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_each")
-            axis = nodes.const(0, scope + "/axis", tf.int32, device)
-            here = self._here(source, task_graph, names)
-            row = nodes.add("ExpandDims", scope + "/here", [here, axis], device, T=tf.int32, Tdim=tf.int32)
-            self._each[key] = self._communicator.gather_across(Member(row, device), 0, 1, scope, tf.int32, True)
+            scope, device = self._scope(source, task_graph, "each"), self._context.host
+            row = self._nodes.expand_dims(self._here(source, task_graph), 0, scope + "/here", tf.int32, device)
+            self._each[key] = self._communicator.gather_across(Member(row, device), 1, scope, tf.int32, True)
         return self._each[key]
 
-    def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
+    def of_this_process(self, source: int, task_graph: int, dtype: tf.DType) -> Union[float, str]:
         """Ratio of all processes' examples to this process's own: a number, or the name of a scalar."""
         if self.batch is not None or self._communicator.processes == 1:
             return float(self._communicator.processes)
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_ratio_{dtype.name}")
-        here, everywhere = (
-            self._nodes.cast(total, f"{scope}/{i}", tf.int32, dtype, self._context.host)
-            for i, total in enumerate(self._totals(source, task_graph, names))
-        )
+        scope = self._scope(source, task_graph, f"ratio_{dtype.name}")
+        here, everywhere = (self._nodes.cast(total, f"{scope}/{i}", tf.int32, dtype, self._context.host)
+                            for i, total in enumerate(self._totals(source, task_graph)))
         return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
 
-    def _totals(self, source: int, task_graph: int, names: Sequence[str]) -> Tuple[str, str]:
+    def _totals(self, source: int, task_graph: int) -> Tuple[str, str]:
         """Numbers of examples, known only at run time: this process's, and those of all processes in the run."""
         key = (source, task_graph)
         if key not in self._elsewhere:
             nodes, device = self._nodes, self._context.host
-            scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_total")
-            here = self._here(source, task_graph, names)
+            scope, here = self._scope(source, task_graph, "total"), self._here(source, task_graph)
             if self._communicator.is_always_together:
-                each = self.of_each_process(source, task_graph, names)
+                each = self.of_each_process(source, task_graph)
                 everything = nodes.const([0], scope + "/all", tf.int32, device)
                 everywhere = nodes.add("Sum", scope, [each, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
             else:
@@ -227,79 +211,59 @@ class Division:
             self._elsewhere[key] = here, everywhere
         return self._elsewhere[key]
 
-    def _here(self, source: int, task_graph: int, names: Sequence[str]) -> str:
+    def _here(self, source: int, task_graph: int) -> str:
         """How many examples this process takes."""
-        shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_here")
-        return self._nodes.add_n([str(share.total) for share in shares], scope, tf.int32, self._context.host)
+        totals = [str(share.total) for share in self._shares_here(source, task_graph)]
+        return self._nodes.add_n(totals, self._scope(source, task_graph, "here"), tf.int32, self._context.host)
+
+    def _shares_here(self, source: int, task_graph: int) -> List[Shares]:
+        """The shares in each of this process's mini-batches."""
+        return [self.shares(source, task_graph, g) for g in range(self.mini_batches_here)]
+
+    def _scope(self, source: int, task_graph: int, what: str) -> str:
+        return self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_{what}")
+
+    def _starts(self, sizes: str, scope: str) -> str:
+        """Where parts of these sizes begin: their running totals."""
+        axis = self._nodes.const(0, scope + "/axis", tf.int32, self._context.host)
+        return self._nodes.add("Cumsum", scope + "/starts", [sizes, axis], self._context.host, T=tf.int32, Tidx=tf.int32,
+                               exclusive=True, reverse=False)
 
     def _per_mini_batch(self, task_graph: int) -> int:
         plan = self._context.plan
         count = plan.num_micro_batch * plan.task_graphs[task_graph].replica_count
         return count if self.own else count * plan.num_model_replicas
 
-    def _at_run_time(self, key: Tuple[int, int, int], totals: Sequence[Sequence[int]], source_name: str) -> Shares:
-        source, task_graph, g = key
-        nodes, device = self._nodes, self._context.host
-        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_g{g}")
-        dtype = self._context.dtype(source)
-        shape = nodes.add("Shape", scope + "/shape", [source_name], device, T=dtype, out_type=tf.int32)
+    def _at_run_time(self, source: int, task_graph: int, g: int, totals: Sequence[Sequence[int]]) -> Shares:
+        nodes, device, name = self._nodes, self._context.host, self.name_of(source, g)
+        scope = self._scope(source, task_graph, f"g{g if self.own else 0}")
+        shape = nodes.shape(name, scope + "/shape", self._context.dtype(source), device)
         sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
         rows = sum(self._context.region.batch.layout(source).blocks or (1,))
         if rows > 1:
             each = nodes.const(rows, scope + "/rows", tf.int32, device)
             sizes = batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
-        scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
-        total = nodes.add("Reshape", scope + "/total", [batch, scalar], device, T=tf.int32, Tshape=tf.int32)
+        total = nodes.scalar(batch, scope + "/total", tf.int32, device)
         for depth, level in enumerate(totals):
             sizes = self._divide_at_run_time(sizes, level, f"{scope}/level{depth}", device)
         count = self._per_mini_batch(task_graph)
-        starts = nodes.add(
-            "Cumsum",
-            scope + "/starts",
-            [sizes, nodes.const(0, scope + "/axis", tf.int32, device)],
-            device,
-            T=tf.int32,
-            Tidx=tf.int32,
-            exclusive=True,
-            reverse=False,
-        )
-        scalars = [
-            nodes.add("Unpack", f"{scope}/{what}_each", [vector], device, T=tf.int32, num=count, axis=0)
-            for what, vector in (("size", sizes), ("start", starts))
-        ]
-        check = check_examples(
-            nodes, sizes, total, count, source_name, rows, self._is_computed(source), scope, device)
-        size_names, start_names = (tuple(f"{op}:{i}" for i in range(count)) for op in scalars)
-        return Shares(total, size_names, start_names, sizes, (check,))
+        of_each = self._unpacked(sizes, count, scope + "/size_each", tf.int32)
+        starts = self._unpacked(self._starts(sizes, scope), count, scope + "/start_each", tf.int32)
+        check = check_examples(nodes, sizes, total, count, name, rows, self._is_computed(source), scope, device)
+        return Shares(total, of_each, starts, sizes, (check,))
+
+    def _unpacked(self, vector: str, count: int, name: str, dtype: tf.DType) -> Tuple[str, ...]:
+        op = self._nodes.add("Unpack", name, [vector], self._context.host, T=dtype, num=count, axis=0)
+        return tuple(f"{op}:{i}" for i in range(count))
 
     def _divide_at_run_time(self, sizes: str, level: Sequence[int], scope: str, device: str) -> str:
         """Divides each of ``sizes`` (a vector) as ``level`` says; the result is again a vector."""
         nodes = self._nodes
-        column = nodes.add(
-            "ExpandDims",
-            scope + "/column",
-            [sizes, nodes.const(1, scope + "/one", tf.int32, device)],
-            device,
-            T=tf.int32,
-            Tdim=tf.int32,
-        )
-        products = nodes.binary(
-            "Mul",
-            column,
-            nodes.const([level], scope + "/running", tf.int32, device),
-            scope + "/products",
-            tf.int32,
-            device,
-        )
-        bounds = nodes.binary(
-            "FloorDiv",
-            products,
-            nodes.const(level[-1], scope + "/slices", tf.int32, device),
-            scope + "/bounds",
-            tf.int32,
-            device,
-        )
+        column = nodes.expand_dims(sizes, 1, scope + "/column", tf.int32, device)
+        running_totals = nodes.const([level], scope + "/running", tf.int32, device)
+        products = nodes.binary("Mul", column, running_totals, scope + "/products", tf.int32, device)
+        slices = nodes.const(level[-1], scope + "/slices", tf.int32, device)
+        bounds = nodes.binary("FloorDiv", products, slices, scope + "/bounds", tf.int32, device)
         count = len(level) - 1
         high = nodes.slice_dim(bounds, 1, 2, 1, count, scope + "/high", tf.int32, device)
         low = nodes.slice_dim(bounds, 1, 2, 0, count, scope + "/low", tf.int32, device)
@@ -312,44 +276,114 @@ class Division:
         producer = self._context.graph.producer(source)
         return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
-    def checks(self, source: int, task_graph: int, g: int, name_of: Callable[[int], str], scope: str) -> Tuple[str, ...]:
-        """Ops that fail at run time if a Python function did not return the rows of a mini-batch.
-
-        Args:
-            name_of: the tensor of an input, for model replica ``g``.
-        """
+    def checks(self, source: int, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
+        """Ops that fail at run time if a Python function did not return the rows of a mini-batch for model replica ``g``."""
         shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
         first = next((each for each in self._sources if not self._is_computed(each)), next(iter(self._sources)))
         if not self._is_computed(source) or shape is None or shape[dim] is not None or (self.batch is None and source == first):
             return ()
         rows, scope = sum(self._context.region.batch.layout(source).blocks or (1,)), scope + "/rows"
-        expected = self.batch if self.batch is not None else self.shares(first, task_graph, g, name_of(first)).total
+        expected = self.batch if self.batch is not None else self.shares(first, task_graph, g).total
         if isinstance(expected, int):
             expected *= rows
         elif rows > 1:
             each = self._nodes.const(rows, scope + "/each", tf.int32, self._context.host)
             expected = self._nodes.binary("Mul", expected, each, scope + "/all", tf.int32, self._context.host)
         dtype, host = self._context.dtype(source), self._context.host
-        return (check_rows(self._nodes, name_of(source), dim, dtype, expected, scope, host),)
+        return (check_rows(self._nodes, self.name_of(source, g), dim, dtype, expected, scope, host),)
 
-    def _weights_at_run_time(
-        self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]
-    ) -> Tuple[str, ...]:
+    def _weights_at_run_time(self, source: int, task_graph: int, dtype: tf.DType) -> Tuple[str, ...]:
         nodes, device = self._nodes, self._context.host
-        scope = self._context.name(
-            "division", f"{self._context.flat(source)}_t{task_graph}_weights_{dtype.name}"
-        )
-        shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
+        scope, shares = self._scope(source, task_graph, f"weights_{dtype.name}"), self._shares_here(source, task_graph)
         sizes = nodes.concat([str(share.vector) for share in shares], 0, scope + "/sizes", tf.int32, device)
-        _, total = self._totals(source, task_graph, names)
-        weights = nodes.binary(
-            "RealDiv",
-            nodes.cast(sizes, scope + "/sizes_float", tf.int32, dtype, device),
-            nodes.cast(total, scope + "/total_float", tf.int32, dtype, device),
-            scope + "/weights",
-            dtype,
-            device,
-        )
-        count = len(shares) * self._per_mini_batch(task_graph)
-        op = nodes.add("Unpack", scope + "/each", [weights], device, T=dtype, num=count, axis=0)
-        return tuple(f"{op}:{i}" for i in range(count))
+        _, total = self._totals(source, task_graph)
+        here = nodes.cast(sizes, scope + "/sizes_float", tf.int32, dtype, device)
+        everywhere = nodes.cast(total, scope + "/total_float", tf.int32, dtype, device)
+        weights = nodes.binary("RealDiv", here, everywhere, scope + "/weights", dtype, device)
+        return self._unpacked(weights, len(shares) * self._per_mini_batch(task_graph), scope + "/each", dtype)
+
+
+def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
+    """How the mini-batches of a step are divided.
+
+    Raises:
+        PlanError: they cannot be divided like this.
+    """
+    plan, graph, sources = context.plan, context.graph, captured.sources
+    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
+    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
+    if own and len(pulled) < len(sources):
+        fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
+        raise PlanError(
+            f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
+            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")
+    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
+    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    if own and blocked is not None:
+        raise PlanError(
+            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
+    batch = _static_batch(graph, sources, layouts)
+    if batch is not None:
+        _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
+    division = Division(context, nodes, own, batch, sources, sums)
+    if division.mini_batches > 1 and batch == 1:
+        raise PlanError(
+            "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
+            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
+            "(drop_remainder=False)")
+    if division.mini_batches > 1:
+        division.is_together = _puts_together(context, captured, batch)
+    if division.mini_batches > 1 and batch is not None:
+        context.rescaled = context.region.mean_divisors
+    return division
+
+
+def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
+    """Examples of a mini-batch; None: no input says how many."""
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        size = None if shape is None else shape[dim]
+        if size is not None:
+            known.add(size // sum(layouts[tensor].blocks or (1,)))
+    if len(known) > 1:
+        raise PlanError("inputs have different batch sizes: {}".format(
+            ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))
+    return next(iter(known), None)
+
+
+def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
+    """Whether sections put the examples of all mini-batches together.  If not, mini-batches are combined only in sums.
+
+    Args:
+        captured: its sources are all inputs that are known to have rows of the mini-batch.
+        batch: the static size of each of the mini-batches.
+
+    Raises:
+        PlanError: an op needs this, but it is impossible.
+    """
+    graph, region = context.graph, context.region
+    sources = region.batch.sources
+    firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
+    for tensor in captured.inputs_beside:
+        if (graph.tensors[tensor].shape or ())[0] in firsts:
+            reader = next(graph.ops[op] for op, _ in graph.consumers(tensor) if op in region.ops)
+            raise PlanError(
+                f"op {reader.name!r} reads input {graph.tensor_name(tensor)!r} whole, but model replicas or processes take "
+                "mini-batches of their own, each with another value of it: declare with wh.batch_axis(tensor, 0) that its rows "
+                "are examples, or with wh.batch_axis(tensor, None) that all get the same value")
+    needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
+              if tensor in sources and op in region.sections]
+    for (op, position), steps in region.batch.conversions.items():
+        tensor = graph.ops[op].inputs[position]
+        of_section = graph.tensors[tensor].op in region.sections
+        if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
+            needed.append((op, tensor))
+    if needed and batch is not None:
+        op, tensor = needed[0]
+        raise PlanError(
+            f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, but model replicas or processes "
+            f"take mini-batches of their own, whose size, {batch}, is static and may be part of the computation: leave the batch "
+            "size open (None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
+    return bool(needed)

@@ -6,17 +6,17 @@ staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import Processes
 from whale_tf.communicators import Communicator, Keys, Member, ProcessCommunicator, communicator
 from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
-from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.division import Division, find_division
 from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.inputs import Inputs
@@ -34,11 +34,9 @@ from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.across import Across, is_of_rows
-from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
@@ -82,9 +80,9 @@ def emit(
     plan: Plan,
     backend: str,
     devices: Sequence[str],
-    processes: Processes = ONE_PROCESS,
-    keys: Optional[Keys] = None,
-    has_run: bool = False,
+    processes: Processes,
+    keys: Optional[Keys],
+    has_run: bool,
 ) -> Emitted:
     """Writes a plan's step into the graph.
 
@@ -102,35 +100,13 @@ def emit(
     _check_writes(captured)
     edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
-    step = parted(captured.step(region, processes.graphs), plan)
+    context, step, form = _begun(tf_graph, captured, region, plan, devices, processes, edit)
     region, graph = step.region, step.graph
-    program = compile_program(step, plan)
-    form = choose_form(program, region, plan)
-    compiled = not_compiled(program, plan, devices)
-    if compiled:
-        form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    context = Context(
-        tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
-    context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
-                        for function in program.functions(body)}
-    _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
-    sums.is_always_together = tf_graph.building_function
-    if processes.graphs > 1:
-        check_random(context)
-    division = _division(context, nodes, captured, sums)
-    check_draws(context, division.own, processes.graphs)
+    sums.is_always_together = is_function = tf_graph.building_function
+    division = find_division(context, nodes, captured, sums)
+    _check(context, division, has_run)
     after = reroute.outside_after(graph, region)
-    context.variables = step.update.variables
-    context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
-    if context.homes.ops and has_run:
-        raise PlanError(
-            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
-            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that give the "
-            "rank of every input")
-    context.pinned = _pinned(context, captured)
-    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
-                       for wait in set(op.control_inputs).difference(new.control_inputs)}
 
     copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
@@ -146,23 +122,13 @@ def emit(
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    is_function = captured.recording is not None and captured.recording.returned is not None
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
-    across = step.across
-    if across.decisive:
-        of_all = _inputs_of_all(context, across, sums)
-        moves.update({(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
-                      if op not in across.twice and graph.ops[op].inputs[position] in of_all})
-        moves.update(_run_twice(context, across, merge, of_all))
-        moves.update(_added_up(context, across, sums, division))
-    elif processes.graphs > 1 and not is_function:
-        of_all = _inputs_of_all(context, across, sums)
-        uses = [(use, graph.ops[use[0]].inputs[use[1]]) for use in across.uses]
-        moves.update({use: _resized(context, nodes, use, of_all[tensor]) for use, tensor in uses if tensor in of_all})
+    if processes.graphs > 1:
+        moves.update(_of_all_processes(context, nodes, merge, division, sums, step.across))
     update_clones = clone_update(context, operands, merge)
     own_writes = {graph.ops[index].name for index in update_clones}
-    mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
+    mirror = Mirror(tf_graph, _variable_copies(context, copies), own_writes)
     mirror.stage(edit, captured.definitions.added)
 
     reroute.move_edges(context, moves)
@@ -188,6 +154,44 @@ def emit(
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
 
 
+def _begun(
+    tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
+    edit: StagedEdit
+) -> Tuple[Context, TrainingStep, Form]:
+    """The state of the rewrite before anything is staged, the step with its parts, and how the step is emitted."""
+    step = parted(captured.step(region, processes.graphs), plan)
+    graph, program = step.graph, compile_program(step, plan)
+    form = choose_form(program, step.region, plan)
+    compiled = not_compiled(program, plan, devices)
+    if compiled:
+        form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
+    context = Context(
+        tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program, form.is_called)
+    context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
+                        for function in program.functions(body)}
+    context.variables = step.update.variables
+    context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
+    context.pinned = _pinned(context, captured)
+    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
+                       for wait in set(op.control_inputs).difference(new.control_inputs)}
+    return context, step, form
+
+
+def _check(context: Context, division: Division, has_run: bool) -> None:
+    """Raises:
+        PlanError, UnsupportedOpError: the copies, processes or homes of the plan would compute something else.
+    """
+    _check_rereads(context)
+    if context.processes.graphs > 1:
+        check_random(context)
+    check_draws(context, division.own, context.processes.graphs)
+    if context.homes.ops and has_run:
+        raise PlanError(
+            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
+            f"({context.plan.zero!r}) and offload ({context.plan.offload!r}) need wh.parallelize() before the first run, or "
+            "shapes that give the rank of every input")
+
+
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
     """Ops that take the handle or reference of a variable that all replicas share -> the variable's device."""
     found: Dict[str, str] = {}
@@ -203,16 +207,13 @@ def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
     return found
 
 
-def _variable_copies(
-    context: Context, copies: Dict[Tuple[int, Copy], str], homes: Dict[int, int]
-) -> Dict[str, Dict[str, VariableCopy]]:
+def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> Dict[str, Dict[str, VariableCopy]]:
     result: Dict[str, Dict[str, VariableCopy]] = {}
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
-            group = result.setdefault(context.scope(copy), {})
-            group[context.graph.ops[index].name] = VariableCopy(
-                tensor, context.device(homes[index], copy, context.shard(context.graph.ops[index]))
-            )
+            op = context.graph.ops[index]
+            device = context.device(context.variables[index], copy, context.shard(op))
+            result.setdefault(context.scope(copy), {})[op.name] = VariableCopy(tensor, device)
     return result
 
 
@@ -227,8 +228,7 @@ def _check_writes(captured: Captured) -> None:
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every micro-batch and "
             "replica would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), and "
-            "read its value before the write"
-        )
+            "read its value before the write")
 
 
 def _check_rereads(context: Context) -> None:
@@ -240,94 +240,6 @@ def _check_rereads(context: Context) -> None:
                 f"op {op.name!r} reads a variable after its update in the same step, and there are "
                 f"{len(copies) * context.processes.graphs} copies of it, which may not have been updated by then: set variables "
                 "to 'shared' (CPU devices of one process), or run the updates one after the other")
-
-
-def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
-    plan, graph, sources = context.plan, context.graph, captured.sources
-    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
-    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
-    if own and len(pulled) < len(sources):
-        fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
-        raise PlanError(
-            f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
-            f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
-        )
-    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
-    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
-    if own and blocked is not None:
-        raise PlanError(
-            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
-            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    known: Set[int] = set()
-    for tensor, dim in sources.items():
-        shape = graph.tensors[tensor].shape
-        if shape is not None and shape[dim] is not None:
-            known.add(shape[dim] // sum(layouts[tensor].blocks or (1,)))  # type: ignore[operator]
-    if len(known) > 1:
-        raise PlanError(
-            "inputs have different batch sizes: {}".format(
-                ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)
-            )
-        )
-    batch: Optional[int] = next(iter(known)) if known else None
-    if batch is not None:
-        check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
-    division = Division(context, nodes, own, batch, sources, sums)
-    if division.mini_batches > 1 and batch == 1:
-        raise PlanError(
-            "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
-            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
-            "(drop_remainder=False)"
-        )
-    if division.mini_batches > 1:
-        division.is_together = _puts_together(context, captured, batch)
-    if division.mini_batches > 1 and batch is not None:
-        context.rescaled = context.region.mean_divisors
-    return division
-
-
-def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
-    """Whether sections put the examples of all mini-batches together.  If not, mini-batches are combined only in sums.
-
-    Args:
-        captured: its sources are all inputs that are known to have rows of the mini-batch.
-        batch: the static size of each of the mini-batches.
-
-    Raises:
-        PlanError: an op needs this, but it is impossible.
-    """
-    graph, region = context.graph, context.region
-    sources = region.batch.sources
-    firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
-    for tensor in captured.inputs_beside:
-        if (graph.tensors[tensor].shape or ())[0] in firsts:
-            raise PlanError(
-                f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, but model "
-                "replicas or processes take mini-batches of their own, each with another value of it: declare with "
-                "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all get the same "
-                "value")
-    needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
-              if tensor in sources and op in region.sections]
-    for (op, position), steps in region.batch.conversions.items():
-        tensor = graph.ops[op].inputs[position]
-        of_section = graph.tensors[tensor].op in region.sections
-        if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
-            needed.append((op, tensor))
-    if needed and batch is not None:
-        raise _not_together(
-            context, *needed[0], f"whose size, {batch}, is static and may be part of the computation: leave the batch size open "
-            "(None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
-    return bool(needed)
-
-
-def _reader(region: Region, tensor: int) -> int:
-    return next(op for op, _ in region.graph.consumers(tensor) if op in region.ops)
-
-
-def _not_together(context: Context, op: int, tensor: int, fix: str) -> PlanError:
-    return PlanError(
-        f"op {context.graph.ops[op].name!r} needs all examples of {context.graph.tensor_name(tensor)!r}, but model replicas or "
-        f"processes take mini-batches of their own; {fix}")
 
 
 def _merge_leaving(
@@ -361,13 +273,29 @@ def _merge_leaving(
     return moves
 
 
+def _of_all_processes(
+    context: Context, nodes: Nodes, merge: Merge, division: Division, sums: Communicator, across: Across
+) -> Dict[reroute.Use, str]:
+    """What ops outside of the clones read instead of inputs, where this takes the rows of all processes."""
+    if context.tf_graph.building_function and not across.decisive:
+        return {}
+    graph, of_all = context.graph, _inputs_of_all(context, across, sums)
+    moves = {(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
+             if op not in across.twice and graph.ops[op].inputs[position] in of_all}
+    if not context.tf_graph.building_function:
+        return {use: _resized(context, nodes, use, name) for use, name in moves.items()}
+    moves.update(_run_twice(context, across, merge, of_all))
+    moves.update(_added_up(context, across, sums, division))
+    return moves
+
+
 def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict[int, str]:
     """Batch inputs of all processes that ops outside of the clones read."""
     graph = context.graph
     tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
     return {
         tensor: sums.gather_across(
-            Member(graph.tensor_name(tensor), context.host), 0, len(context.static_shape(tensor)),
+            Member(graph.tensor_name(tensor), context.host), len(context.static_shape(tensor)),
             context.name("processes", context.flat(tensor)), context.dtype(tensor), False)
         for tensor in tensors if not context.region.contains(graph.producer(tensor))}
 
@@ -428,11 +356,5 @@ def _of_unknown_shape(context: Context, nodes: Nodes, use: reroute.Use, name: st
 def _resized(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
     op, position = context.graph.ops[use[0]], use[1]
     tensor = op.inputs[position]
-    return nodes.add(
-        "PlaceholderWithDefault",
-        context.name("resized", op.name, str(position)),
-        [name],
-        context.host,
-        dtype=context.dtype(tensor),
-        shape=tf.TensorShape(None),
-    )
+    return nodes.add("PlaceholderWithDefault", context.name("resized", op.name, str(position)), [name], context.host,
+                     dtype=context.dtype(tensor), shape=tf.TensorShape(None))

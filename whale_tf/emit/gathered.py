@@ -20,6 +20,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.calls import control_for
 from whale_tf.emit.context import ORIGINAL, Context, Gathered
+from whale_tf.emit.variables import read
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import groups
@@ -155,5 +156,5 @@ class _Values:
         return names[op.name]
 
     def _read(self, op: Op, name: str, place: int, waits: Sequence[str]) -> str:
-        kind, attr = ("ReadVariableOp", "dtype") if op.type == "VarHandleOp" else ("Identity", "T")
-        return self._nodes.add(kind, self._scopes[place] + "/read", [name], self._devices[place], waits, **{attr: self._dtype})
+        is_resource, scope = op.type == "VarHandleOp", self._scopes[place] + "/read"
+        return read(self._nodes, is_resource, name, scope, self._dtype, self._devices[place], waits)

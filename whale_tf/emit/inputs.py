@@ -32,8 +32,8 @@ class Inputs:
         self._division = division
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
         self._concatenated: Dict[int, str] = {}
-        self._own_pulls = division.own and context.plan.num_model_replicas > 1
-        self._pulled = self._pull_again() if self._own_pulls else {}
+        self._pulled = self._pull_again() if division.own else {}
+        division.name_of = self.whole
 
     def whole(self, tensor: int, g: int) -> str:
         """An undivided tensor of the input side (or of anything outside the region) as model replica ``g`` sees it."""
@@ -43,21 +43,14 @@ class Inputs:
             return "{}/{}".format(self._context.name("input", f"g{g}"), name)
         return name
 
-    def names(self, source: int) -> List[str]:
-        return [self.whole(source, g) for g in range(self._context.plan.num_model_replicas)]
-
     def part(self, source: int, task_graph: int, clone: Clone) -> str:
         """A clone's part of a batch input."""
         key = (source, task_graph, clone.g if self._division.own else 0)
         if key not in self._parts:
-            share = self.shares(source, task_graph, clone.g)
-            scope = self._context.name(
-                "input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}"
-            )
-            whole = self.whole(source, clone.g)
+            share, whole = self._division.shares(source, task_graph, clone.g), self.whole(source, clone.g)
+            scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
-                more = self._division.checks(source, task_graph, clone.g, lambda each: self.whole(each, clone.g), scope)
-                share = share._replace(check=share.check + more)
+                share = share._replace(check=share.check + self._division.checks(source, task_graph, clone.g, scope))
             self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, scope)
         return self._parts[key][self._division.position(task_graph, clone)]
 
@@ -91,35 +84,22 @@ class Inputs:
             parts.append(nodes.split(block, sizes(rows, name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
 
-    def shares(self, source: int, task_graph: int, g: int) -> Shares:
-        return self._division.shares(source, task_graph, g, self.whole(source, g))
-
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch inputs of which each model replica has its own, and their uses outside the region, which need all of them."""
-        if not self._own_pulls:
-            return {}
-        graph = self._context.graph
-        result: Dict[int, List[Tuple[int, int]]] = {}
-        for source in self.sources:
-            uses = [
-                (op, position)
-                for op, position in graph.consumers(source)
-                if not self._context.region.contains(graph.ops[op]) and graph.ops[op].phase is not Phase.INPUT
-            ]
-            if uses and graph.producer(source).id in self._pulled:
-                result[source] = uses
-        return result
+        graph, region = self._context.graph, self._context.region
+        uses = {source: [(op, position) for op, position in graph.consumers(source)
+                         if not region.contains(graph.ops[op]) and graph.ops[op].phase is not Phase.INPUT]
+                for source in self.sources if graph.producer(source).id in self._pulled}
+        return {source: found for source, found in uses.items() if found}
 
     def concatenated(self, source: int) -> str:
         """All model replicas' mini-batches in one tensor."""
         if source not in self._concatenated:
+            context = self._context
+            names = [self.whole(source, g) for g in range(self._division.mini_batches_here)]
             self._concatenated[source] = self._nodes.concat(
-                self.names(source) if self._own_pulls else [self.whole(source, 0)],
-                self.sources[source],
-                self._context.name("input", "all", self._context.flat(source)),
-                self._context.dtype(source),
-                self._context.host,
-            )
+                names, self.sources[source], context.name("input", "all", context.flat(source)), context.dtype(source),
+                context.host)
         return self._concatenated[source]
 
     def _pull_again(self) -> Dict[int, Op]:
@@ -134,14 +114,10 @@ class Inputs:
         ops = [self._context.tf_ops[i] for i in pulled]
         for g in range(1, self._context.plan.num_model_replicas):
             before = "" if g == 1 else self._context.name("input", f"g{g - 1}") + "/"
-            self._context.edit.clone(
-                ops,
-                self._context.name("input", f"g{g}"),
-                device=self._context.host,
-                edit=_drop_colocation,
-                # in order, so that model replica g always gets the same mini-batch of a step
-                control_inputs={op.name: [before + op.name] for op in pulled.values() if op.type in PULLS},
-            )
+            # in order, so that model replica g always gets the same mini-batch of a step
+            waits = {op.name: [before + op.name] for op in pulled.values() if op.type in PULLS}
+            self._context.edit.clone(ops, self._context.name("input", f"g{g}"), device=self._context.host,
+                                     edit=_drop_colocation, control_inputs=waits)
         return pulled
 
 

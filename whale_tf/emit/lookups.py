@@ -18,6 +18,7 @@ from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SH
 from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.capture.record import Tags
 from whale_tf.capture.recording import renamed, renamed_call
+from whale_tf.emit.replacing import move_waits
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.region import Region
@@ -60,10 +61,7 @@ class _Staged:
             for user, position in graph.consumers(op.outputs[0]):
                 name = graph.ops[user].name
                 edit.move_input(self._successors.get(name, name), position, replaced[graph.tensor_name(op.outputs[0])])
-        for op in graph.ops:
-            waits = [graph.ops[wait].name for wait in op.control_inputs if graph.ops[wait].name in self._successors]
-            if waits and op.name not in self._successors:
-                edit.move_waits(op.name, waits, [self._successors[name] for name in waits])
+        move_waits(graph, edit, self._successors)
         calls = [renamed_call(call, renamed(call.ys, replaced), renamed(call.xs, replaced), renamed(call.grads, replaced))
                  for call in step.annotations.gradient_calls]
         instead = {name: (new,) for name, new in self._successors.items()}  # a function runs all its look-ups in variables

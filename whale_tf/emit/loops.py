@@ -40,8 +40,7 @@ def check_loops(context: Context) -> None:
             raise UnsupportedOpError(
                 f"the while loop {frame[0]!r} has ops of TaskGraphs {context.plan.task_graphs[home[frame[0]]].name!r} "
                 f"and {context.plan.task_graphs[context.home(op)].name!r} ({op.name!r} is one of them); a loop runs on one "
-                "VirtualDevice: put the whole tf.while_loop under one annotation"
-            )
+                "VirtualDevice: put the whole tf.while_loop under one annotation")
         if index in shared:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the same on "
@@ -68,15 +67,10 @@ class _Entrance:
         self._count = 0
         for task_graph in range(len(context.plan.task_graphs)):
             for place in [*context.copies(task_graph)[1:], *context.clones(task_graph), EVERY]:
-                level = isinstance(place, Clone)
-                members = [
-                    index
-                    for index in frames_of
-                    if context.region.task_graph[index] == task_graph
-                    and context.region.contains(context.graph.ops[index])
-                    and (index in context.region.batch_level) == level
-                    and (index in context.region.sections) == (place == EVERY)
-                ]
+                level, region = isinstance(place, Clone), context.region
+                members = [index for index in frames_of
+                           if region.task_graph[index] == task_graph and region.contains(context.graph.ops[index])
+                           and (index in region.batch_level) == level and (index in region.sections) == (place == EVERY)]
                 self._add_clones(context.scope(place), members, frames_of)
 
     def _add_clones(self, scope: str, members: List[int], frames_of: Dict[int, Frames]) -> None:
@@ -140,15 +134,7 @@ class _Entrance:
         key = (edge, frame)
         if key not in self._entered:
             self._count += 1
+            attrs = {"frame_name": frame[-1], "is_constant": True, "parallel_iterations": self._parallel_iterations[frame[-1]]}
             self._entered[key] = self._edit.add(
-                "Enter",
-                self._context.name("enter", str(self._count)),
-                [edge],
-                device=device,
-                attrs={
-                    "frame_name": frame[-1],
-                    "is_constant": True,
-                    "parallel_iterations": self._parallel_iterations[frame[-1]],
-                },
-            )
+                "Enter", self._context.name("enter", str(self._count)), [edge], device=device, attrs=attrs)
         return self._entered[key]

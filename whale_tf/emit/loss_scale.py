@@ -21,17 +21,19 @@ import weakref
 from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import CALL_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.handles import captured_variables
 from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
 from whale_tf.cluster import Cluster
 from whale_tf.emit.precision import FLOAT32, mixed_precision
+from whale_tf.emit.replacing import tag_like
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, Phase, Shape
+from whale_tf.ir.graph import Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.ir.units import GATE_ATTR
+from whale_tf.ir.walk import reached
 
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
@@ -109,13 +111,9 @@ def _counters(step: Recording) -> Set[int]:
         if len(op.inputs) != 2 or handle not in variables or graph.ops[handle].attrs.get("dtype") not in ("int32", "int64") \
                 or graph.ops[handle].attrs.get("shape") != ():
             continue
-        stack, seen = [graph.tensors[op.inputs[1]].op], {handle}
-        while stack:
-            index = stack.pop()
-            if index not in seen:
-                seen.add(index)
-                stack.extend(graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
-        begins = (graph.ops[index].type for index in seen if index != handle and not graph.ops[index].inputs)
+        behind = reached([graph.tensors[op.inputs[1]].op], lambda index: () if index == handle else (
+            graph.tensors[tensor].op for tensor in graph.ops[index].inputs))
+        begins = (graph.ops[index].type for index in behind if index != handle and not graph.ops[index].inputs)
         if all(traits(kind).role is Role.CONSTANT for kind in begins):
             found.add(write)
     return found
@@ -189,19 +187,12 @@ class _Scaler:
             if dtype != "float32":
                 factor = self._add("Cast", f"low_{number}", [factor], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
             product = self._add("Mul", f"first_{number}", [graph.tensor_name(tensor), factor], graph.tensors[tensor].shape)
-            self._tag(product, reader)
+            tag_like(self._edit.node(product.partition(":")[0]), self._step.definitions.node(reader.name))
             for other, position in graph.consumers(tensor):
                 if graph.ops[other].phase is Phase.BACKWARD and other not in makers:
                     self._edit.move_input(graph.ops[other].name, position, product)
             replaced[graph.tensor_name(tensor)] = product
         return replaced
-
-    def _tag(self, name: str, reader: Op) -> None:
-        """Tags a node as part of the backward pass, in its reader's TaskGraph."""
-        attrs, node = self._step.definitions.node(reader.name).attr, self._edit.node(name.partition(":")[0])
-        for key in (PHASE_ATTR, CALL_ATTR, TASK_GRAPH_ATTR):
-            if key in attrs:
-                node.attr[key].CopyFrom(attrs[key])
 
     # -- the update ---------------------------------------------------------------------------------------------------
     def _unscale(self, tensor: int, products: Mapping[str, str], inverse: str, number: int, gone: Dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES, Offset
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
 from whale_tf.passes.collect import chains
 from whale_tf.passes.schedule import backward_order
@@ -28,14 +28,8 @@ class Merge:
         compressed: gradients that are sent as float16.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        nodes: Nodes,
-        converter: Converter,
-        communicator: Communicator,
-        compressed: FrozenSet[int] = frozenset(),
-    ) -> None:
+    def __init__(self, context: Context, nodes: Nodes, converter: Converter, communicator: Communicator,
+                 compressed: FrozenSet[int] = frozenset()) -> None:
         self._context = context
         self._nodes = nodes
         self._converter = converter
@@ -90,17 +84,15 @@ class Merge:
                 value = self._nodes.add_n(list(sums.values()), scope, dtype, device)
                 value = self._converter.of_this_process(value, tensor, layout.power, scope, device)
             elif layout.is_sharded:
-                value = self._concatenated(tensor, layout, home, clones, scope, device)
+                value = self._concatenated(tensor, layout, home, scope, device)
             elif layout.kind in EXTREMES:
-                value = self._converter.combine(
-                    layout.kind, [context.tensor_in(tensor, clone) for clone in clones], scope, dtype, device
-                )
+                values = [context.tensor_in(tensor, clone) for clone in clones]
+                value = self._converter.combine(layout.kind, values, scope, dtype, device)
             elif layout.kind == EXTENT.kind:
-                value = self._extent(tensor, home, clones, scope, device)
+                value = self._extent(tensor, clones, scope, device)
             else:
-                value = self._converter.scale(
-                    context.tensor_in(tensor, clones[0]), tensor, layout.power, home, clones[0], scope
-                )
+                value = context.tensor_in(tensor, clones[0])
+                value = self._converter.scale(value, tensor, layout.power, home, clones[0], scope)
             self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
         return self._whole[tensor]
 
@@ -143,8 +135,7 @@ class Merge:
             found = [dict(zip(copies, self._communicator.all_reduce(members[0], names[0], dtype, fp16)))]
         elif layout.is_sharded and self._communicator.processes == 1:
             home, shard = context.home(context.graph.producer(first)), context.shard_of(first)
-            clones = list(context.clones(home))
-            found = [{copy: self._concatenated(first, layout, home, clones, f"{names[0]}/{copy.g}_{copy.r}",
+            found = [{copy: self._concatenated(first, layout, home, f"{names[0]}/{copy.g}_{copy.r}",
                                                context.device(task_graph, copy, shard)) for copy in copies}]
         else:
             found = [dict.fromkeys(copies, self._across(first, layout))]
@@ -209,7 +200,7 @@ class Merge:
         if layout.is_sharded:
             equal = self._converter.division.batch is not None
             lengths = None if equal else self._converter.rows_of_each_process(tensor, layout)
-            return self._communicator.gather_across(here, layout.dim, self._converter.rank(tensor), scope, dtype, equal, lengths)
+            return self._converter.gathered(here, tensor, layout.dim, scope, equal, lengths)
         if layout.kind in EXTREMES:
             return self._communicator.across(here, layout.kind, scope, dtype)
         if layout.kind == EXTENT.kind:
@@ -245,7 +236,7 @@ class Merge:
         if not self._converter.division.is_even:
             return total
         power, device = self._context.region.batch.layout(tensor).power, self._sum_device(tensor, copy)
-        return self._converter.scale(total, tensor, power, home, clones[0], self._sum_scope(tensor, copy), device=device)
+        return self._converter.scale(total, tensor, power, home, clones[0], self._context.sum_name(tensor, copy), device=device)
 
     def _add(self, tensor: int, clone: Clone, copy: Copy) -> None:
         """Adds a clone's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
@@ -271,13 +262,10 @@ class Merge:
         if self._converter.division.is_even:
             return value
         home, power = self._context.home(self._context.graph.producer(tensor)), self._context.region.batch.layout(tensor).power
-        scope = self._sum_scope(tensor, Copy(clone.g, clone.r))
+        scope = self._context.sum_name(tensor, Copy(clone.g, clone.r))
         return self._converter.scale(value, tensor, power, home, clone, f"{scope}/{clone.m}")
 
-    def _sum_scope(self, tensor: int, copy: Copy) -> str:
-        return self._context.sum_name(tensor, copy)
-
-    def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
+    def _extent(self, tensor: int, clones: List[Clone], scope: str, device: str) -> str:
         """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum minus ``n - 1`` times ``c0``."""
         context = self._context
         names = [context.tensor_in(tensor, clone) for clone in clones]
@@ -293,8 +281,7 @@ class Merge:
         if parts is None:
             raise UnsupportedOpError(
                 f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that prevents merging the clones' "
-                "values; compute it outside the model"
-            )
+                "values; compute it outside the model")
         shape = context.static_shape(tensor)
         constant = np.array([0 if part is None else part for part in parts]).reshape(shape)
         surplus = nodes.const(constant * count, scope + "/surplus", dtype, device)
@@ -305,15 +292,8 @@ class Merge:
             surplus = nodes.binary("Add", surplus, more, scope + "/more", dtype, device)
         return nodes.binary("Sub", total, surplus, scope, dtype, device)
 
-    def _concatenated(
-        self, tensor: int, layout: Layout, home: int, clones: List[Clone], scope: str, device: str
-    ) -> str:
-        context, converter, producer = self._context, self._converter, self._context.graph.producer(tensor)
-        values = [context.tensor_in(tensor, clone) for clone in clones]
-        offset = context.region.batch.offsets.get(tensor)
-        if offset:  # positions: each clone counts from its own first example
-            values = [converter.offset(name, tensor, Offset(offset), home, clone, f"{scope}/offset{i}", producer)
-                      for i, (clone, name) in enumerate(zip(clones, values))]
-        values = [converter.scale(name, tensor, layout.power, home, clone, f"{scope}/{i}")
-                  for i, (clone, name) in enumerate(zip(clones, values))]
-        return self._converter.concatenated(tensor, layout, home, list(zip(clones, values)), scope, device)
+    def _concatenated(self, tensor: int, layout: Layout, home: int, scope: str, device: str) -> str:
+        context, offset = self._context, self._context.region.batch.offsets.get(tensor, 0)
+        pieces = [(clone, context.tensor_in(tensor, clone)) for clone in context.clones(home)]
+        pieces = self._converter.comparable(tensor, home, pieces, layout.power, offset, scope)
+        return self._converter.concatenated(tensor, layout, home, pieces, scope, device)

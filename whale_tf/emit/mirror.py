@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.emit.variables import Replaced, catch_up
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.traits import traits
@@ -31,9 +32,7 @@ class Mirror:
         handled: names of writes that have their own clones (the optimizer's).
     """
 
-    def __init__(
-        self, graph: tf.Graph, copies: Dict[str, Dict[str, VariableCopy]], handled: Set[str]
-    ) -> None:
+    def __init__(self, graph: tf.Graph, copies: Dict[str, Dict[str, VariableCopy]], handled: Set[str]) -> None:
         self._graph = graph
         self._copies = copies
         self._variables = list(dict.fromkeys(variable for group in copies.values() for variable in group))
@@ -62,7 +61,7 @@ class Mirror:
         of = {op.name: variable for op, variable in writes}
         for scope, group in self._copies.items():
             ops = [op for op, variable in writes if variable in group]
-            names = edit.clone(ops, scope + "/mirror", device=_where(group, of))
+            names = edit.clone(ops, scope + "/mirror", device=lambda op: group[of[op.name]].device)
             for op in ops:
                 for position, edge in enumerate(edit.original(op).input):
                     if edge.partition(":")[0] in group:
@@ -72,11 +71,7 @@ class Mirror:
         return bool(writes)
 
     def finish(self, new: Collection[str]) -> None:
-        """Call when the edit is in the graph: the optimizer's writes that it added are not mirrored again.
-
-        Args:
-            new: names of the ops that it added.
-        """
+        """Call when the edit is in the graph: writes among the ``new`` ops (the optimizer's) are not mirrored again."""
         self._handled.update(new)
 
     def _new_writes(self, edit: StagedEdit, added: Collection[str]) -> List[Tuple[Original, str]]:
@@ -90,56 +85,13 @@ class Mirror:
         for variable in self._variables:
             known = [] if variable in edit else self._graph.get_operation_by_name(variable).outputs[0].consumers()
             found += [(op, variable) for op in known if op.name not in self._handled and traits(op.type).is_write]
-            found += [(node, variable) for node in users.get(variable, ())
-                      if node.name not in self._handled]
+            found += [(node, variable) for node in users.get(variable, ()) if node.name not in self._handled]
         return found
 
-    def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
-        """Copies the values of variables that were initialised before they had copies.
-
-        Args:
-            is_initialized: runs boolean tensors.
-            run: runs ops.
-        """
-        edit = StagedEdit(self._graph)
-        checks: Dict[str, str] = {}
-        assigns: Dict[str, List[str]] = {}
-        for name in self._variables:
-            variable = self._graph.get_operation_by_name(name)
-            is_resource = variable.type == "VarHandleOp"
-            attrs = {"dtype" if is_resource else "T": variable.get_attr("dtype")}
+    def catch_up(self, run: Callable[[Any], Any]) -> None:
+        """Copies the values of variables that were initialised before they had copies.  ``run`` runs tensors or ops."""
+        def replaced(name: str) -> Replaced:
             copies = {scope: group[name] for scope, group in self._copies.items() if name in group}
-            scope = f"{next(iter(copies))}/catch_up/{variable.name}"
-            checks[name] = edit.add(
-                "VarIsInitializedOp" if is_resource else "IsVariableInitialized",
-                scope + "/is_initialized",
-                [variable.name],
-                device=variable.device,
-            )
-            value = edit.add(
-                "ReadVariableOp" if is_resource else "Identity",
-                scope + "/value",
-                [variable.name],
-                device=variable.device,
-                attrs=attrs,
-            )
-            assigns[name] = [
-                edit.add(
-                    "AssignVariableOp" if is_resource else "Assign",
-                    scope + "/assign",
-                    [copy.tensor, value],
-                    device=copy.device,
-                    attrs=attrs,
-                )
-                for copy in copies.values()
-            ]
-        new = edit.commit()
-        self._handled.update(new)
-        variables = list(checks)
-        known = is_initialized([new[checks[variable]].outputs[0] for variable in variables])
-        run([new[name] for variable, ready in zip(variables, known) if ready for name in assigns[variable]])
-
-
-def _where(group: Dict[str, VariableCopy], of: Dict[str, str]) -> Callable[[Original], str]:
-    """The device of a write's clone: that of the variable's copy."""
-    return lambda op: group[of[op.name]].device
+            return Replaced(self._graph.get_operation_by_name(name), f"{next(iter(copies))}/catch_up/{name}",
+                            lambda nodes, value, scope: [(copy.tensor, copy.device, value) for copy in copies.values()])
+        catch_up(self._graph, map(replaced, self._variables), run, self._handled.update)

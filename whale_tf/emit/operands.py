@@ -23,15 +23,8 @@ from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE
 class Operands:
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        context: Context,
-        nodes: Nodes,
-        division: Division,
-        inputs: Inputs,
-        variable_copies: Dict[Tuple[int, Copy], str],
-        communicator: Communicator,
-    ) -> None:
+    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs,
+                 variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator) -> None:
         self.context = context
         self.inputs = inputs
         self.variable_copies = variable_copies
@@ -54,8 +47,7 @@ class Operands:
         if isinstance(place, Clone):
             if self.reads is not None:
                 name = self.reads.of_op(op.id, tensor, name, place)
-            constant = self.context.region.batch.localise.get((op.id, position))
-            if constant:
+            if (op.id, position) in self.context.region.batch.localise:
                 return self.converter.localised(op, position, place)
             for conversion in self.context.region.batch.conversions.get((op.id, position), ()):
                 name = self.converter.convert(name, tensor, conversion, home, place, op)

@@ -106,8 +106,7 @@ class Order:
         tensor, shard = op.outputs[position], self._context.shard(op)
         device = self._context.device(self._context.home(op), place, shard)
         return self._nodes.identity(
-            self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device
-        )
+            self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device)
 
     def _first_floating(self, tensors: Sequence[int]) -> Optional[int]:
         """Position of the first tensor of floating point numbers that is not a reference to a variable: the optimizer fuses ops

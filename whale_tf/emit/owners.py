@@ -26,6 +26,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.context import Context
+from whale_tf.emit.variables import assign, read
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import READS, VARIABLES, traits
@@ -143,17 +144,15 @@ class _Messages:
         values = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message))
         for op, scope, device, value in zip(ops, scopes, devices, values):
             if not self._is_own(message):
-                kind, attr = ("AssignVariableOp", "dtype") if op.type == "VarHandleOp" else ("Assign", "T")
-                value = nodes.add(kind, scope + "/assign", [op.name, value], device, self._waits(sum(self.writes[op.id], ())),
-                                  **{attr: dtype, **self._counts(op.id)})
+                value = assign(nodes, op.type == "VarHandleOp", op.name, value, scope + "/assign", dtype, device,
+                               self._waits(sum(self.writes[op.id], ())), **self._counts(op.id))
             self.ends[op.id] = [value]
 
     def _value(self, op: Op, scope: str, device: str) -> str:
         """A variable's value after its update."""
         dtype, writes = tf.as_dtype(op.attrs["dtype"]).base_dtype, self.writes[op.id]
-        kind, attrs = ("ReadVariableOp", {"dtype": dtype}) if op.type == "VarHandleOp" else ("Identity", {"T": dtype})
         waits = self._done(writes.value + writes.state, scope, device)
-        return self._nodes.add(kind, scope + "/value", [op.name], device, waits, **attrs)
+        return read(self._nodes, op.type == "VarHandleOp", op.name, scope + "/value", dtype, device, waits)
 
     def _done(self, writes: Sequence[int], scope: str, device: str) -> List[str]:
         """Ops that run when writes are done, or are skipped with the whole step."""
@@ -171,8 +170,8 @@ class _Messages:
         scope, device = context.name("sent", op.name, message.kind), context.device_of(op)
         found = [self.writes[variable] for variable in message.variables]
         writes = [write for one in found for write in (one.late if message.kind == LATE else one.value + one.state)]
-        done = nodes.add("Identity", scope, [nodes.const(0, scope + "/nothing", tf.int32, device)], device,
-                         self._done(writes, scope, device) if is_own else (), T=tf.int32)
+        done = nodes.identity(nodes.const(0, scope + "/nothing", tf.int32, device), scope, tf.int32, device,
+                              self._done(writes, scope, device) if is_own else ())
         value = self._sums.broadcast(Member(done, device), [], scope + "/message", tf.int32, self._root(message))
         for variable in message.variables:
             end = value if is_own or message.kind == LATE else self._stand_in(variable, value)
@@ -256,7 +255,7 @@ class _Messages:
                 if self._owners.is_own(variable):
                     found[graph.tensor_name(tensor)] = self._nodes.identity(
                         graph.tensor_name(tensor), context.name("sent", context.flat(tensor), "own"), context.dtype(tensor),
-                        context.device_of(op), ends) + ":0"  # fmt: skip
+                        context.device_of(op), ends) + ":0"
                 elif write in self.writes[variable].value and variable not in self._owners.state:
                     found[graph.tensor_name(tensor)] = ends[0] + ":0"
         return found

@@ -11,11 +11,12 @@ Variables, and everything from the gradients' sums to the update, stay float32 (
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Set, Tuple
+from typing import Any, Dict, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, has_kernel, op_def, tf
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR
 from whale_tf.capture.recording import Recording, renamed, renamed_call
+from whale_tf.emit.replacing import move_waits, tag_like
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.names import names_taken
@@ -27,7 +28,6 @@ from whale_tf.ir.traits.row import Precision
 from whale_tf.ir.units import frames
 
 FLOAT32 = "float32"
-_TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 _REGION = (Phase.FORWARD, Phase.BACKWARD)
 
 
@@ -48,21 +48,19 @@ def mixed_precision(step: Recording, dtype: str, devices: Set[str]) -> Recording
     typed = _typed(step)
     for op in typed:
         kind = graph.ops[op].type
-        lacking = [device for device in sorted(devices) if not _computes(device, dtype)(kind)]
+        lacking = [device for device in sorted(devices) if not _computes(kind, device, dtype)]
         if traits(kind).precision is Precision.LOW and lacking:
             raise ConfigError(
                 f"amp is {dtype!r}, but TensorFlow {tf.__version__} has no {lacking[0]} kernel of {kind} for it (op "
                 f"{graph.ops[op].name!r}); use amp 'none', or another type or TensorFlow")
-    low = low_ops(graph, typed, lambda kind: all(_computes(device, dtype)(kind) for device in devices))
+    low = low_ops(graph, typed, lambda kind: all(_computes(kind, device, dtype) for device in devices))
     return _Lowerer(step, dtype, typed, low).run() if low else step
 
 
-def _computes(device: str, dtype: str) -> Callable[[str], bool]:
+def _computes(kind: str, device: str, dtype: str) -> bool:
     """Whether TensorFlow computes an op type in ``dtype`` on a device.  A TensorFlow without any kernels for such devices says
     nothing about the one that will run the step."""
-    def computes(kind: str) -> bool:
-        return has_kernel(kind, device, tf.as_dtype(dtype)) or not has_kernel(kind, device, tf.float32)
-    return computes
+    return has_kernel(kind, device, tf.as_dtype(dtype)) or not has_kernel(kind, device, tf.float32)
 
 
 def _typed(step: Recording) -> Dict[int, Typed]:
@@ -117,10 +115,7 @@ class _Lowerer:
                     name = self._wide(tensor, graph.ops[reader])
                     edit.move_input(graph.ops[reader].name, place, name)
                 replaced[graph.tensor_name(tensor)] = self._wide(tensor, graph.ops[index]) if tensor in kept_float else name
-        for op in graph.ops:
-            waits = [graph.ops[wait].name for wait in op.control_inputs if wait in self._low]
-            if waits and op.id not in self._low:
-                edit.move_waits(op.name, waits, [successors[name] for name in waits])
+        move_waits(graph, edit, successors)
         calls = []
         for call in self._step.annotations.gradient_calls:
             grads = [self._gradient(grad) for grad in call.grads]
@@ -202,9 +197,6 @@ class _Lowerer:
 
     def _tag(self, node: NodeDef, place: Op) -> None:
         """Puts a node into the TaskGraph and phase of ``place``."""
-        attrs = self._step.definitions.node(place.name).attr
-        for name in _TAGS:
-            if name in attrs:
-                node.attr[name].CopyFrom(attrs[name])
+        tag_like(node, self._step.definitions.node(place.name))
         if place.phase is Phase.BACKWARD and place.forward >= 0:
             node.attr[FORWARD_ATTR].s = self._name(place.forward).encode()

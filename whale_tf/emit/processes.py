@@ -6,20 +6,21 @@ all processes make may reach it: those of the updates.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member, ProcessCommunicator
-from whale_tf.emit.attributes import is_seeded
 from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.emit.merge import Merge
+from whale_tf.emit.variables import assign, read
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
-from whale_tf.patterns import sources
+from whale_tf.ir.walk import reached
+from whale_tf.patterns.sources import is_seeded
 
 
 class Shared(NamedTuple):
@@ -36,9 +37,7 @@ class Shared(NamedTuple):
     writes: Tuple[int, ...]
 
 
-def shared_scalars(
-    context: Context, captured: Captured, merge: Merge, communicator: Communicator
-) -> List[Shared]:
+def shared_scalars(context: Context, captured: Captured, merge: Merge, communicator: Communicator) -> List[Shared]:
     """The losses, each with the update made from its gradients.  If there is only one gradient call, also all other scalars that
     leave the region (for summaries and metrics); from the backward pass only the requested gradients, because it also computes
     those of constants, which nobody reads."""
@@ -61,18 +60,15 @@ def _share(context: Context, merge: Merge, communicator: Communicator, tensor: i
     device = context.device(context.home(context.graph.producer(tensor)), ORIGINAL)
     value = communicator.sum_if_together(
         Member(merge.part(tensor), device), merge.whole(tensor), context.host, context.name("shared", context.flat(tensor)),
-        context.dtype(tensor))  # fmt: skip
+        context.dtype(tensor))
     return Shared(tensor, value, tuple(sorted(writes)))
 
 
 def _is_scalar_sum(context: Context, tensor: int) -> bool:
     record = context.graph.tensors[tensor]
-    return (
-        record.op in context.region.batch_level
-        and record.shape == ()
-        and record.dtype in ("float16", "bfloat16", "float32", "float64")
-        and context.region.batch.layout(tensor).is_partial
-    )
+    return (record.op in context.region.batch_level and record.shape == ()
+            and record.dtype in ("float16", "bfloat16", "float32", "float64")
+            and context.region.batch.layout(tensor).is_partial)
 
 
 def _names(grad: object) -> Iterable[str]:
@@ -87,11 +83,10 @@ def _tensors(graph: OpGraph, names: Iterable[str]) -> List[int]:
 
 def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
     """Writes of variables that follow from any of the tensors."""
-    reached = {user for tensor in tensors for user, _ in graph.consumers(tensor)}
-    for op in graph.ops:
-        if op.id not in reached and any(graph.tensors[tensor].op in reached for tensor in op.inputs):
-            reached.add(op.id)
-    return {index for index in reached if traits(graph.ops[index].type).is_write}
+    users = {user for tensor in tensors for user, _ in graph.consumers(tensor)}
+    followers = reached(users, lambda index: (
+        user for tensor in graph.ops[index].outputs for user, _ in graph.consumers(tensor)))
+    return {index for index in followers if traits(graph.ops[index].type).is_write}
 
 
 def check_random(context: Context) -> None:
@@ -101,18 +96,18 @@ def check_random(context: Context) -> None:
     Raises:
         UnsupportedOpError
     """
-    drawn = [index for index in context.region.batch.shared if not is_seeded(context.edit.original(context.tf_ops[index]))]
-    drawn += [index for index in sorted(context.region.sections) if _draws_anew(context.graph.ops[index])]
-    for index in drawn:
+    ops, region = context.graph.ops, context.region
+    drawn = [ops[index] for index in region.batch.shared if not is_seeded(ops[index])]
+    drawn += [ops[index] for index in sorted(region.sections) if _draws_anew(ops[index])]
+    for op in drawn:
         raise UnsupportedOpError(
-            f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that must be the same "
-            "on all processes; give it a seed, or call tf.set_random_seed")
+            f"op {op.name!r} ({op.type}) draws random numbers that must be the same on all processes; give it a seed, or call "
+            "tf.set_random_seed")
 
 
 def _draws_anew(op: Op) -> bool:
     """Whether an op, or one in a function that it calls, draws numbers without a seed."""
-    bodies = (op.body or {}).values()
-    return (op.type in RANDOM and not sources.is_seeded(op)) or any(_draws_anew(inner) for body in bodies for inner in body.ops)
+    return any(each.type in RANDOM and not is_seeded(each) for each in (op, *inner_ops(op)))
 
 
 class Kind(NamedTuple):
@@ -140,13 +135,10 @@ class Runs:
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
     """
 
-    def __init__(
-        self, communicator: Communicator, follow: Collection[str] = (), elsewhere: Collection[str] = (),
-        stand_ins: Collection[str] = (), alone: Optional[Mapping[str, Sequence[str]]] = None
-    ) -> None:  # fmt: skip
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator, follow: Collection[str], elsewhere: Collection[str],
+                 stand_ins: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
+        self._communicator, self._alone = communicator, alone
         self._follow, self._elsewhere, self._stand_ins = frozenset(follow), frozenset(elsewhere), frozenset(stand_ins)
-        self._alone = alone or {}
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
@@ -172,19 +164,18 @@ class Runs:
         key = tuple(op.name for op in ops)
         if key not in self._known:
             collectives, together = set(self._communicator.collectives), self._communicator.together
-            reached = ancestors(ops)
-            found = {op.name for op in reached if op.name in collectives}
-            updated = {op.name for op in ancestors([op for op in reached if self._is_write(op)])}
+            needed = ancestors(ops)
+            found = {op.name for op in needed if op.name in collectives}
+            updated = {op.name for op in ancestors([op for op in needed if self._is_write(op)])}
             vain = found - updated - self._follow
             refused = sorted(vain - set(together))
             if refused:
                 raise UnsupportedOpError(
                     "the run of {} needs {!r}, a value over all processes, but not the update for which the other processes "
                     "compute it; they would not take part, and this process would wait forever. Fetch it together with the train "
-                    "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
-                )
+                    "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0]))
             alone = {together[name] for name in vain}
-            elsewhere = frozenset(op.name for op in reached if op.name in self._elsewhere).union(
+            elsewhere = frozenset(op.name for op in needed if op.name in self._elsewhere).union(
                 *(self._alone.get(name, ()) for name in alone))
             if elsewhere and found - vain:
                 raise UnsupportedOpError(
@@ -196,15 +187,7 @@ class Runs:
 
 def ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """The ops and all that they wait for."""
-    found: Set[tf.Operation] = set(ops)
-    stack = list(found)
-    while stack:
-        op = stack.pop()
-        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if before not in found:
-                found.add(before)
-                stack.append(before)
-    return found
+    return reached(ops, lambda op: (*(tensor.op for tensor in op.inputs), *op.control_inputs))
 
 
 class Start(NamedTuple):
@@ -242,23 +225,11 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
         if not shape.is_fully_defined():
             raise UnsupportedOpError(
                 f"variable {op.name!r} has the shape {shape}, but its initial value has to be sent to the other processes; give "
-                "it a static shape"
-            )
+                "it a static shape")
         scope, device = f"whale/broadcast/{op.name}", _device_of(op) or host
-        value = op.name
-        if communicator.is_first:
-            read = {"dtype" if is_resource else "T": dtype}
-            value = nodes.add("ReadVariableOp" if is_resource else "Identity", scope + "/value", [op.name], device, **read)
-        value = communicator.broadcast(Member(value, device), shape.as_list(), scope, dtype)
-        assigns.append(
-            nodes.add(
-                "AssignVariableOp" if is_resource else "Assign",
-                scope + "/assign",
-                [op.name, value],
-                op.device,
-                **{"dtype" if is_resource else "T": dtype},
-            )
-        )
+        own = read(nodes, is_resource, op.name, scope + "/value", dtype, device) if communicator.is_first else ""
+        value = communicator.broadcast(Member(own, device), shape.as_list(), scope, dtype)
+        assigns.append(assign(nodes, is_resource, op.name, value, scope + "/assign", dtype, op.device))
     broadcast = nodes.no_op("whale/broadcast/all", "", assigns)
     agreement = communicator.agreement(host)
     new = edit.commit()

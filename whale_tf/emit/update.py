@@ -19,18 +19,12 @@ def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[in
     for home in range(len(context.plan.task_graphs)):
         own = [index for index, task_graph in variables.items() if task_graph == home]
         waits: Dict[str, Optional[str]] = {
-            context.graph.ops[c].name: None for index in own for c in context.graph.ops[index].control_inputs
-        }
+            context.graph.ops[c].name: None for index in own for c in context.graph.ops[index].control_inputs}
         for copy in context.copies(home):
             names.update({(index, copy): context.tensor_in(context.graph.ops[index].outputs[0], copy) for index in own})
             if copy != ORIGINAL and own:
-                context.edit.clone(
-                    [context.tf_ops[index] for index in own],
-                    context.scope(copy),
-                    device=context.placement(home, copy),
-                    edit=_share_nothing,
-                    control_map=waits,
-                )
+                context.edit.clone([context.tf_ops[index] for index in own], context.scope(copy), control_map=waits,
+                                   device=context.placement(home, copy), edit=_share_nothing)
     return names
 
 

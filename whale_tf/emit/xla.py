@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, Sequence, Set
+from typing import Dict, Sequence, Set
 
 from whale_tf._tf_compat import has_kernel, has_xla, tf
 from whale_tf.errors import ConfigError
-from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.graph import Op, OpGraph, inner_ops
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.plan import Plan
@@ -64,7 +64,8 @@ def _elsewhere(graph: OpGraph, body: Body, plan: Plan) -> str:
 
 
 def _obstacle(graph: OpGraph, body: Body, kinds: Set[str]) -> str:
-    for op in _all_ops([graph.ops[index] for index in body.runs]):
+    own = [graph.ops[index] for index in body.runs]
+    for op in (*own, *(inner for outer in own for inner in inner_ops(outer))):
         row = traits(op.type)
         if row.role is Role.RANDOM:
             return f"op {op.name!r} ({op.type}) draws random numbers, and XLA draws others than TensorFlow"
@@ -76,16 +77,3 @@ def _obstacle(graph: OpGraph, body: Body, kinds: Set[str]) -> str:
 def _has_kernel(op: Op, kind: str) -> bool:
     dtype = next((op.attrs[name] for name in ("T", "Tparams") if isinstance(op.attrs.get(name), str)), None)
     return has_kernel(op.type, f"XLA_{kind}_JIT", None if dtype in (None, "invalid") else tf.as_dtype(dtype))
-
-
-def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
-    """Ops, and the ops of the functions that they call."""
-    seen: Set[int] = set()
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        yield op
-        for body in (op.body or {}).values():
-            if id(body) not in seen:
-                seen.add(id(body))
-                stack.extend(body.ops)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import MutableMapping, Sequence, Set, Tuple
+from typing import Callable, MutableMapping, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import eager_context, tf
 
@@ -21,6 +21,15 @@ def names_taken(graph: tf.Graph) -> Set[str]:
             name = name.rpartition("/")[0]
     _KNOWN[graph] = len(operations), taken
     return taken
+
+
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """``name``, or the first of ``name_1``, ``name_2``, ... that is not taken."""
+    found, count = name, 0
+    while is_taken(found):
+        count += 1
+        found = f"{name}_{count}"
+    return found
 
 
 def function_exists(graph: tf.Graph, name: str) -> bool:

@@ -80,31 +80,31 @@ class Nodes:
         op = self.add("SplitV", name, [x, sizes, axis], device, control, T=dtype, Tlen=tf.int32, num_split=count)
         return [f"{op}:{i}" for i in range(count)]
 
-    def slice_dim(
-        self,
-        x: str,
-        dim: int,
-        rank: int,
-        begin: Any,
-        size: Any,
-        name: str,
-        dtype: Any,
-        device: str,
-        control: Sequence[str] = (),
-    ) -> str:
+    def slice_dim(self, x: str, dim: int, rank: int, begin: Any, size: Any, name: str, dtype: Any, device: str) -> str:
         """``x[..., begin:begin + size, ...]`` along ``dim``; ``begin`` and ``size`` are ints or names of int32 scalars."""
         begins = self._vector(dim, rank, begin, 0, name + "/begin", device)
         sizes = self._vector(dim, rank, size, -1, name + "/size", device)
-        return self.add("Slice", name, [x, begins, sizes], device, control, T=dtype, Index=tf.int32)
+        return self.add("Slice", name, [x, begins, sizes], device, T=dtype, Index=tf.int32)
+
+    def shape(self, x: str, name: str, dtype: Any, device: str) -> str:
+        """The shape of ``x``, int32."""
+        return self.add("Shape", name, [x], device, T=dtype, out_type=tf.int32)
+
+    def scalar(self, x: str, name: str, dtype: Any, device: str) -> str:
+        """The only element of ``x``."""
+        none = self.const(np.zeros([0]), name + "/scalar", tf.int32, device)
+        return self.add("Reshape", name, [x, none], device, T=dtype, Tshape=tf.int32)
+
+    def expand_dims(self, x: str, axis: int, name: str, dtype: Any, device: str) -> str:
+        return self.add("ExpandDims", name, [x, self.const(axis, name + "/axis", tf.int32, device)], device, T=dtype,
+                        Tdim=tf.int32)
 
     def _vector(self, dim: int, rank: int, value: Any, fill: int, name: str, device: str) -> str:
         """An int32 vector of length ``rank`` that is ``value`` at ``dim`` and ``fill`` elsewhere."""
         if not isinstance(value, str):
             return self.const([value if i == dim else fill for i in range(rank)], name, tf.int32, device)
         other = self.const(fill, name + "/fill", tf.int32, device)
-        return self.add(
-            "Pack", name, [value if i == dim else other for i in range(rank)], device, T=tf.int32, N=rank, axis=0
-        )
+        return self.add("Pack", name, [value if i == dim else other for i in range(rank)], device, T=tf.int32, N=rank, axis=0)
 
 
 def set_input(edit: StagedEdit, node: str, position: int, name: str) -> None:

@@ -55,12 +55,7 @@ def of_session(region: Region) -> Across:
 
 
 def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int]) -> Across:
-    """For a tf.function.
-
-    Args:
-        sources: batch inputs -> their batch dimension.
-        results: the function's results.
-    """
+    """For a tf.function with these results; ``sources``: batch inputs -> their batch dimension."""
     return _Function(region, batch_size(region.graph, sources), sources).across(results)
 
 
@@ -77,11 +72,8 @@ def is_of_rows(layout: Layout) -> bool:
 
 def leading_to_writes(graph: OpGraph) -> Set[int]:
     """Ops from which a variable's new value is computed."""
-    found: Set[int] = set()
-    for op in reversed(graph.ops):
-        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
-            found.add(op.id)
-    return found
+    return reached((op.id for op in graph.ops if traits(op.type).is_write),
+                   lambda index: (graph.tensors[tensor].op for tensor in graph.ops[index].inputs))
 
 
 class _Function:

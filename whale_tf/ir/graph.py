@@ -10,7 +10,7 @@ import enum
 import hashlib
 from copy import copy
 from functools import lru_cache
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -201,6 +201,21 @@ class OpGraph:
                 shape = op.attrs.get("shape") if op.type == "VarHandleOp" else self.tensors[op.outputs[0]].shape
                 shapes.update(f"{op.name} {None if shape is None else tuple(shape)}\n".encode())
         return f"{digest.hexdigest()[:16]}-{shapes.hexdigest()[:8]}"
+
+
+def inner_ops(op: Op, seen: Optional[Set[int]] = None) -> Iterator[Op]:
+    """The ops of the functions that an op calls, at any depth.
+
+    Args:
+        seen: functions that are left out, by ``id``; grows.
+    """
+    seen = set() if seen is None else seen
+    for body in (op.body or {}).values():
+        if id(body) not in seen:
+            seen.add(id(body))
+            for inner in body.ops:
+                yield inner
+                yield from inner_ops(inner, seen)
 
 
 def same_graph(one: str, other: str) -> bool:

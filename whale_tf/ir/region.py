@@ -59,11 +59,8 @@ class Region(NamedTuple):
 
     def of_task_graph(self, index: int, batch_level: bool) -> List[Op]:
         """The region's ops of one TaskGraph at one level, in graph order."""
-        return [
-            self.graph.ops[i]
-            for i in self.ops
-            if self.task_graph[i] == index and (i in self.batch_level) == batch_level
-        ]
+        return [self.graph.ops[i] for i in self.ops
+                if self.task_graph[i] == index and (i in self.batch_level) == batch_level]
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.
@@ -227,9 +224,7 @@ def returning(graph: OpGraph, batch_level: AbstractSet[int]) -> Set[int]:
             if source in batch_level}
 
 
-def _closed(
-    graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int], units: Sequence[Set[int]]
-) -> Set[int]:
+def _closed(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int], units: Sequence[Set[int]]) -> Set[int]:
     """Ops that are seeds or depend on a seed or one of the tensors; each unit is included as a whole or not at all."""
     found = _reachable(graph, ops, tensors, seeds)
     allowed = {op.id for op in ops}

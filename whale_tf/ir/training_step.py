@@ -116,13 +116,9 @@ def owned(
             if not found and several and _is_of_numbers(graph, op):
                 derived |= several
             classes[op.id] = frozenset(found | derived)
-        slots = {
-            graph.tensors[t].op: next(iter(classes[op.id]))
-            for op in apply_ops
-            if len(classes[op.id]) == 1 and traits(op.type).is_write
-            for t in op.inputs
-            if graph.producer(t).type in VARIABLES
-        }
+        slots = {graph.tensors[t].op: next(iter(classes[op.id])) for op in apply_ops
+                 if len(classes[op.id]) == 1 and traits(op.type).is_write
+                 for t in op.inputs if graph.producer(t).type in VARIABLES}
         if all(slot in homes for slot in slots):
             break
         homes = {**slots, **homes}

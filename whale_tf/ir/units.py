@@ -74,7 +74,7 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
         if op.id in in_loop:
             continue
         units = [unit_of[source] for source in graph.predecessors(op)
-                 if source in unit_of and graph.ops[source].type not in MERGES]  # fmt: skip
+                 if source in unit_of and graph.ops[source].type not in MERGES]
         if units or op.type in SWITCHES:
             unit = set.union({op.id}, *units)
             unit_of.update(dict.fromkeys(unit, unit))

@@ -98,15 +98,9 @@ def exchange(count: int) -> Recipe:
 
 @functools.lru_cache(maxsize=4096)
 def _moved_part(have: Spread, need: Spread, count: int) -> float:
-    """The bytes that :func:`moved_bytes` counts for each byte of the tensor."""
-    return recipe_bytes(moves(_equal(have, 0, count), _equal(need, 1, count), count), 1.0)
-
-
-def recipe_bytes(recipe: Optional[Recipe], size: float) -> float:
-    """Bytes that change devices for a tensor of ``size`` bytes; infinite without a recipe."""
-    if recipe is None:
-        return float("inf")
-    return size * sum(step.parts for step in recipe)
+    """The bytes that :func:`moved_bytes` counts for each byte of the tensor; infinite without a recipe."""
+    recipe = moves(_equal(have, 0, count), _equal(need, 1, count), count)
+    return float("inf") if recipe is None else sum(step.parts for step in recipe)
 
 
 def moved_bytes(have: Spread, need: Spread, size: float, count: int) -> float:

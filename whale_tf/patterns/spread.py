@@ -13,7 +13,7 @@ A replicated tensor (Whale: ShardingInfo all zeros) is one copy, which is comput
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 ONCE, EVERYWHERE, SHARD, PARTIAL, EACH = "once", "everywhere", "shard", "partial", "each"
 
@@ -37,6 +37,10 @@ class Spread(NamedTuple):
     def starts(self) -> Tuple[int, ...]:
         """Where each device's part begins."""
         return tuple(sum(self.sizes[:i]) for i in range(len(self.sizes)))
+
+    def shapes(self, whole: Sequence[Any]) -> List[Tuple[Any, ...]]:
+        """The shapes of the parts of a tensor of this shape."""
+        return [(*whole[:self.dim], size, *whole[self.dim + 1:]) for size in self.sizes] if self.is_shard else [tuple(whole)]
 
     def __str__(self) -> str:
         return "{}(dim {}: {})".format(self.kind, self.dim, "+".join(map(str, self.sizes))) if self.is_shard else self.kind

@@ -7,7 +7,7 @@ that have the factor are sharded, operands that lack it are needed whole, and re
                           k  row    (Whale SP2)     x sharded(1),     W sharded(0)  ->  y partial
 
 There are two more kinds.  An op that is linear in an operand works on the terms of a sum (``linear``).  Some ops whose rule needs
-a factor whole have a recipe that exchanges a few numbers per example instead of the operand (:mod:`whale_tf.patterns.recipes`).
+a factor whole have a recipe that exchanges a few numbers per example instead of the operand (``emit/shard/recipes.py``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,11 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
-from whale_tf.ir.rules.rule import (
-    ADDED,
-    MAX,
-    MEAN,
-    MIN,
-    MULTIPLIED,
-    SUM,
-    AnyDims,
-    Dims,
-    Factors,
-    ShapeOperand,
-)
+from whale_tf.ir.rules.rule import ADDED, MAX, MEAN, MIN, MULTIPLIED, SUM, AnyDims, Dims, Factors, ShapeOperand
 from whale_tf.ir.rules.shape import refine
 from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, RANDOM, SHAPE_ONLY, Recipe, traits
 from whale_tf.patterns.spread import Spread, each, everywhere, once, partial, shard
 
-# Ops that only move elements run again on every device that needs their result; the operand is sent once, for all of them.
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
@@ -117,7 +105,7 @@ def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
         if tensors[t].dtype in ("int32", "int64") and len(view.shape(t) or ()) <= 1:
             value = view.value(t)
             values.append(None if value is None else tuple(value.flat))
-    sides = [(stored_shape(view, t), tensors[t].dtype, batch.get(t)) for t in op.inputs + op.outputs]
+    sides = [(view.stored(t), tensors[t].dtype, batch.get(t)) for t in op.inputs + op.outputs]
     return op.type, len(op.inputs), tuple(attrs), tuple(values), tuple(sides)
 
 
@@ -180,10 +168,6 @@ class Sizes(View):
                 self._shapes[tensor] = shape if known is None else tuple(known)
         return self._shapes[tensor]
 
-    def stored(self, tensor: int) -> Shape:
-        """A tensor's shape.  The handle of a resource variable has the variable's shape."""
-        return _stored(self, tensor)
-
     def _known(self, tensor: int, shape: Shape) -> Optional[List[Optional[int]]]:
         """Sizes of a result according to the op's rule, if ``shape`` says less; None if even the rank is unknown."""
         op = self.graph.producer(tensor)
@@ -229,7 +213,7 @@ class _Finder:
 
     # -- factors ------------------------------------------------------------------------------------------------------
     def _factor_sizes(self) -> Dict[str, int]:
-        shapes = [stored_shape(self.view, t) for t in self.op.inputs + self.op.outputs]
+        shapes = [self.view.stored(t) for t in self.op.inputs + self.op.outputs]
         pairs = [(factors, size) for dims, shape in zip(self.rule.inputs + self.rule.outputs, shapes)
                  if isinstance(dims, tuple) and shape is not None and len(shape) == len(dims)
                  for factors, size in zip(dims, shape) if size is not None]
@@ -343,16 +327,6 @@ class _Finder:
 
 
 NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in prices
-
-
-def stored_shape(view: View, tensor: int) -> Shape:
-    """A tensor's shape.  The handle of a resource variable has the variable's shape."""
-    return view.stored(tensor) if isinstance(view, Sizes) else _stored(view, tensor)
-
-
-def _stored(view: View, tensor: int) -> Shape:
-    producer = view.graph.producer(tensor)
-    return producer.attrs.get("shape") if producer.type == "VarHandleOp" else view.shape(tensor)
 
 
 def is_float(dtype: str) -> bool:

@@ -69,8 +69,7 @@ class Runtime:
         if asked:
             raise ClusterError(
                 f"a Session asks for the server {asked!r}, but with several processes whale_tf starts the servers; leave out "
-                "the target (master) and tf.train.Server"
-            )
+                "the target (master) and tf.train.Server")
         devices = config.device_count.get("CPU", 1)
         if self._server is None and serves_eagerly(may_start=False):
             self.join()
@@ -79,8 +78,7 @@ class Runtime:
         elif devices > self._devices:
             raise ClusterError(
                 f"this process's first Session started its server with {self._devices} CPU device(s), but a new Session needs "
-                f"{devices}; call wh.init with the larger cluster before the first Session"
-            )
+                f"{devices}; call wh.init with the larger cluster before the first Session")
         return self._server.target
 
     def _start(self, config: v1.ConfigProto, spans: bool) -> Any:
@@ -207,6 +205,7 @@ class Runtime:
             return self._run_alone(sorted(prefixes), build)
 
     def _run_alone(self, prefixes: Sequence[str], build: Callable[[], Any]) -> Any:
+        """Runs what ``build`` makes in a separate Session, which sees the devices of these prefixes; by default all."""
         free, self.is_free = self.is_free, True
         try:
             with tf.Graph().as_default():
@@ -227,10 +226,9 @@ class Runtime:
         failed = getattr(sys, "last_type", None) is not None or self.asked_to_end()
         if failed or self._server is None or self._watch is None or self._watch.lost:
             return
-        own, count = self.processes.rank, self.processes.count
-        others = [self.processes.prefix(rank) for rank in range(count) if rank != own]
+        count, others = self.processes.count, self._others()
         self.run_beside(others, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
-        self.run_beside([], lambda: _queue(self.processes.prefix(own), ENDED, count).dequeue_many(count - 1))
+        self.run_beside([], lambda: _queue(self.processes.prefix(self.processes.rank), ENDED, count).dequeue_many(count - 1))
 
     # ---------------------------------------------------------------------------------- one process drives all devices
     @contextlib.contextmanager
@@ -257,8 +255,7 @@ class Runtime:
         if self.sessions:
             raise PlanError(
                 "a model replica spans processes, but a Session was created before the graph was built; create the Session after "
-                "the train op"
-            )
+                "the train op")
         if not self.is_driver:
             self.is_driver = True
             atexit.register(self._release)
@@ -289,7 +286,7 @@ class Runtime:
         """Wait until the other processes watch this one; otherwise, if this one ended first, they would wait for it to
         start."""
         if not self._is_served:
-            self._run_on_others(lambda prefix: _queue(prefix, READY).dequeue())
+            self._run_alone((), lambda: [_queue(prefix, READY).dequeue() for prefix in self._others()])
             self._is_served = True
 
     def _release(self) -> None:
@@ -299,18 +296,11 @@ class Runtime:
         succeeded = getattr(sys, "last_type", None) is None  # set if an exception has ended the script
         with self._watch:
             self._wait_for_servers()
-            self._run_on_others(lambda prefix: _queue(prefix, VERDICT).enqueue(succeeded))
+            self._run_alone((), lambda: [_queue(prefix, VERDICT).enqueue(succeeded) for prefix in self._others()])
 
-    def _run_on_others(self, build: Callable[[str], Any]) -> None:
-        """For each other process, run the op that ``build`` creates from the process's device prefix."""
-        free, self.is_free = self.is_free, True
-        try:
-            with tf.Graph().as_default():
-                ops = [build(self.processes.prefix(rank)) for rank in range(self.processes.count) if rank != self.processes.rank]
-                with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
-                    session.run(ops)
-        finally:
-            self.is_free = free
+    def _others(self) -> List[str]:
+        """Device prefixes of the other processes."""
+        return [self.processes.prefix(rank) for rank in range(self.processes.count) if rank != self.processes.rank]
 
     @staticmethod
     def check_agreement(digests: Sequence[int]) -> None:
@@ -322,9 +312,7 @@ class Runtime:
             raise PlanError(
                 "process(es) {} built another model than process 0, or have another cluster or configuration, so their sums do "
                 "not match; the variables and the train op must be the same in every process".format(
-                    ", ".join(map(str, differing))
-                )
-            )
+                    ", ".join(map(str, differing))))
 
     @contextlib.contextmanager
     def _guarded(self) -> Any:
@@ -333,7 +321,7 @@ class Runtime:
             with self._watch:
                 yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError,
-                tf.errors.DeadlineExceededError, tf.errors.UnknownError):  # fmt: skip
+                tf.errors.DeadlineExceededError, tf.errors.UnknownError):
             self.is_consistent = False
             self._watch.check(LOST_PATIENCE_S)
             raise
@@ -360,8 +348,7 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
     if _runtime is not None and _runtime.processes != processes:
         raise ClusterError(
             f"this process is number {_runtime.processes.rank} of {_runtime.processes.addresses}, and cannot become "
-            f"number {processes.rank} of {processes.addresses}: start a new process"
-        )
+            f"number {processes.rank} of {processes.addresses}: start a new process")
     if _runtime is None:
         _runtime = Runtime(processes, start_timeout_s)
     _runtime.start_timeout_s = start_timeout_s
@@ -392,5 +379,4 @@ def _check_port(address: str) -> None:
                 raise
             raise ClusterError(
                 f"port {port} of this process's address {address} is used by another program; end it, or give this process "
-                "another port"
-            ) from None
+                "another port") from None

@@ -38,7 +38,8 @@ class StateElsewhere:
         """Gives variables that have no value here their owners' values; by default all."""
         wanted = sorted(self._gone.intersection(names) if names else self._gone)
         if wanted:
-            self._runtime.run_beside([self._kept[name].home for name in wanted], lambda: [self._copy(name) for name in wanted])
+            self._runtime.run_beside([self._kept[name].home for name in wanted], lambda: [
+                self._assign(name, lambda dtype: self._read(name, dtype)) for name in wanted])
             self._gone.difference_update(wanted)
 
     def drop(self) -> None:
@@ -47,9 +48,6 @@ class StateElsewhere:
         if wanted:
             self._runtime.run_beside([], lambda: [self._assign(name, lambda dtype: tf.zeros([0], dtype)) for name in wanted])
             self._gone.update(wanted)
-
-    def _copy(self, name: str) -> tf.Operation:
-        return self._assign(name, lambda dtype: self._read(name, dtype))
 
     def _read(self, name: str, dtype: tf.DType) -> tf.Tensor:
         with tf.device(self._kept[name].home):

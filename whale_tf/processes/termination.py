@@ -93,7 +93,7 @@ class Termination:
         serves: process 0 drives this one and decides when it may end.
     """
 
-    def __init__(self, processes: Processes, runtime: Optional[Runtime] = None) -> None:
+    def __init__(self, processes: Processes, runtime: Optional[Runtime]) -> None:
         self._is_chief = processes.is_chief
         self._runtime = runtime
         self.serves = False
@@ -155,11 +155,7 @@ class Termination:
     # ------------------------------------------------------------------------------------------------- runs and saves
     @contextlib.contextmanager
     def between(self, session: Any, fetches: Any = None) -> Iterator[None]:
-        """A run or a save; this process may end before and after it.
-
-        Args:
-            fetches: the run's fetches.
-        """
+        """A run (of ``fetches``) or a save; this process may end before and after it."""
         if self._signals is None or threading.current_thread() is not threading.main_thread():
             yield
             return

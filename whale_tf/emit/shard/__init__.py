@@ -16,6 +16,7 @@ from whale_tf.capture.new_shapes import with_new_shapes
 from whale_tf.capture.recording import renamed_call
 from whale_tf.emit.shard.lower import Lowering
 from whale_tf.emit.shard.variables import DividedVariables, Parts
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Phase, Shape
@@ -50,7 +51,8 @@ def shard(
     step = captured.recording
     assert step is not None
     edit = StagedEdit.after(step.definitions)
-    lowering = Lowering(captured, assignment, counts, edit, _root(captured))
+    scopes = {op.name.partition("/")[0] for op in captured.graph.ops}
+    lowering = Lowering(captured, assignment, counts, edit, free_name(ROOT, scopes.__contains__))
     staged = len(edit)
     lowering.run()
     mover = _Mover(captured, lowering, gathering)
@@ -63,8 +65,7 @@ def shard(
              for op, names in lowering.variables.items()]
     for variable in parts:
         if not variable.is_resource:
-            replaced[variable.op.outputs[0].name] = Pieces(
-                tuple(_tensor_name(name) for name in variable.names), variable.spread)
+            replaced[variable.op.outputs[0].name] = Pieces(tuple(map(_tensor_name, variable.names)), variable.spread)
     variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
     shapes.update(variables.stage(edit))
     successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
@@ -74,15 +75,6 @@ def shard(
 def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> Parts:
     return Parts(graph.get_operation_by_name(op.name), tuple(names), assignment.variables[op.id], assignment.home[op.id],
                  op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype, tuple(op.attrs["shape"]))
-
-
-def _root(captured: Captured) -> str:
-    """A scope without ops."""
-    root, index = ROOT, 0
-    while any(op.name == root or op.name.startswith(root + "/") for op in captured.graph.ops):
-        index += 1
-        root = f"{ROOT}_{index}"
-    return root
 
 
 class _Mover:
@@ -96,7 +88,7 @@ class _Mover:
     def move_edges(self) -> None:
         """Makes ops that are not divided read the whole of divided tensors."""
         graph, lowering = self._graph, self._lowering
-        for tensor, _ in sorted(lowering.values.table.items()):
+        for tensor in sorted(lowering.values.table):
             if tensor in self._roots or graph.tensors[tensor].dtype == "resource":
                 continue
             for op, position in graph.consumers(tensor):
@@ -157,7 +149,7 @@ class _Mover:
             return [(_tensor_name(name), (_tensor_name(part), *rest)) for name, part in zip(variable.names, slices)]
         if isinstance(grad, str):  # spread like the variable before the cut between BACKWARD and APPLY
             parts = values.parts(self._graph.tensor(grad), variable.spread, variable.task_graph)
-            return list(zip([_tensor_name(n) for n in variable.names], [_tensor_name(n) for n in parts]))
+            return list(zip(map(_tensor_name, variable.names), map(_tensor_name, parts)))
         return [(_tensor_name(name), self._whole(grad)) for name in variable.names]
 
     def _is_variable(self, tensor: int) -> bool:
@@ -182,17 +174,10 @@ class _Mover:
             shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
             if shape is None or spread.kind == EACH:
                 continue
-            shapes = _of_parts(tuple(shape), spread, len(names))
+            shapes = spread.shapes(shape) if shape and spread.is_shard else [tuple(shape)] * len(names)  # handles have none
             found.update((_tensor_name(name), own) for name, own in zip(names, shapes)
                          if name.partition(":")[0] in self._lowering.edit)
         return found
-
-
-def _of_parts(shape: Shape, spread: Spread, count: int) -> List[Shape]:
-    """The shapes of a tensor's parts; handles have none."""
-    if not shape or not spread.is_shard:
-        return [shape] * count
-    return [(*shape[:spread.dim], size, *shape[spread.dim + 1:]) for size in spread.sizes]
 
 
 def _tensor_name(name: str) -> str:

@@ -35,12 +35,11 @@ def check_automatic(captured: Captured, config: Config) -> None:
                           "remove them, or leave out auto_parallel; patterns.force pins single ops".format(
                               ", ".join(map(repr, names))))
     if config.pipeline.num_stages is not None:
-        raise ConfigError(f"pipeline.num_stages is {config.pipeline.num_stages} under auto_parallel 'rhino', which "
-                          f"chooses this itself; leave it out")
+        raise ConfigError(f"pipeline.num_stages is {config.pipeline.num_stages} under auto_parallel 'rhino', which chooses this "
+                          "itself; leave it out")
     if (config.pipeline.num_micro_batch or 1) > 1:
-        raise ConfigError(f"pipeline.num_micro_batch is {config.pipeline.num_micro_batch} under auto_parallel "
-                          f"'rhino', which chooses this itself; leave it out"
-                          )
+        raise ConfigError(f"pipeline.num_micro_batch is {config.pipeline.num_micro_batch} under auto_parallel 'rhino', which "
+                          "chooses this itself; leave it out")
     if isinstance(config.patterns.force, str):
         raise ConfigError(f"patterns.force is {config.patterns.force!r} under auto_parallel 'rhino', expected {{op: pattern}}")
     inside = bound_ops(captured)
@@ -48,7 +47,7 @@ def check_automatic(captured: Captured, config: Config) -> None:
         op = captured.graph.ops[index]
         if op.type in CONTROL_FLOW and not op.body and index not in inside:
             raise UnsupportedOpError(f"op {op.name!r} ({op.type}) calls a function whose ops are not known, and auto_parallel "
-                                     f"'rhino' cannot divide it; use wh.replicate")
+                                     "'rhino' cannot divide it; use wh.replicate")
 
 
 def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
@@ -80,9 +79,8 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
     """
     shares = plan.task_graphs[0].slices
     if shares is not None:
-        raise PlanError(f"TaskGraph {plan.task_graphs[0].name!r} has slices {list(shares)}, but a plan of "
-                        f"auto_parallel 'rhino' divides evenly; set them to null"
-                        )
+        raise PlanError(f"TaskGraph {plan.task_graphs[0].name!r} has slices {list(shares)}, but a plan of auto_parallel 'rhino' "
+                        "divides evenly; set them to null")
     question = question_of(captured, examples, cluster, config)._replace(pins=dict(plan.shards))
     count = plan.task_graphs[0].device_count
     mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)

@@ -167,11 +167,8 @@ def carry_out(division: Division) -> Division:
 def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
     """The number of devices of each TaskGraph that is divided; ``available``: for a TaskGraph that asks for all.  A number above
     ``total`` is refused later, when devices are assigned."""
-    counts = {
-        number: available if spec.device_count is None else spec.device_count
-        for number, spec in enumerate(captured.specs)
-        if spec.strategy == "split"
-    }
+    counts = {number: available if spec.device_count is None else spec.device_count
+              for number, spec in enumerate(captured.specs) if spec.strategy == "split"}
     return {number: count for number, count in counts.items() if 1 < count <= total}
 
 
@@ -180,10 +177,8 @@ def of_local(plan: Plan, division: Division) -> Plan:
     if division.assignment is None:
         return plan
     local = division.local
-    members = [
-        tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
-        for i in range(len(plan.task_graphs))
-    ]
+    members = [tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
+               for i in range(len(plan.task_graphs))]
     uneven = {number: shares for number, shares in division.shares.items() if len(set(shares)) > 1}
     task_graphs = tuple(replace(task, ops=ops, slices=uneven.get(i, task.slices))
                         for i, (task, ops) in enumerate(zip(plan.task_graphs, members)))

@@ -84,8 +84,7 @@ class Stream:
                 piece = nodes.slice_dim(rows, 1, 3, spread.starts[i], spread.sizes[i], scope + "/own", dtype, device)
             pieces.append(self._reshape(piece, [block.rows, spread.sizes[i] * inner], scope + "/own_rows"))
         joined = nodes.concat(pieces, 0, self._scope + "/joined", dtype, device)
-        own = list(shape[:spread.dim]) + [spread.sizes[i]] + list(shape[spread.dim + 1:])
-        return self._reshape(joined, own, self._scope + "/part")
+        return self._reshape(joined, spread.shapes(shape)[i], self._scope + "/part")
 
     def _draw(self, begin: int, count: int, scope: str, after: Sequence[str]) -> str:
         """Elements ``[begin, begin + count)`` of the flat tensor."""
@@ -128,8 +127,7 @@ def cut(nodes: Nodes, value: AttrValue, spread: Spread, i: int, scope: str) -> s
     Args:
         value: its TensorProto; one that repeats a number stays compact.
     """
-    dtype, shape = tf.as_dtype(value.dtype), [dim.size for dim in value.tensor_shape.dim]
-    sizes = shape[:spread.dim] + [spread.sizes[i]] + shape[spread.dim + 1:]
+    dtype, sizes = tf.as_dtype(value.dtype), spread.shapes([dim.size for dim in value.tensor_shape.dim])[i]
     if not value.tensor_content and _stored(value) == 1:
         alone = type(value)()
         alone.CopyFrom(value)

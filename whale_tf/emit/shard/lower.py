@@ -45,7 +45,6 @@ from whale_tf.patterns.strategy import (
     Localise,
     Sizes,
     Strategy,
-    stored_shape,
 )
 from whale_tf.planner.sharding import Assignment
 
@@ -306,7 +305,7 @@ class Lowering:
         names = []
         for index, tensor in enumerate(op.outputs):
             measured = op.inputs[index]
-            shape = stored_shape(self.view, measured)
+            shape = self.view.stored(measured)
             if shape is None:
                 raise UnsupportedOpError(f"op {op.name!r} ({op.type}) asks for the shape of "
                                          f"{self.graph.tensor_name(measured)!r}, whose rank is not known; set it with "
@@ -325,8 +324,7 @@ class Lowering:
             return nodes.const(sizes, scope, dtype, "0")
         part = self.values.table.get(measured)
         name = part.names[0] if part is not None else self.values.whole(measured)
-        local = nodes.add("Shape", scope + "/part", [name], "0", T=self._dtype(measured), out_type=dtype)
-        whole = local
+        whole = local = nodes.add("Shape", scope + "/part", [name], "0", T=self._dtype(measured), out_type=dtype)
         if part is not None and part.spread.is_shard:
             marked = value.copy()
             for d, size in enumerate(shape):

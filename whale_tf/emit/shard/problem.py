@@ -44,9 +44,7 @@ def sharding_problem(
     variables.update(trained)
     gradients, rows = (
         {target.tensors[0]: target.variable for target in captured.phases.targets
-         if target.is_sparse is is_sparse and (only is None or target.variable in only)}
-        for is_sparse in (False, True)
-    )
+         if target.is_sparse is is_sparse and (only is None or target.variable in only)} for is_sparse in (False, True))
     others = {variable.op for variable in captured.phases.variables
               if variable.op not in captured.variable_homes and variable.op not in inside}
     factored = {slot: found for slot, found in factored_slots(
@@ -70,15 +68,11 @@ def in_bodies(captured: Captured) -> Dict[int, Op]:
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
             for user, _ in graph.consumers(tensor):
-                op = graph.ops[user]
-                if (op.body and op.phase in TRAINED) or (op.id in inside and _is_handle(graph.tensors[tensor].dtype)) or (
+                op, dtype = graph.ops[user], graph.tensors[tensor].dtype
+                if (op.body and op.phase in TRAINED) or (op.id in inside and dtype.endswith(("resource", "_ref"))) or (
                         op.phase is Phase.OTHER and traits(op.type).is_write and op.type not in ASSIGNS):
                     found[variable.op] = op
     return found
-
-
-def _is_handle(dtype: str) -> bool:
-    return dtype == "resource" or dtype.endswith("_ref")
 
 
 def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]:

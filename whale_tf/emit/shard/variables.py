@@ -12,11 +12,12 @@ Savers write and read slices (:mod:`whale_tf.emit.shard.checkpoints`).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.shard.branches import reading_parts
 from whale_tf.emit.shard.checkpoints import Checkpoints, Parts, host_of
+from whale_tf.emit.variables import Replaced, catch_up, read
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import consumers
 from whale_tf.graph_editor.control_flow import call_functions
@@ -161,7 +162,8 @@ class DividedVariables:
             self._replaced.setdefault(tensor.name, name if ":" in name else name + ":0")
             edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
-                if not _is_reference(reader, position) and edit.original(reader).input[position] == edge:
+                is_reference = reader._input_types[position]._is_ref_dtype
+                if not is_reference and edit.original(reader).input[position] == edge:
                     edit.move_input(reader.name, position, name)
             for user, position in staged.readers.get(edge, ()):
                 edit.move_input(user, position, name)
@@ -180,24 +182,15 @@ class DividedVariables:
 
     def catch_up(self, original_run: Callable) -> None:
         """Gives the parts of variables that were initialised before they were divided these values."""
-        edit = StagedEdit(self._graph)
-        nodes = Nodes(edit)
-        checks, assigns = [], []
-        for variable in self._variables:
-            scope = f"{self._root}/catch_up/{variable.op.name}"
-            whole = _read(nodes, variable, variable.op.name, scope + "/value", ())
-            query = "VarIsInitializedOp" if variable.is_resource else "IsVariableInitialized"
-            checks.append(edit.add(query, scope + "/is_initialized", [variable.op.name]))
-            assigns.append([
-                edit.add("AssignVariableOp" if variable.is_resource else "Assign", f"{scope}/assign{i}",
-                         [part, value],
-                         attrs={"dtype" if variable.is_resource else "T": variable.dtype})
-                for i, (part, value) in enumerate(zip(variable.names, _parts_of(nodes, variable, whole, scope)))])
-        new = edit.commit()
-        for variable in self._variables:
-            self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers() if op.name in new)
-        known = original_run([new[name].outputs[0] for name in checks])
-        original_run([new[name] for names, ready in zip(assigns, known) if ready for name in names])
+        def replaced(variable: Parts) -> Replaced:
+            return Replaced(variable.op, f"{self._root}/catch_up/{variable.op.name}", lambda nodes, value, scope: [
+                (name, "", part) for name, part in zip(variable.names, _parts_of(nodes, variable, value, scope))])
+
+        def note(new: Mapping[str, tf.Operation]) -> None:
+            for variable in self._variables:
+                self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers() if op.name in new)
+
+        catch_up(self._graph, map(replaced, self._variables), original_run, note)
 
 
 class _Users:
@@ -316,8 +309,7 @@ class _Uses:
         self.writes[op.name] = writes = self.write(variable, op)
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
-            self.reads.append((op.outputs[0], self._nodes.concat(
-                writes, variable.spread.dim, scope + "/whole", dtype, "")))
+            self.reads.append((op.outputs[0], self._nodes.concat(writes, variable.spread.dim, scope + "/whole", dtype, "")))
 
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
         """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
@@ -353,13 +345,10 @@ class _Uses:
 
     def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> Tuple[str, List[str]]:
         """The variable's value after ``controls``, and the reads of its parts."""
-        parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls)
-                 for i, part in enumerate(variable.names)]
+        parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls) for i, part in enumerate(variable.names)]
         whole = self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.dtype, "")
-        shape, spread = variable.shape, variable.spread
-        self.shapes[whole + ":0"] = shape
-        for part, size in zip(parts, spread.sizes):
-            self.shapes[part + ":0"] = (*shape[:spread.dim], size, *shape[spread.dim + 1:])
+        self.shapes[whole + ":0"] = variable.shape
+        self.shapes.update((part + ":0", shape) for part, shape in zip(parts, variable.spread.shapes(variable.shape)))
         return whole, parts
 
     def finish(self) -> None:
@@ -367,14 +356,8 @@ class _Uses:
         self.reads += self.checkpoints.reads
 
 
-def _is_reference(op: tf.Operation, position: int) -> bool:
-    return bool(op._input_types[position]._is_ref_dtype)
-
-
 def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
-    if variable.is_resource:
-        return nodes.add("ReadVariableOp", scope, [name], "", controls, dtype=variable.dtype)
-    return nodes.identity(name, scope, variable.dtype, "", controls)
+    return read(nodes, variable.is_resource, name, scope, variable.dtype, "", controls)
 
 
 def _parts_of(nodes: Nodes, variable: Parts, value: str, scope: str) -> List[str]:

@@ -25,7 +25,8 @@ from whale_tf.ir.batch_axis.state import (
     Given,
     State,
 )
-from whale_tf.ir.extents import Size, SizeLike, evaluate
+from whale_tf.ir.evaluate import evaluate
+from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import SHARDED, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for

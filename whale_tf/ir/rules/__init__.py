@@ -1,12 +1,12 @@
 """Sharding rules, one for each op type.
 
 ``rule_for(op, graph)`` returns the rule of one op, built from its attributes, constant operands and shapes.  Each family of
-makers has its own file.  ``rule`` in an op type's row (:mod:`whale_tf.ir.traits`) names its maker: ``"shape.reshape"`` is the
-function ``reshape`` of the file ``shape``, and ``"state.update vsg"`` is the result of ``update("vsg")``.
+makers has its own file.  ``rule`` in an op type's row (:mod:`whale_tf.ir.traits`) names its maker and further arguments:
+``"shape.reshape"`` is ``shape.reshape(op, view)``, and ``"state.update vsg"`` is ``state.update(op, view, "vsg")``.
 """
 from __future__ import annotations
 
-from typing import Dict, Optional, Union
+from typing import Callable, Dict, Optional
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.rules import (
@@ -33,15 +33,11 @@ _FILES = {"control_flow": control_flow, "convolution": convolution, "elementwise
 
 def maker(rule: str) -> Builder:
     """The maker named by a row's ``rule``."""
-    name, *arguments = rule.split()
+    name, *rest = rule.split()
     file, _, function = name.partition(".")
-    found = getattr(_FILES[file], function)
-    builder: Builder = found(*map(_argument, arguments)) if arguments else found
-    return builder
-
-
-def _argument(text: str) -> Union[int, str]:
-    return int(text) if text.lstrip("-").isdigit() else text
+    found: Callable[..., Rule] = getattr(_FILES[file], function)
+    arguments = [int(text) if text.lstrip("-").isdigit() else text for text in rest]
+    return (lambda op, view: found(op, view, *arguments)) if arguments else found
 
 
 _MAKERS: Dict[str, Builder] = {rule: maker(rule) for rule in {row.rule for row in TABLE.values() if row.rule}}

@@ -6,7 +6,7 @@ from typing import Dict, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Builder, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Dims, Rule, ShapeOperand, View, attr, axes
 
 _CHANNELS_FIRST = ("NCHW", "NCDHW", "NCW")
 
@@ -36,50 +36,38 @@ def _images(op: Op, spatial: int, depthwise: int) -> Tuple[Dims, Dims]:
     return image(op, spatial, "i", "x"), y
 
 
-def convolution(spatial: int, depthwise: int = 0) -> Builder:
-    def build(op: Op, view: View) -> Rule:
-        x, y = _images(op, spatial, depthwise)
-        return Rule((x, _kernel(spatial)), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"])))
-    return build
+def convolution(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
+    x, y = _images(op, spatial, depthwise)
+    return Rule((x, _kernel(spatial)), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"])))
 
 
-def input_gradient(spatial: int, depthwise: int = 0) -> Builder:
-    def build(op: Op, view: View) -> Rule:
-        x, y = _images(op, spatial, depthwise)
-        return Rule((None, _kernel(spatial), y), (x,), "nmm", _kinds(spatial, "o"), (ShapeOperand(0, x),))
-    return build
+def input_gradient(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
+    x, y = _images(op, spatial, depthwise)
+    return Rule((None, _kernel(spatial), y), (x,), "nmm", _kinds(spatial, "o"), (ShapeOperand(0, x),))
 
 
-def filter_gradient(spatial: int, depthwise: int = 0) -> Builder:
-    def build(op: Op, view: View) -> Rule:
-        kernel = _kernel(spatial)
-        x, y = _images(op, spatial, depthwise)
-        return Rule((x, None, y), (kernel,), "mnm", _kinds(spatial, "n"), (ShapeOperand(1, kernel),))
-    return build
+def filter_gradient(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
+    kernel = _kernel(spatial)
+    x, y = _images(op, spatial, depthwise)
+    return Rule((x, None, y), (kernel,), "mnm", _kinds(spatial, "n"), (ShapeOperand(1, kernel),))
 
 
-def pooling(role: str, spatial: int) -> Builder:
+def pooling(op: Op, view: View, role: str, spatial: int) -> Rule:
     """Pooling: examples and channels pass."""
-    def build(op: Op, view: View) -> Rule:
-        x, y = image(op, spatial, "c", "x"), image(op, spatial, "c", "y")
-        return Rule((x,), (y,) * len(op.outputs), role, _kinds(spatial))
-    return build
+    x, y = image(op, spatial, "c", "x"), image(op, spatial, "c", "y")
+    return Rule((x,), (y,) * len(op.outputs), role, _kinds(spatial))
 
 
-def pooling_gradient(letters: str, result: str, roles: str) -> Builder:
+def pooling_gradient(op: Op, view: View, letters: str, result: str, roles: str) -> Rule:
     """``letters`` and ``result`` say which operands are shaped like the input (x) or like the output (y)."""
-    def build(op: Op, view: View) -> Rule:
-        spatial = view.need_rank(op.inputs[0]) - 2
-        images = {p: image(op, spatial, "c", p) for p in "xy"}
-        return Rule(tuple(images[p] for p in letters), (images[result],), roles, _kinds(spatial))
-    return build
+    spatial = view.need_rank(op.inputs[0]) - 2
+    images = {p: image(op, spatial, "c", p) for p in "xy"}
+    return Rule(tuple(images[p] for p in letters), (images[result],), roles, _kinds(spatial))
 
 
-def average_gradient(spatial: int) -> Builder:
-    def build(op: Op, view: View) -> Rule:
-        x, y = image(op, spatial, "c", "x"), image(op, spatial, "c", "y")
-        return Rule((None, y), (x,), "nm", _kinds(spatial), (ShapeOperand(0, x),))
-    return build
+def average_gradient(op: Op, view: View, spatial: int) -> Rule:
+    x, y = image(op, spatial, "c", "x"), image(op, spatial, "c", "y")
+    return Rule((None, y), (x,), "nm", _kinds(spatial), (ShapeOperand(0, x),))
 
 
 def resize(op: Op, view: View) -> Rule:
@@ -97,12 +85,9 @@ def resize_gradient(op: Op, view: View) -> Rule:
 def projective(op: Op, view: View) -> Rule:
     """One projective transformation for each image, or one for all; linear unless pixels from outside have a value."""
     x, y = image(op, 2, "c", "x"), image(op, 2, "c", "y")
-    transforms = view.shape(op.inputs[1])
-    if transforms is None:
-        raise NoRule("the number of its transformations is not known")
     fill = [view.graph.producer(t).value for t in op.inputs[3:]]
     role = "m" if all(value is not None and not np.any(value) for value in fill) else "n"
-    rows: Tuple[str, ...] = () if transforms[0] == 1 else ("n",)
+    rows: Tuple[str, ...] = () if view.need_shape(op.inputs[1])[0] == 1 else ("n",)
     operands = (x, (rows, ("t",)), None, ())[:len(op.inputs)]
     return Rule(operands, (y,), role + "n" * (len(operands) - 1), dict.fromkeys(("x0", "x1", "y0", "y1", "t"), WHOLE))
 
@@ -116,4 +101,3 @@ def patches(op: Op, view: View) -> Rule:
     x = image(op, 2, "c", "x")
     y = image(op, 2, "o", "y")
     return Rule((x,), (y,), "m", {**_kinds(2), "c": WHOLE, "o": WHOLE})
-

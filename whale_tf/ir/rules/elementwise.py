@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op, Shape
-from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, NoRule, Rule, View, axes
+from whale_tf.ir.rules.rule import SAME, AnyDims, Dims, NoRule, Rule, View, axes
 
 _FLOATS = ("float", "bfloat", "double", "half", "complex")
 _CACHE: Dict[Tuple[str, int, Tuple[Shape, ...]], Rule] = {}
@@ -49,33 +49,22 @@ def _align(shape: Tuple[object, ...], result: List[object], full: Dims) -> Dims:
     return tuple(() if size == 1 and result[i] != 1 else full[i] for i, size in enumerate(shape, offset))
 
 
-def elementwise(roles: str) -> Builder:
-    """A builder for ops with one role per operand."""
-    def build(op: Op, view: View) -> Rule:
-        return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
-    return build
+def elementwise(op: Op, view: View, roles: str) -> Rule:
+    """Ops with one role per operand."""
+    return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
 
 
-def same_shape(role: str) -> Builder:
+def same_shape(op: Op, view: View) -> Rule:
     """AddN: operands do not broadcast, so one known shape is the shape of all."""
-    def build(op: Op, view: View) -> Rule:
-        shapes = [view.shape(t) for t in op.inputs]
-        known = next((shape for shape in shapes if shape is not None), None)
-        return elementwise_rule(role * len(op.inputs), 1, (known,) * len(op.inputs))
-    return build
+    shapes = [view.shape(t) for t in op.inputs]
+    known = next((shape for shape in shapes if shape is not None), None)
+    return elementwise_rule("a" * len(op.inputs), 1, (known,) * len(op.inputs))
 
 
-def each(role: str) -> Builder:
+def each(op: Op, view: View) -> Rule:
     """IdentityN: output ``i`` is a function of operand ``i`` alone."""
-    def build(op: Op, view: View) -> Rule:
-        inputs: List[AnyDims] = []
-        for i, tensor in enumerate(op.inputs):
-            rank = view.rank(tensor)
-            if rank is None:
-                raise NoRule("an operand's rank is not known")
-            inputs.append(tuple((f"i{i}d{d}",) for d in range(rank)))
-        return Rule(tuple(inputs), tuple(inputs), role * len(inputs))
-    return build
+    dims = tuple(tuple((f"i{i}d{d}",) for d in range(view.need_rank(tensor))) for i, tensor in enumerate(op.inputs))
+    return Rule(dims, dims, "a" * len(dims))
 
 
 def cast(op: Op, view: View) -> Rule:
@@ -87,13 +76,10 @@ def cast(op: Op, view: View) -> Rule:
 
 def bitcast(op: Op, view: View) -> Rule:
     """Between types of the same size, elementwise; types of other sizes add or remove a last dimension."""
-    shape = view.shape(op.inputs[0])
     before, after = (np.dtype(view.graph.tensors[t].dtype.replace("bfloat16", "float16")) for t in (op.inputs[0], op.outputs[0]))
     if before.itemsize == after.itemsize:
-        return elementwise_rule("n", 1, (shape,))
-    if shape is None:
-        raise NoRule("the operand's rank is not known")
-    dims = axes(len(shape) + (before.itemsize > after.itemsize))
+        return elementwise_rule("n", 1, (view.shape(op.inputs[0]),))
+    dims = axes(view.need_rank(op.inputs[0]) + (before.itemsize > after.itemsize))
     pieces = (("pieces",),)
     if before.itemsize > after.itemsize:
         return Rule((dims[:-1],), ((*dims[:-1], *pieces),), "n")
@@ -119,13 +105,12 @@ def select(op: Op, view: View) -> Rule:
 
 def per_row(op: Op, view: View) -> Rule:
     """Ops on (data, side operands): the first operand keeps its shape, the others are needed whole."""
-    dims = axes(view.need_rank(op.inputs[0])) if view.rank(op.inputs[0]) is not None else SAME
+    dims = view.dims(op.inputs[0])
     return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "m" + "n" * (len(op.inputs) - 1))
 
 
 def bias_add(op: Op, view: View) -> Rule:
     """BiasAdd ``...c,c->...c`` (or ``nc...`` under NCHW)."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
     return Rule((full, (channel,)), (full,), "aa")
-

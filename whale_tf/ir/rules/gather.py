@@ -4,29 +4,24 @@ from __future__ import annotations
 from typing import Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import (
-    LOOKUP,
-    SUM,
-    WHOLE,
-    AnyDims,
-    Builder,
-    Dims,
-    NoRule,
-    Rule,
-    ShapeOperand,
-    View,
-    attr,
-    axes,
-)
+from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
 
 
 def _letters(prefix: str, count: int) -> Dims:
     return tuple((f"{prefix}{d}",) for d in range(count))
 
 
+def _depth(view: View, indices: int) -> int:
+    """How many dimensions the last dimension of the indices names."""
+    depth = view.need_shape(indices)[-1]
+    if depth is None:
+        raise NoRule("it is not known how many dimensions its indices name")
+    return depth
+
+
 def gather(op: Op, view: View) -> Rule:
     """``params[..., row, ...], indices -> params[..., indices, ...]``, with common leading dimensions (batch_dims)."""
-    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    params, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
     axis = view.need_ints(op, 2)[0] % len(params) if op.type == "GatherV2" else 0
     shared = attr(op, "batch_dims", 0) % (len(indices) + 1)
     indices = params[:shared] + indices[shared:]
@@ -37,69 +32,52 @@ def gather(op: Op, view: View) -> Rule:
 
 def resource_gather(op: Op, view: View) -> Rule:
     """Rows of a variable that is read through its handle, which has the variable's dimensions."""
-    shared = attr(op, "batch_dims", 0)
-    indices = _letters("i", view.need_rank(op.inputs[1]))
-    width = view.need_rank(op.outputs[0]) - len(indices)
-    rows: Dims = (("row",),) + _letters("c", width)
-    if shared:
+    if attr(op, "batch_dims", 0):
         raise NoRule("a batched look-up in a variable")
+    indices = _letters("i", view.need_rank(op.inputs[1]))
+    rows: Dims = (("row",),) + _letters("c", view.need_rank(op.outputs[0]) - len(indices))
     return Rule((rows, indices), (indices + rows[1:],), "mn", {"row": LOOKUP})
 
 
 def gather_nd(op: Op, view: View) -> Rule:
     """The last dimension of the indices holds positions in the first dimensions of the parameters."""
     params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
-    shape = view.shape(op.inputs[1])
-    depth = shape[-1] if shape is not None else None
-    if depth is None:
-        raise NoRule("it is not known how many dimensions its indices name")
+    depth = _depth(view, op.inputs[1])
     kinds = {**{params[d][0]: LOOKUP for d in range(depth)}, indices[-1][0]: WHOLE}
     return Rule((params, indices), (indices[:-1] + params[depth:],), "mn", kinds)
 
 
 def scatter_nd(op: Op, view: View) -> Rule:
     """(indices, updates, shape) -> sums of updates."""
-    indices, rank = _letters("i", view.need_rank(op.inputs[0])), view.rank(op.outputs[0])
-    shape, target = view.shape(op.inputs[0]), view.value(op.inputs[2])
-    rank = len(target) if target is not None else rank
-    depth = shape[-1] if shape is not None else None
-    if rank is None or depth is None:
-        raise NoRule("the shape it fills is not known")
-    result = axes(rank)
+    indices, target = _letters("i", view.need_rank(op.inputs[0])), view.value(op.inputs[2])
+    depth = _depth(view, op.inputs[0])
+    result = axes(len(target) if target is not None else view.need_rank(op.outputs[0]))
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: SUM for f in indices[:-1]}, indices[-1][0]: WHOLE}
     return Rule((indices, indices[:-1] + result[depth:], None), (result,), "nmn", kinds, (ShapeOperand(2, result),))
 
 
 def tensor_scatter(op: Op, view: View) -> Rule:
     """(tensor, indices, updates): each factor that is written by index is needed whole."""
-    result, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
-    shape = view.shape(op.inputs[1])
-    depth = shape[-1] if shape is not None else None
-    if depth is None:
-        raise NoRule("it is not known how many dimensions its indices name")
+    result, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
+    depth = _depth(view, op.inputs[1])
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: WHOLE for f in indices}}
     return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
 
 
-def segments(kind: str) -> Builder:
+def segments(op: Op, view: View, kind: str) -> Rule:
     """(data, segment ids, [count]) -> one row per segment: the sum, maximum ... of its rows."""
-    def build(op: Op, view: View) -> Rule:
-        data, ids = view.need_rank(op.inputs[0]), view.rank(op.inputs[1])
-        ids = 1 if op.type.startswith("Segment") else ids
-        if ids is None:
-            raise NoRule("the rank of its segment ids is not known")
-        full = axes(data)
-        result: Dims = (("segment",),) + full[ids:]
-        # without a count, the number of results depends on the ids, which differ between shards
-        how = kind if len(op.inputs) > 2 else WHOLE
-        inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
-        roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
-        return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
-    return build
+    full = view.need_dims(op.inputs[0])
+    ids = 1 if op.type.startswith("Segment") else view.need_rank(op.inputs[1])
+    result: Dims = (("segment",),) + full[ids:]
+    # without a count, the number of results depends on the ids, which differ between shards
+    how = kind if len(op.inputs) > 2 else WHOLE
+    inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
+    roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
+    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
 
 
 def one_hot(op: Op, view: View) -> Rule:
-    indices = axes(view.need_rank(op.inputs[0]))
+    indices = view.need_dims(op.inputs[0])
     axis = attr(op, "axis", -1) % (len(indices) + 1)
     return Rule((indices, None, (), ()), (indices[:axis] + (("class",),) + indices[axis:],), "nnnn", {"class": WHOLE})
 
@@ -107,26 +85,22 @@ def one_hot(op: Op, view: View) -> Rule:
 def dynamic_stitch(op: Op, view: View) -> Rule:
     """(indices ..., data ...) -> rows placed by index; the dimension of the rows does not pass."""
     half = len(op.inputs) // 2
-    inputs = []
-    data_rank = view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0])
-    tail = _letters("c", data_rank)
-    for k in range(half):
-        inputs.append(tuple((f"k{k}d{d}",) for d in range(view.need_rank(op.inputs[k]))))
+    tail = _letters("c", view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0]))
+    inputs = tuple(_letters(f"k{k}d", view.need_rank(op.inputs[k])) for k in range(half))
     kinds = {f[0]: WHOLE for dims in inputs for f in dims}
-    operands = tuple(inputs) + tuple(dims + tail for dims in inputs)
+    operands = inputs + tuple(dims + tail for dims in inputs)
     return Rule(operands, ((("row",),) + tail,), "n" * half + "a" * half, {**kinds, "row": WHOLE})
 
 
 def row_join(op: Op, view: View) -> Rule:
     """(data, indices, segment ids) of sparse segment sums: rows are picked, then added up by segment."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
                 "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if len(op.inputs) > 3 else WHOLE, "segment": WHOLE})
 
 
 def dynamic_partition(op: Op, view: View) -> Rule:
-    data, parts = view.need_rank(op.inputs[0]), view.need_rank(op.inputs[1])
-    full = axes(data)
+    full, parts = view.need_dims(op.inputs[0]), view.need_rank(op.inputs[1])
     rows = [f"row{i}" for i in range(len(op.outputs))]
     return Rule((full, full[:parts]), tuple(((row,),) + full[parts:] for row in rows), "mn",
                 dict.fromkeys([f[0] for f in full[:parts]] + rows, WHOLE))
@@ -134,6 +108,5 @@ def dynamic_partition(op: Op, view: View) -> Rule:
 
 def where(op: Op, view: View) -> Rule:
     """Positions of the true elements, which are rows chosen by data."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
-

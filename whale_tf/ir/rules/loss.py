@@ -20,4 +20,3 @@ def softmax_cross_entropy(op: Op, view: View) -> Rule:
 def sparse_softmax_cross_entropy(op: Op, view: View) -> Rule:
     """(logits, class numbers) -> (loss per row, gradient)."""
     return Rule((_LOGITS, _ROWS), (_ROWS, _LOGITS), "nn", {"c": WHOLE})
-

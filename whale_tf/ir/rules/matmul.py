@@ -61,7 +61,6 @@ def einsum(op: Op, view: View) -> Rule:
 
 def bias_add_grad(op: Op, view: View) -> Rule:
     """BiasAddGrad ``...c->c``."""
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
     return Rule((full,), ((channel,),), "m", {f[0]: SUM for f in full if f != channel})
-

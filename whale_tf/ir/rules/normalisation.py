@@ -35,4 +35,3 @@ def fused_batch_norm_grad(op: Op, view: View) -> Rule:
     reserves = tuple(_CHANNEL if i < 2 else None for i in range(len(op.inputs) - 3))
     unused = (None,) * (len(op.outputs) - 3)
     return Rule((x, x, _CHANNEL) + reserves, (x, _CHANNEL, _CHANNEL) + unused, "m" + "n" * (len(op.inputs) - 1), kinds)
-

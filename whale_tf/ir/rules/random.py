@@ -2,19 +2,12 @@
 from __future__ import annotations
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import WHOLE, NoRule, Rule, ShapeOperand, View, axes
+from whale_tf.ir.rules.rule import WHOLE, Rule, ShapeOperand, View, axes
 
 
 def drawn(op: Op, view: View) -> Rule:
-    rank = view.rank(op.outputs[0])
-    if rank is None:
-        value = view.value(op.inputs[0])
-        if value is None:
-            raise NoRule("the rank of its result is not known")
-        rank = len(value)
-    full = axes(rank)
-    others = (None,) * (len(op.inputs) - 1)
-    return Rule((None,) + others, (full,), "n" * len(op.inputs), {}, (ShapeOperand(0, full),))
+    full = axes(view.filled_rank(op))
+    return Rule((None,) * len(op.inputs), (full,), "n" * len(op.inputs), {}, (ShapeOperand(0, full),))
 
 
 def multinomial(op: Op, view: View) -> Rule:
@@ -22,6 +15,5 @@ def multinomial(op: Op, view: View) -> Rule:
 
 
 def shuffle(op: Op, view: View) -> Rule:
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     return Rule((full,), (full,), "m", {f[0]: WHOLE for f in full[:1]})
-

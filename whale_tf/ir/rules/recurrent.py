@@ -1,10 +1,10 @@
 """Fused recurrent cells: examples pass, gate and hidden dimensions are needed whole, and gradients of weights are sums."""
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import SUM, WHOLE, AnyDims, Builder, Rule, View
+from whale_tf.ir.rules.rule import SUM, WHOLE, AnyDims, Rule, View
 
 # Dimensions of operands and results: ``b`` examples, ``t`` steps, capitals other (whole) dimensions; ``-`` is not divided.
 _CELLS: Dict[str, Tuple[str, str, str]] = {
@@ -22,13 +22,14 @@ def _dims(text: str) -> AnyDims:
     return None if text == "-" else tuple((letter,) for letter in text)
 
 
-def cell(name: str) -> Builder:
-    """The builder of one cell."""
-    inputs, outputs, roles = _CELLS[name]
-    letters: List[str] = sorted({c for c in inputs + outputs if c.isupper()} | {"t"})
-    rule = Rule(tuple(map(_dims, inputs.split())), tuple(map(_dims, outputs.split())), roles,
+def _rule(inputs: str, outputs: str, roles: str) -> Rule:
+    letters = sorted({c for c in inputs + outputs if c.isupper()} | {"t"})
+    return Rule(tuple(map(_dims, inputs.split())), tuple(map(_dims, outputs.split())), roles,
                 {**dict.fromkeys(letters, WHOLE), "b": SUM})
 
-    def build(op: Op, view: View) -> Rule:
-        return rule
-    return build
+
+_RULES = {name: _rule(*described) for name, described in _CELLS.items()}
+
+
+def cell(op: Op, view: View, name: str) -> Rule:
+    return _RULES[name]

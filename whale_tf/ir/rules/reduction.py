@@ -1,65 +1,39 @@
 """Reductions, and ops that need one axis whole (softmax, cumulative sums, sorting)."""
 from __future__ import annotations
 
-from typing import List
-
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import (
-    MEAN,
-    SUM,
-    WHOLE,
-    AnyDims,
-    Builder,
-    Dims,
-    NoRule,
-    Rule,
-    View,
-    attr,
-    axes,
-    whole,
-)
+from whale_tf.ir.rules.rule import MEAN, SUM, WHOLE, Dims, NoRule, Rule, View, attr, axes, whole
 
 
-def reduction(kind: str) -> Builder:
+def reduction(op: Op, view: View, kind: str) -> Rule:
     """Sum, Mean, Max ... over the axes of operand 1."""
     role = "m" if kind in (SUM, MEAN) else "n"
-
-    def build(op: Op, view: View) -> Rule:
-        rank = view.need_rank(op.inputs[0])
-        reduced = {a % rank for a in view.need_ints(op, 1)} if rank else set()
-        full = axes(rank)
-        if attr(op, "keep_dims", False):
-            result: Dims = tuple(() if d in reduced else f for d, f in enumerate(full))
-        else:
-            result = tuple(f for d, f in enumerate(full) if d not in reduced)
-        return Rule((full, None), (result,), role + "n", {f"d{d}": kind for d in reduced})
-    return build
+    rank = view.need_rank(op.inputs[0])
+    reduced = {a % rank for a in view.need_ints(op, 1)} if rank else set()
+    full = axes(rank)
+    if attr(op, "keep_dims", False):
+        result: Dims = tuple(() if d in reduced else f for d, f in enumerate(full))
+    else:
+        result = tuple(f for d, f in enumerate(full) if d not in reduced)
+    return Rule((full, None), (result,), role + "n", {f"d{d}": kind for d in reduced})
 
 
-def total(kind: str, role: str) -> Builder:
-    """A scalar computed from all elements (L2Loss)."""
-    def build(op: Op, view: View) -> Rule:
-        full = axes(view.need_rank(op.inputs[0]))
-        return Rule((full,), ((),), role, {f[0]: kind for f in full})
-    return build
+def total(op: Op, view: View) -> Rule:
+    """A sum over all elements (L2Loss)."""
+    full = view.need_dims(op.inputs[0])
+    return Rule((full,), ((),), "n", {f[0]: SUM for f in full})
 
 
-def along_last(role: str, num_operands: int = 1) -> Builder:
+def along_last(op: Op, view: View) -> Rule:
     """Each row along the last axis is independent: softmax."""
-    def build(op: Op, view: View) -> Rule:
-        rank = view.need_rank(op.inputs[0])
-        full = axes(rank)
-        return Rule((full,) * num_operands, (full,) * len(op.outputs), role * num_operands, whole([-1], rank))
-    return build
+    full = view.need_dims(op.inputs[0])
+    return Rule((full,), (full,) * len(op.outputs), "n", whole([-1], len(full)))
 
 
-def along_axis(role: str) -> Builder:
+def along_axis(op: Op, view: View, role: str) -> Rule:
     """Cumulative sums and reversals: operand 1 gives the axes that are needed whole."""
-    def build(op: Op, view: View) -> Rule:
-        rank = view.need_rank(op.inputs[0])
-        full = axes(rank)
-        return Rule((full, None), (full,), role + "n", whole(view.need_ints(op, 1), rank))
-    return build
+    full = view.need_dims(op.inputs[0])
+    return Rule((full, None), (full,), role + "n", whole(view.need_ints(op, 1), len(full)))
 
 
 def arg_extreme(op: Op, view: View) -> Rule:
@@ -72,11 +46,10 @@ def arg_extreme(op: Op, view: View) -> Rule:
 
 def top_k(op: Op, view: View) -> Rule:
     """TopK: the last axis becomes ``k``."""
-    rank = view.need_rank(op.inputs[0])
-    full = axes(rank)
+    full = view.need_dims(op.inputs[0])
     result = full[:-1] + (("k",),)
-    others: List[AnyDims] = [None] * (len(op.inputs) - 1)
-    return Rule((full, *others), (result, result), "n" * len(op.inputs), {**whole([-1], rank), "k": WHOLE})
+    others = (None,) * (len(op.inputs) - 1)
+    return Rule((full, *others), (result, result), "n" * len(op.inputs), {**whole([-1], len(full)), "k": WHOLE})
 
 
 def in_top_k(op: Op, view: View) -> Rule:
@@ -89,18 +62,13 @@ def dense_bincount(op: Op, view: View) -> Rule:
     if view.need_rank(op.inputs[0]) != 2:
         raise NoRule("it counts over all examples")
     rows: Dims = (("b",), ("n",))
-    weights = view.shape(op.inputs[2])
-    if weights is None:
-        raise NoRule(f"the shape of {view.graph.tensor_name(op.inputs[2])} is not known")
-    has_weights = len(weights) == 2
+    has_weights = view.need_rank(op.inputs[2]) == 2
     return Rule((rows, (), rows if has_weights else None), ((("b",), ("bin",)),), "nn" + ("m" if has_weights else "n"),
                 {"n": WHOLE, "bin": WHOLE})
 
 
 def reverse_sequence(op: Op, view: View) -> Rule:
     """Rows along ``batch_dim``, each reversed along ``seq_dim`` up to its own length."""
-    rank = view.need_rank(op.inputs[0])
-    full = axes(rank)
-    row = attr(op, "batch_dim", 0) % rank
-    return Rule((full, (full[row],)), (full,), "mn", whole([attr(op, "seq_dim", 0)], rank))
-
+    full = view.need_dims(op.inputs[0])
+    row = attr(op, "batch_dim", 0) % len(full)
+    return Rule((full, (full[row],)), (full,), "mn", whole([attr(op, "seq_dim", 0)], len(full)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from whale_tf.ir.extents import Size, Value, as_value, evaluate, static_ints, vector
+from whale_tf.ir.evaluate import evaluate
+from whale_tf.ir.extents import Size, Value, as_value, static_ints, vector
 from whale_tf.ir.graph import Op, OpGraph, Shape
 
 Factors = Tuple[str, ...]
@@ -24,7 +25,6 @@ WHOLE = "whole"  # every shard needs all of it (a softmax's classes, a cumulativ
 HALO = "halo"  # shards need the borders of their neighbours (a convolution's image)
 STATISTIC = "statistic"  # the op computes statistics over it, and a shard computes its own (batch normalisation)
 STATISTIC_GRADIENT = "statistic gradient"  # ... and results without it are sums (that op's gradient)
-REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
 
 # How the op depends on an operand, one letter each (``Rule.roles``).
 ADDED = "a"  # linear in all such operands together (Add, Concat, Select's branches)
@@ -103,6 +103,11 @@ class View:
             return None if value is None else tuple(value.shape)
         return None if record.dtype == "variant" else record.shape
 
+    def stored(self, tensor: int) -> Shape:
+        """A tensor's shape.  The handle of a resource variable has the variable's shape."""
+        producer = self.graph.producer(tensor)
+        return producer.attrs.get("shape") if producer.type == "VarHandleOp" else self.shape(tensor)
+
     def value(self, tensor: int) -> Optional[Value]:
         """An integer tensor's value, if it follows from constants and static shapes."""
         if tensor not in self._values:
@@ -137,10 +142,31 @@ class View:
         shape = self.shape(tensor)
         return None if shape is None else len(shape)
 
-    def need_rank(self, tensor: int) -> int:
+    def dims(self, tensor: int) -> AnyDims:
+        """A factor for each dimension, as :func:`axes`; SAME if the rank is not known."""
         rank = self.rank(tensor)
-        if rank is None:
+        return SAME if rank is None else axes(rank)
+
+    def need_shape(self, tensor: int) -> Tuple[Optional[int], ...]:
+        shape = self.shape(tensor)
+        if shape is None:
             raise NoRule(f"the rank of {self.graph.tensor_name(tensor)} is not known")
+        return shape
+
+    def need_rank(self, tensor: int) -> int:
+        return len(self.need_shape(tensor))
+
+    def need_dims(self, tensor: int) -> Dims:
+        return axes(self.need_rank(tensor))
+
+    def filled_rank(self, op: Op) -> int:
+        """The rank of an op's result whose shape is the first operand."""
+        rank = self.rank(op.outputs[0])
+        if rank is None:
+            shape = self.value(op.inputs[0])
+            if shape is None:
+                raise NoRule("the rank of its result is not known")
+            rank = len(shape)
         return rank
 
     def need_ints(self, op: Op, position: int) -> List[int]:
@@ -170,10 +196,6 @@ def named(letters: str) -> Dims:
 def whole(dims: Sequence[int], rank: int) -> Dict[str, str]:
     """Kinds which say that the given dimensions of ``axes(rank)`` are needed whole."""
     return {f"d{d % rank}": WHOLE for d in dims} if rank else {}
-
-
-def whole_operands(op: Op, roles: str = "") -> Tuple[AnyDims, ...]:
-    return (None,) * len(op.inputs)
 
 
 def attr(op: Op, name: str, default: Any) -> Any:

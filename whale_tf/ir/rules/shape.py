@@ -4,21 +4,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import (
-    SAME,
-    WHOLE,
-    AnyDims,
-    Builder,
-    Dims,
-    Factors,
-    NoRule,
-    Rule,
-    ShapeOperand,
-    View,
-    attr,
-    axes,
-    whole,
-)
+from whale_tf.ir.rules.rule import WHOLE, AnyDims, Dims, Factors, NoRule, Rule, ShapeOperand, View, attr, axes, whole
 
 
 def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Tuple[Dims, Dims, Dict[str, str]]:
@@ -62,25 +48,20 @@ def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> T
 
 
 def reshape(op: Op, view: View) -> Rule:
-    before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
-    if before is None or after is None:
-        raise NoRule("a shape of unknown rank")
-    left, right, kinds = refine(before, after)
+    left, right, kinds = refine(view.need_shape(op.inputs[0]), view.need_shape(op.outputs[0]))
     return Rule((left, None), (right,), "mn", kinds, (ShapeOperand(1, right),))
 
 
 def expand_dims(op: Op, view: View) -> Rule:
-    full = axes(view.need_rank(op.inputs[0]))
+    full = view.need_dims(op.inputs[0])
     axis = view.need_ints(op, 1)[0] % (len(full) + 1)
     return Rule((full, None), (full[:axis] + ((),) + full[axis:],), "mn")
 
 
 def squeeze(op: Op, view: View) -> Rule:
-    shape = view.shape(op.inputs[0])
-    if shape is None:
-        raise NoRule("the rank of its operand is not known")
-    dims = [d % len(shape) for d in attr(op, "squeeze_dims", ())] or [d for d, size in enumerate(shape) if size == 1]
-    if None in shape and not attr(op, "squeeze_dims", ()):
+    shape, named = view.need_shape(op.inputs[0]), attr(op, "squeeze_dims", ())
+    dims = [d % len(shape) for d in named] or [d for d, size in enumerate(shape) if size == 1]
+    if None in shape and not named:
         raise NoRule("it is not known which dimensions have size one; name them in tf.squeeze(axis=...)")
     full = axes(len(shape))
     return Rule((tuple(() if d in dims else f for d, f in enumerate(full)),),
@@ -93,10 +74,16 @@ def transpose(op: Op, view: View) -> Rule:
     return Rule((full, None), (tuple(full[p] for p in perm),), "mn")
 
 
-def pack(op: Op, view: View) -> Rule:
-    rank = next((r for r in map(view.rank, op.inputs) if r is not None), None)
+def _rank_of_any(view: View, tensors: Sequence[int]) -> int:
+    """The rank of tensors that all have the same one."""
+    rank = next((r for r in map(view.rank, tensors) if r is not None), None)
     if rank is None:
         raise NoRule("the rank of its operands is not known")
+    return rank
+
+
+def pack(op: Op, view: View) -> Rule:
+    rank = _rank_of_any(view, op.inputs)
     full, axis = axes(rank), attr(op, "axis", 0) % (rank + 1)
     return Rule((full,) * len(op.inputs), (full[:axis] + (("new",),) + full[axis:],), "a" * len(op.inputs), {"new": WHOLE})
 
@@ -111,9 +98,7 @@ def concat(op: Op, view: View) -> Rule:
     """The joined axis is needed whole; along the batch, it yields blocks (see :mod:`whale_tf.ir.batch_axis.cutting`)."""
     first = op.type == "Concat"
     parts = op.inputs[1:] if first else op.inputs[:-1]
-    rank = next((r for r in map(view.rank, parts) if r is not None), None)
-    if rank is None:
-        raise NoRule("the rank of its operands is not known")
+    rank = _rank_of_any(view, parts)
     axis = view.need_ints(op, 0 if first else len(op.inputs) - 1)[0] % rank
     full = axes(rank)
     inputs: Tuple[AnyDims, ...] = tuple(full[:axis] + ((f"part{i}",),) + full[axis + 1:] for i in range(len(parts)))
@@ -215,9 +200,7 @@ def strided_dims(terms: Sequence[Stride], rank: int) -> Tuple[Dims, Dims, Dict[s
 
 
 def strided_slice(op: Op, view: View) -> Rule:
-    shape = view.shape(op.inputs[0])
-    if shape is None:
-        raise NoRule("the rank of its operand is not known")
+    shape = view.need_shape(op.inputs[0])
     full, result, kinds = strided_dims(strided_terms(op, len(shape), view, shape), len(shape))
     return Rule((full, None, None, None), (result,), "mnnn", kinds)
 
@@ -232,30 +215,17 @@ def strided_slice_grad(op: Op, view: View) -> Rule:
 
 
 def pad(op: Op, view: View) -> Rule:
-    rank = view.need_rank(op.inputs[0])
+    full = view.need_dims(op.inputs[0])
     widths = view.need_ints(op, 1)
-    full = axes(rank)
-    padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
+    padded = [d for d in range(len(full)) if widths[2 * d] or widths[2 * d + 1]]
     result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
     inputs, roles = ((full, None, ()), "ana") if op.type == "PadV2" else ((full, None), "mn")  # type: Tuple[AnyDims, ...], str
-    return Rule(inputs, (result,), roles, {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
-
-
-def mirror_pad_grad(op: Op, view: View) -> Rule:
-    rank = view.need_rank(op.inputs[0])
-    widths = view.need_ints(op, 1)
-    padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
-    full = axes(rank)
-    result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
-    return Rule((full, None), (result,), "mn", {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
+    return Rule(inputs, (result,), roles, {**whole(padded, len(full)), **{f"cut{d}": WHOLE for d in padded}})
 
 
 def tile(op: Op, view: View) -> Rule:
     """A repeated dimension has factors (repeats, elements); a dimension of size one becomes a new factor."""
-    shape = view.shape(op.inputs[0])
-    if shape is None:
-        raise NoRule("the rank of its operand is not known")
-    value = view.value(op.inputs[1])
+    shape, value = view.need_shape(op.inputs[0]), view.value(op.inputs[1])
     inputs: List[Factors] = []
     result: List[Factors] = []
     for d, size in enumerate(shape):
@@ -268,22 +238,14 @@ def tile(op: Op, view: View) -> Rule:
 
 
 def broadcast_to(op: Op, view: View) -> Rule:
-    before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
-    if before is None or after is None:
-        raise NoRule("a shape of unknown rank")
+    before, after = view.need_shape(op.inputs[0]), view.need_shape(op.outputs[0])
     full, offset = axes(len(after)), len(after) - len(before)
     dims = tuple(() if size == 1 and after[d] != 1 else full[d] for d, size in enumerate(before, offset))
     return Rule((dims, None), (full,), "mn", {}, (ShapeOperand(1, full),))
 
 
 def fill(op: Op, view: View) -> Rule:
-    rank = view.rank(op.outputs[0])
-    if rank is None:
-        value = view.value(op.inputs[0])
-        if value is None:
-            raise NoRule("the rank of its result is not known")
-        rank = len(value)
-    full = axes(rank)
+    full = axes(view.filled_rank(op))
     return Rule((None, ()), (full,), "nm", {}, (ShapeOperand(0, full),))
 
 
@@ -292,29 +254,26 @@ def range_(op: Op, view: View) -> Rule:
     return Rule((None, None, None), ((("d0",),),), "nnn", {"d0": WHOLE})
 
 
-def matrix_part(role: str) -> Builder:
+def matrix_part(op: Op, view: View, role: str) -> Rule:
     """Ops on the last two dimensions of a stack of matrices."""
-    def build(op: Op, view: View) -> Rule:
-        rank = view.need_rank(op.inputs[0])
-        out = view.need_rank(op.outputs[0])
-        full = axes(rank)
-        lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
-        kinds = whole(range(lead, rank), rank)
-        tail = tuple((f"out{d}",) for d in range(lead, out))
-        result = full if out == rank else full[:lead] + tail
-        kinds.update({f[0]: WHOLE for f in tail})
-        others: List[AnyDims] = [None] * (len(op.inputs) - 1)
-        return Rule((full, *others), (result,) * len(op.outputs), role + "n" * (len(op.inputs) - 1), kinds)
-    return build
+    rank = view.need_rank(op.inputs[0])
+    out = view.need_rank(op.outputs[0])
+    full = axes(rank)
+    lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
+    kinds = whole(range(lead, rank), rank)
+    tail = tuple((f"out{d}",) for d in range(lead, out))
+    result = full if out == rank else full[:lead] + tail
+    kinds.update({f[0]: WHOLE for f in tail})
+    count = len(op.inputs) - 1
+    return Rule((full,) + (None,) * count, (result,) * len(op.outputs), role + "n" * count, kinds)
 
 
 def space_to_batch(op: Op, view: View) -> Rule:
     """The batch gets block offsets as major factors: ``bhwc -> (hw-offsets b)h'w'c``."""
-    rank = view.need_rank(op.inputs[0])
+    full = view.need_dims(op.inputs[0])
     count = len(view.need_ints(op, 1))
-    full = axes(rank)
     tail = tuple((f"cut{d}",) for d in range(1, count + 1)) + full[count + 1:]
-    kinds = {**whole(range(1, count + 1), rank), **{f"cut{d}": WHOLE for d in range(1, count + 1)}, "block": WHOLE}
+    kinds = {**whole(range(1, count + 1), len(full)), **{f"cut{d}": WHOLE for d in range(1, count + 1)}, "block": WHOLE}
     wide, narrow = (("block", "d0"),) + tail, full
     before, after = (narrow, wide) if op.type.startswith("Space") else (wide, narrow)
     return Rule((before,) + (None,) * (len(op.inputs) - 1), (after,), "m" + "n" * (len(op.inputs) - 1), kinds)
@@ -328,6 +287,4 @@ def depth_space(op: Op, view: View) -> Rule:
 
 def shape_of(op: Op, view: View) -> Rule:
     """Sizes, which do not depend on the operands' elements."""
-    inputs = tuple(axes(view.rank(t) or 0) if view.rank(t) is not None else SAME for t in op.inputs)
-    return Rule(inputs, (None,) * len(op.outputs), "n" * len(op.inputs))
-
+    return Rule(tuple(map(view.dims, op.inputs)), (None,) * len(op.outputs), "n" * len(op.inputs))

@@ -6,26 +6,24 @@ variable or slot that is updated in place, ``x`` one that is only read, ``g`` a 
 """
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import LOOKUP, SAME, WHOLE, AnyDims, Builder, Dims, Rule, View, axes
+from whale_tf.ir.rules.rule import LOOKUP, SAME, WHOLE, AnyDims, Dims, Rule, View, axes
 
 
-def update(letters: str) -> Builder:
-    """A builder of updates with the given operands."""
-    def build(op: Op, view: View) -> Rule:
-        rank = _rank(op, view, letters)
-        full = axes(rank)
-        position = letters.index("i") if "i" in letters else -1
-        index_rank = view.rank(op.inputs[position]) if position >= 0 else None
-        numbers: Dims = tuple((f"i{d}",) for d in range(1 if index_rank is None else index_rank))
-        dims: Dict[str, AnyDims] = {"v": full, "x": full, "g": full, "s": (), "r": numbers + full[1:], "i": numbers, "z": None}
-        kinds = {**{f[0]: WHOLE for f in numbers}, "d0": LOOKUP} if position >= 0 else {}
-        results: List[AnyDims] = [full] * len(op.outputs)
-        alias = tuple((i, 0 if op.outputs and i == 0 else -1) for i, letter in enumerate(letters) if letter == "v")
-        return Rule(tuple(dims[letter] for letter in letters), tuple(results), "n" * len(letters), kinds, (), alias)
-    return build
+def update(op: Op, view: View, letters: str) -> Rule:
+    """An update with the operands that ``letters`` describe."""
+    rank = _rank(op, view, letters)
+    full = axes(rank)
+    position = letters.index("i") if "i" in letters else -1
+    index_rank = view.rank(op.inputs[position]) if position >= 0 else None
+    numbers: Dims = tuple((f"i{d}",) for d in range(1 if index_rank is None else index_rank))
+    dims: Dict[str, AnyDims] = {"v": full, "x": full, "g": full, "s": (), "r": numbers + full[1:], "i": numbers, "z": None}
+    kinds = {**{f[0]: WHOLE for f in numbers}, "d0": LOOKUP} if position >= 0 else {}
+    alias = tuple((i, 0 if op.outputs and i == 0 else -1) for i, letter in enumerate(letters) if letter == "v")
+    operands = tuple(dims[letter] for letter in letters)
+    return Rule(operands, (full,) * len(op.outputs), "n" * len(letters), kinds, (), alias)
 
 
 def _rank(op: Op, view: View, letters: str) -> int:
@@ -42,8 +40,7 @@ def _rank(op: Op, view: View, letters: str) -> int:
 
 def read(op: Op, view: View) -> Rule:
     """ReadVariableOp: the result has the variable's dimensions."""
-    rank = view.rank(op.outputs[0])
-    dims: AnyDims = SAME if rank is None else axes(rank)
+    dims = view.dims(op.outputs[0])
     return Rule((dims,), (dims,), "m")
 
 
@@ -58,4 +55,3 @@ def source(op: Op, view: View) -> Rule:
 def undivided(op: Op, view: View) -> Rule:
     """Neither operands nor results are divided."""
     return Rule((None,) * len(op.inputs), (None,) * len(op.outputs), "n" * len(op.inputs))
-

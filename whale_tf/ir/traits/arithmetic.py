@@ -10,7 +10,7 @@ def _map(roles: str, value: str = "", flops: float = 1.0, passes_terms: bool = F
                     passes_terms=passes_terms)
 
 
-_ADD_N = OpTraits(rule="elementwise.same_shape a", buffer=Buffer.OVERWRITES)
+_ADD_N = OpTraits(rule="elementwise.same_shape", buffer=Buffer.OVERWRITES)
 _CROSS_ENTROPY = OpTraits(buffer=Buffer.OVERWRITES, cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)  # gradients replace logits
 _QUOTIENT = OpTraits(rule="elementwise.quotient", buffer=Buffer.OVERWRITES)
 _BIAS_ADD = OpTraits(rule="elementwise.bias_add", buffer=Buffer.OVERWRITES)
@@ -101,9 +101,9 @@ _REDUCTIONS = table(
     ("Any", _reduction("any", "any", flops=0)),
     ("All", _reduction("all", "all", flops=0)),
     ("EuclideanNorm", OpTraits(rule="reduction.reduction whole")),
-    ("L2Loss", OpTraits(rule="reduction.total sum n", cost=Cost.OPERAND, flops=2)),
+    ("L2Loss", OpTraits(rule="reduction.total", cost=Cost.OPERAND, flops=2)),
     ("BiasAddGrad", OpTraits(rule="matmul.bias_add_grad", cost=Cost.OPERAND)),
-    ("Softmax LogSoftmax", OpTraits(rule="reduction.along_last n", buffer=Buffer.OVERWRITES, flops=5, recipe=Recipe.SOFTMAX)),
+    ("Softmax LogSoftmax", OpTraits(rule="reduction.along_last", buffer=Buffer.OVERWRITES, flops=5, recipe=Recipe.SOFTMAX)),
     ("Cumsum", OpTraits(rule="reduction.along_axis m")),
     ("Cumprod CumulativeLogsumexp", OpTraits(rule="reduction.along_axis n")),
     ("ReverseV2", OpTraits(rule="reduction.along_axis m", cost=Cost.MOVE)),
@@ -131,7 +131,7 @@ _NETWORKS = table(
     ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic", OpTraits(rule="convolution.resize")),
     ("ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad", OpTraits(rule="convolution.resize_gradient")),
     ("ImageProjectiveTransformV2 ImageProjectiveTransformV3", OpTraits(rule="convolution.projective", cost=Cost.RESULT, flops=8)),
-    ("RGBToHSV HSVToRGB", OpTraits(rule="reduction.along_last n", cost=Cost.OPERAND, flops=10)),
+    ("RGBToHSV HSVToRGB", OpTraits(rule="reduction.along_last", cost=Cost.OPERAND, flops=10)),
     ("ExtractImagePatches", OpTraits(rule="convolution.patches")),
     ("FusedBatchNorm FusedBatchNormV2", _NORM),
     ("FusedBatchNormV3", _NORM._replace(buffer=Buffer.OVERWRITES)),

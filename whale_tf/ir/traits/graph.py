@@ -102,7 +102,7 @@ _IDENTITIES = table(
     ("Identity", _IDENTITY._replace(batch="identity", value="first", state=State.READ, passes_terms=True,
                                     passes_reference=True, arity=(1, 1))),
     ("RefIdentity", _COPY._replace(batch="identity", state=State.READ, cost=Cost.FREE, passes_reference=True)),
-    ("IdentityN", OpTraits(rule="elementwise.each a", batch="identities", cost=Cost.FREE, passes_reference=True)),
+    ("IdentityN", OpTraits(rule="elementwise.each", batch="identities", cost=Cost.FREE, passes_reference=True)),
     ("PreventGradient", _IDENTITY._replace(value="first", passes_terms=True)),
     ("StopGradient", _IDENTITY._replace(value="first", passes_terms=True, stops_gradient=True)),
     ("Snapshot", _IDENTITY._replace(value="first")),

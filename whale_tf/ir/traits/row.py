@@ -112,7 +112,7 @@ class OpTraits(NamedTuple):
         rule: maker of the sharding rule (factors, roles, aliases): ``module.function arguments`` in
             :mod:`whale_tf.ir.rules`; "" for none.
         batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
-        value: evaluator in :mod:`whale_tf.ir.extents`, for integer operands.
+        value: evaluator in :mod:`whale_tf.ir.evaluate`, for integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
         precision: the type under mixed precision, given by :mod:`whale_tf.ir.traits.precision`.
         cost: what to count; ``flops`` is the cost of each.

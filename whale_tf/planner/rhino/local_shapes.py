@@ -7,7 +7,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from whale_tf.ir.extents import Value
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.patterns.spread import Spread
-from whale_tf.patterns.strategy import Sizes, stored_shape
+from whale_tf.patterns.strategy import Sizes
 
 
 class LocalShapes:
@@ -29,7 +29,7 @@ class LocalShapes:
 
     def stored(self, tensor: int) -> Shape:
         """Shape of a tensor as it is made; for a handle, the variable's shape."""
-        return self._made[tensor] if tensor in self._made else stored_shape(self._whole, tensor)
+        return self._made[tensor] if tensor in self._made else self._whole.stored(tensor)
 
     def begun(self) -> LocalShapes:
         """The same shapes; from now on :meth:`part` is relative to them."""
@@ -39,7 +39,7 @@ class LocalShapes:
 
     def part(self, tensor: int, shape: Shape) -> float:
         """The part of a tensor that ``shape`` is."""
-        whole = self._begun[tensor] if tensor in self._begun else stored_shape(self._whole, tensor)
+        whole = self._begun[tensor] if tensor in self._begun else self._whole.stored(tensor)
         found = 1.0
         for size, of in zip(shape or (), whole or ()):
             if size is not None and of:

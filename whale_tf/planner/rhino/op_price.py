@@ -8,7 +8,7 @@ import numpy as np
 
 from whale_tf.cluster.devices import Device
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.patterns.strategy import NOMINAL_SIZE, Sizes, stored_shape
+from whale_tf.patterns.strategy import NOMINAL_SIZE, Sizes
 from whale_tf.planner.rhino.scope import Scope
 from whale_tf.profiler.op_cost import OpCost, op_costs
 from whale_tf.profiler.op_time import op_seconds
@@ -27,7 +27,7 @@ class OpPrices:
         """Bytes of a whole tensor, or of the variable behind a handle."""
         if tensor not in self._bytes:
             size = float(item_bytes(self.graph.tensors[tensor].dtype))
-            for dim in stored_shape(self._view, tensor) or ():
+            for dim in self._view.stored(tensor) or ():
                 size *= NOMINAL_SIZE if dim is None else dim
             self._bytes[tensor] = size
         return self._bytes[tensor]

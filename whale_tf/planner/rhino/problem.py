@@ -24,15 +24,7 @@ from whale_tf.ir.parts import even_sizes
 from whale_tf.ir.traits import SHAPE_ONLY
 from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
-from whale_tf.patterns.strategy import (
-    LINEAR,
-    ONCE,
-    Strategy,
-    computed_once,
-    look,
-    stored_shape,
-    strategies,
-)
+from whale_tf.patterns.strategy import LINEAR, ONCE, Strategy, computed_once, look, strategies
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Axis, layout_of
@@ -155,7 +147,7 @@ class Problem:
         found = [computed_once(op)]
         if op.id not in self.scope.bound:
             found += [s for s in strategies(op, view, (1,) * self.axis.count, self.batch).found if self._is_possible(op, s)]
-        left = [self.shapes.part(t, stored_shape(view, t)) for t in op.inputs + op.outputs]
+        left = [self.shapes.part(t, view.stored(t)) for t in op.inputs + op.outputs]
         compute = [self._compute(op, strategy, left) for strategy in found]
         exchange = [self.axis.exchange(4.0 * strategy.exchanged) for strategy in found]
         needs = tuple(tuple(layout_of(s.needs[i]) for s in found) for i in range(len(op.inputs)))
