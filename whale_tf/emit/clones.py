@@ -29,7 +29,7 @@ class _Part(NamedTuple):
 
 
 def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
-    """Stages all clones, or all calls.
+    """Stages all clones, or all calls; if there is one clone of each op, the ops themselves stay where they are.
 
     Args:
         after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
@@ -37,6 +37,9 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
     check_loops(context)
     bodies = Bodies(context, operands.converter)
     calls = Calls(context, operands, bodies, after)
+    if context.is_in_place:
+        _wait_in_place(context, order)
+        return calls
     for task_graph in range(len(context.plan.task_graphs)):
         step = _part(context, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
@@ -52,6 +55,15 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
         calls.stage(order)
     enter_loops(context)
     return calls
+
+
+def _wait_in_place(context: Context, order: Order) -> None:
+    """Makes ops that are not cloned wait as the schedule says."""
+    for task_graph in range(len(context.plan.task_graphs)):
+        (clone,) = context.clones(task_graph)
+        for name, barriers in (order.barriers(task_graph, clone) or {}).items():
+            context.edit.move_waits(name, (), barriers)
+        order.gate(task_graph, clone)
 
 
 def _part(context: Context, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:

@@ -47,6 +47,7 @@ class Context:
         plan: the part of it that this process runs.
         program: the step that the plan runs.
         is_called: batch-level ops run as calls of functions, one for each of the program's calls, and not as clones of each op.
+        is_in_place: there is one clone of each batch-level op, which is the op itself.
         processes: all processes, and which of them this is.
         devices: TensorFlow device string of every device of the cluster.
         host: device of input pipelines and small integer arithmetic.
@@ -72,6 +73,7 @@ class Context:
         processes: Processes = ONE_PROCESS,
         program: Optional[Program] = None,
         is_called: bool = False,
+        is_in_place: bool = False,
     ) -> None:
         self.tf_graph = tf_graph
         self.tf_ops = tf_ops
@@ -82,6 +84,7 @@ class Context:
         self.processes = processes
         self.program = program or Program(graph, ())
         self.is_called = is_called
+        self.is_in_place = is_in_place
         self.host = processes.host_device
         self.edit = edit
         self.variables: Dict[int, int] = {}
@@ -201,7 +204,7 @@ class Context:
         name = self.graph.ops[record.op].name
         if record.op in self.region.sections:
             place = EVERY
-        if not isinstance(place, Clone) and place == ORIGINAL:
+        if self.is_in_place or place == ORIGINAL:
             return f"{name}:{record.index}"
         if self.is_called and record.op in self._body_of:
             return f"{self.scope(place)}/{self._results[tensor]}"
@@ -211,7 +214,7 @@ class Context:
         """Name of the op that runs an op of the region in a clone (batch level) or copy (step level)."""
         if op.id in self.region.sections:
             place = EVERY
-        if not isinstance(place, Clone) and place == ORIGINAL:
+        if self.is_in_place or place == ORIGINAL:
             return op.name
         if self.is_called and op.id in self._body_of:
             return f"{self.scope(place)}/{self._body_of[op.id]}"

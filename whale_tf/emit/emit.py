@@ -44,6 +44,7 @@ from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.passes.homes import find_homes
 from whale_tf.passes.owners import find_owners
+from whale_tf.passes.replicate import has_one_clone
 from whale_tf.plan import Plan
 
 JOINED = ("float32", "float64", "int32", "int64")  # types of sums that are sent in one message
@@ -109,8 +110,9 @@ def emit(
     compiled = not_compiled(program, plan, devices)
     if compiled:
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    context = Context(
-        tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
+    is_in_place = has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+    context = Context(tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program,
+                      form.is_called, is_in_place)
     context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
                         for function in program.functions(body)}
     _check_rereads(context)
@@ -141,14 +143,18 @@ def emit(
     if context.owners.gathered:
         assert isinstance(sums, ProcessCommunicator)
         context.gathered = gather_values(context, nodes, sums, after)
-    if not has_run:  # else a copy would draw instead, whose generator starts from the beginning
+    if not (has_run or is_in_place):  # after a run, a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
-    merge.stage()
     is_function = captured.recording is not None and captured.recording.returned is not None
-    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
-    moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+    shared: Sequence[Shared] = ()
+    moves: Dict[reroute.Use, str] = {}
+    if not is_in_place:
+        merge.stage()
+        if processes.graphs > 1 and not is_function:
+            shared = shared_scalars(context, captured, merge, sums)
+        moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
     across = step.across
     if across.decisive:
         of_all = _inputs_of_all(context, across, sums)
