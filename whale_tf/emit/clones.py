@@ -13,6 +13,7 @@ from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.template import Template
 from whale_tf.ir.graph import Op
 from whale_tf.program import EVERY
 
@@ -20,7 +21,7 @@ from whale_tf.program import EVERY
 class _Part(NamedTuple):
     """The ops of one TaskGraph on one level, and their connections to the rest of the graph."""
 
-    ops: Sequence[Op]
+    templates: Sequence[Template]
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
     waits: Sequence[int]  # ops elsewhere from which some op has a control edge
     random: Sequence[Op]  # ops whose clones draw their own numbers
@@ -83,7 +84,7 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     seeded, shaped = set(region.batch.own_seed), {index for index, _ in region.batch.attributes}
     functional = {index for index, _ in region.batch.bodies}
     return _Part(
-        ops,
+        context.edit.templates(context.tf_ops[op.id] for op in ops),
         boundary,
         waits,
         [op for op in ops if op.id in seeded],
@@ -102,7 +103,7 @@ def _clone(
     part: _Part,
     place: Place,
 ) -> None:
-    if not part.ops:
+    if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {
         context.graph.ops[wait].name: _all_clones(context, operands, wait)
@@ -113,7 +114,7 @@ def _clone(
     controls.update(dict.fromkeys(context.dropped))
     scope = context.scope(place)
     context.edit.clone(
-        [context.tf_ops[op.id] for op in part.ops],
+        part.templates,
         scope,
         device=context.placement(task_graph, place),
         control_map=controls,

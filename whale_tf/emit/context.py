@@ -160,8 +160,9 @@ class Context:
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
-        if self.plan.task_graphs[task_graph].strategy != "split" and not self.pinned:
-            return self.device(task_graph, place)
+        if self.plan.task_graphs[task_graph].strategy != "split":
+            device = self.device(task_graph, place)
+            return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
         return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
             task_graph, place, self.shard(self.graph.op(tf_op.name)))
 
