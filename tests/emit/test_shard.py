@@ -1,7 +1,7 @@
 """What ``wh.split`` puts into the graph: where parts are, what crosses between devices, that the cheapest pattern is taken."""
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -145,6 +145,26 @@ def test_factored_moments_of_an_embedding(pattern: str, divided: str, whole: str
             slots = {op.name for op in reached(graph, update) if op.type == "VarHandleOp" and "Adafactor" in op.name}
             assert slots == {"words/Adafactor/" + whole, "shards/0/words/Adafactor/" + divided,
                              "shards/1/words/Adafactor/" + divided}
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.parametrize("strategies,added", [(("replicate", "replicate"), []), (("replicate", "split"), ["shards"])], ids=str)
+def test_ops_with_one_clone_are_not_cloned(strategies: Tuple[str, str], added: List[str]) -> None:
+    """They run where they are, on the devices of the plan, and so do parts."""
+    wh.init(cluster="cpu:3" if "split" in strategies else "cpu:2")
+    try:
+        with tf.Graph().as_default() as graph:
+            x = tf.placeholder("float32", [8, 4])
+            for number, strategy in enumerate(strategies):
+                with wh.replicate(1) if strategy == "replicate" else wh.split(2):
+                    x = tf.tanh(layer(x, 6, f"layer_{number}"))
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(x)))
+            known = set(graph.get_operations())
+            wh.parallelize()
+            assert sorted({op.name.partition("/")[0] for op in graph.get_operations() if op not in known}) == added
+            products = {place(op) for op in reached(graph, update) if op.type == "MatMul"}
+            assert products == {"CPU:0", "CPU:1"} | ({"CPU:2"} if "split" in strategies else set())
     finally:
         wh.shutdown()
 

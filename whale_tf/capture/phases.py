@@ -29,7 +29,7 @@ from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, Role, State, traits
+from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, OpTraits, Role, State, traits
 from whale_tf.ir.walk import reached
 
 
@@ -113,7 +113,7 @@ class _Finder:
         self._mark_input()
         self._mark_region()
         cut = self._cut(targets)
-        restored = self._descendants([op.id for op in self.graph.ops if traits(op.type).role is Role.RESTORE])
+        restored = self._descendants(_ops_where(self.graph, lambda row: row.role is Role.RESTORE))
         self._mark_apply(cut, restored)
         self._mark_init(restored)
         self._mark_save(restored)
@@ -210,9 +210,9 @@ class _Finder:
         model computes is part of the model, and so is a Python function of the model's values."""
         ops = self.graph.ops
         from_variables = self._descendants(self.variables.items, control=False)
-        sources = {op.id for op in ops if (traits(op.type).is_input or traits(op.type).role is Role.HOST)
-                   and not (op.id in from_variables and (
-                       op.type == "PlaceholderWithDefault" or traits(op.type).role is Role.HOST))}
+        sources = {op for op in _ops_where(self.graph, lambda row: row.is_input or row.role is Role.HOST)
+                   if not (op in from_variables and (
+                       ops[op].type == "PlaceholderWithDefault" or traits(ops[op].type).role is Role.HOST))}
 
         def brings_data(op: int) -> bool:
             return op in sources or not (op in from_variables or _is_backward(ops[op]))
@@ -260,11 +260,11 @@ class _Finder:
     def _mark_init(self, restored: Set[int]) -> None:
         ops = self.graph.ops
         initialisers = set(self.variables.initializers.values())
-        initialisers.update(op.id for op in ops if traits(op.type).role is Role.INITIALIZE)
+        initialisers.update(_ops_where(self.graph, lambda row: row.role is Role.INITIALIZE))
         initialisers = {op for op in initialisers if self._is_free(op)}
         needed = self._ancestors(initialisers, lambda op: self._is_free(op) and op not in self.variables, control=True)
         self._mark(needed, Phase.INIT)
-        self._mark((op.id for op in ops if traits(op.type).state is State.IS_INITIALIZED), Phase.INIT)
+        self._mark(_ops_where(self.graph, lambda row: row.state is State.IS_INITIALIZED), Phase.INIT)
         for op in ops:
             if op.type == "NoOp" and op.control_inputs and self._is_free(op.id):
                 before = {Phase.INIT if self.phase[control] is None and control in restored else self.phase[control]
@@ -275,7 +275,7 @@ class _Finder:
     def _mark_save(self, restored: Set[int]) -> None:
         """Save and restore ops, the ops after them, and ops that serve nothing else."""
         ops = self.graph.ops
-        saving = self._descendants([op.id for op in ops if traits(op.type).role in (Role.SAVE, Role.RESTORE)], self._is_free)
+        saving = self._descendants(_ops_where(self.graph, lambda row: row.role in (Role.SAVE, Role.RESTORE)), self._is_free)
         self._mark(saving | restored, Phase.SAVE)
         for op in reversed(ops):
             users = self.successors[op.id]
@@ -327,6 +327,12 @@ class _Finder:
 
 
 _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put ops into the forward pass
+
+
+def _ops_where(graph: OpGraph, is_wanted: Callable[[OpTraits], bool]) -> List[int]:
+    """Ops with wanted traits."""
+    types = {op_type for op_type in graph.types if is_wanted(traits(op_type))}
+    return [op.id for op in graph.ops if op.type in types]
 
 
 def _sources(graph: OpGraph) -> List[Tuple[int, ...]]:

@@ -331,8 +331,8 @@ def _add(op_graph: OpGraph, node: _Node) -> Op:
     attrs = node.attrs
     value = attrs.pop("value", None) if node.type == "Const" else None
     phase = Phase.BACKWARD if attrs.get(PHASE_ATTR) == "backward" else Phase.FORWARD
-    return op_graph.add(node.name, node.type, (), node.outputs, attrs=attrs, value=value, phase=phase,
-                        task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), device=node.device, body=node.body)
+    return op_graph.append(Op(-1, node.name, node.type, attrs=attrs, value=value, phase=phase,
+                              task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), device=node.device, body=node.body), node.outputs)
 
 
 # -- edges --------------------------------------------------------------------------------------------------------
@@ -371,9 +371,10 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     Raises:
         GraphError: a cycle without NextIteration.
     """
-    if all(_is_sorted(place, node, nodes) for place, node in enumerate(nodes)):
+    back = {place for place, node in enumerate(nodes) if node.type in NEXT_ITERATIONS}
+    sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
+    if all(not needed or max(needed) < place for place, needed in enumerate(sources)):
         return range(len(nodes))
-    sources = [_sources(node, nodes) for node in nodes]
     users: List[List[int]] = [[] for _ in nodes]
     for place, needed in enumerate(sources):
         for source in needed:
@@ -393,15 +394,3 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
         raise GraphError(f"op {nodes[stuck].name!r} ({nodes[stuck].type}) waits for itself: the graph has a cycle "
                          f"that is not a while loop.")
     return order
-
-
-def _is_sorted(place: int, node: _Node, nodes: List[_Node]) -> bool:
-    for source, _ in node.inputs:
-        if source >= place and nodes[source].type not in NEXT_ITERATIONS:
-            return False
-    return not node.controls or max(node.controls) < place
-
-
-def _sources(node: _Node, nodes: List[_Node]) -> List[int]:
-    """Places of the nodes that must come before ``node``."""
-    return [source for source, _ in node.inputs if nodes[source].type not in NEXT_ITERATIONS] + node.controls

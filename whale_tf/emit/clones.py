@@ -13,6 +13,7 @@ from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.template import Template
 from whale_tf.ir.graph import Op
 from whale_tf.program import EVERY
 
@@ -20,7 +21,7 @@ from whale_tf.program import EVERY
 class _Part(NamedTuple):
     """The ops of one TaskGraph on one level, and their connections to the rest of the graph."""
 
-    ops: Sequence[Op]
+    templates: Sequence[Template]
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
     waits: Sequence[int]  # ops elsewhere from which some op has a control edge
     random: Sequence[Op]  # ops whose clones draw their own numbers
@@ -29,7 +30,7 @@ class _Part(NamedTuple):
 
 
 def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
-    """Stages all clones, or all calls.
+    """Stages all clones, or all calls; if there is one clone of each op, the ops themselves stay where they are.
 
     Args:
         after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
@@ -37,6 +38,9 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
     check_loops(context)
     bodies = Bodies(context, operands.converter)
     calls = Calls(context, operands, bodies, after)
+    if context.is_in_place:
+        _wait_in_place(context, order)
+        return calls
     for task_graph in range(len(context.plan.task_graphs)):
         step = _part(context, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
@@ -54,6 +58,15 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
     return calls
 
 
+def _wait_in_place(context: Context, order: Order) -> None:
+    """Makes ops that are not cloned wait as the schedule says."""
+    for task_graph in range(len(context.plan.task_graphs)):
+        (clone,) = context.clones(task_graph)
+        for name, barriers in (order.barriers(task_graph, clone) or {}).items():
+            context.edit.move_waits(name, (), barriers)
+        order.gate(task_graph, clone)
+
+
 def _part(context: Context, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:
     region, graph = context.region, context.graph
     once = set(context.variables) | region.drawn_once
@@ -68,14 +81,15 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     random, shaped, functional = (
         [op for op in ops if op.id in chosen]
         for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
-    return _Part(ops, boundary, waits, random, shaped, functional)
+    templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
+    return _Part(templates, boundary, waits, random, shaped, functional)
 
 
 def _clone(
     context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
     place: Place
 ) -> None:
-    if not part.ops:
+    if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {}
     for wait in part.waits:
@@ -85,7 +99,7 @@ def _clone(
     controls.update(dict.fromkeys(context.dropped))
     scope = context.scope(place)
     context.edit.clone(
-        [context.tf_ops[op.id] for op in part.ops], scope, device=context.placement(task_graph, place), control_map=controls,
+        part.templates, scope, device=context.placement(task_graph, place), control_map=controls,
         control_inputs=order.barriers(task_graph, place))
     for op, position in part.boundary:
         name = operands.of(op, position, place)

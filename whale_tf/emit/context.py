@@ -46,6 +46,7 @@ class Context:
         plan: the part of it that this process runs.
         program: the step that the plan runs.
         is_called: batch-level ops run as calls of functions, one for each of the program's calls, and not as clones of each op.
+        is_in_place: there is one clone of each batch-level op, which is the op itself.
         processes: all processes, and which of them this is.
         devices: TensorFlow device string of every device of the cluster.
         host: device of input pipelines and small integer arithmetic.
@@ -71,6 +72,7 @@ class Context:
         processes: Processes,
         program: Optional[Program] = None,
         is_called: bool = False,
+        is_in_place: bool = False,
     ) -> None:
         self.tf_graph = tf_graph
         self.tf_ops = tf_ops
@@ -81,6 +83,7 @@ class Context:
         self.processes = processes
         self.program = program or Program(graph, ())
         self.is_called = is_called
+        self.is_in_place = is_in_place
         self.host = processes.host_device
         self.edit = edit
         self.variables: Dict[int, int] = {}
@@ -152,8 +155,9 @@ class Context:
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
-        if self.plan.task_graphs[task_graph].strategy != "split" and not self.pinned:
-            return self.device(task_graph, place)
+        if self.plan.task_graphs[task_graph].strategy != "split":
+            device = self.device(task_graph, place)
+            return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
         return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
             task_graph, place, self.shard(self.graph.op(tf_op.name)))
 
@@ -194,7 +198,7 @@ class Context:
         name = self.graph.ops[record.op].name
         if record.op in self.region.sections:
             place = EVERY
-        if not isinstance(place, Clone) and place == ORIGINAL:
+        if self.is_in_place or place == ORIGINAL:
             return f"{name}:{record.index}"
         if self.is_called and record.op in self._body_of:
             return f"{self.scope(place)}/{self._results[tensor]}"
@@ -204,7 +208,7 @@ class Context:
         """Name of the op that runs an op of the region in a clone (batch level) or copy (step level)."""
         if op.id in self.region.sections:
             place = EVERY
-        if not isinstance(place, Clone) and place == ORIGINAL:
+        if self.is_in_place or place == ORIGINAL:
             return op.name
         if self.is_called and op.id in self._body_of:
             return f"{self.scope(place)}/{self._body_of[op.id]}"

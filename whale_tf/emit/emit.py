@@ -42,6 +42,7 @@ from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.passes.homes import find_homes
 from whale_tf.passes.owners import find_owners
+from whale_tf.passes.replicate import has_one_clone
 from whale_tf.plan import Plan
 
 JOINED = ("float32", "float64", "int32", "int64")  # types of sums that are sent in one message
@@ -100,7 +101,7 @@ def emit(
     _check_writes(captured)
     edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
-    context, step, form = _begun(tf_graph, captured, region, plan, devices, processes, edit)
+    context, step, form = _begun(tf_graph, captured, region, plan, devices, processes, edit, has_run)
     region, graph = step.region, step.graph
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = is_function = tf_graph.building_function
@@ -117,13 +118,17 @@ def emit(
     if context.owners.gathered:
         assert isinstance(sums, ProcessCommunicator)
         context.gathered = gather_values(context, nodes, sums, after)
-    if not has_run:  # else a copy would draw instead, whose generator starts from the beginning
+    if not (has_run or context.is_in_place):  # after a run, a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
-    merge.stage()
-    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
-    moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+    shared: Sequence[Shared] = ()
+    moves: Dict[reroute.Use, str] = {}
+    if not context.is_in_place:
+        merge.stage()
+        if processes.graphs > 1 and not is_function:
+            shared = shared_scalars(context, captured, merge, sums)
+        moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
     if processes.graphs > 1:
         moves.update(_of_all_processes(context, nodes, merge, division, sums, step.across))
     update_clones = clone_update(context, operands, merge)
@@ -156,7 +161,7 @@ def emit(
 
 def _begun(
     tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
-    edit: StagedEdit
+    edit: StagedEdit, has_run: bool
 ) -> Tuple[Context, TrainingStep, Form]:
     """The state of the rewrite before anything is staged, the step with its parts, and how the step is emitted."""
     step = parted(captured.step(region, processes.graphs), plan)
@@ -165,8 +170,9 @@ def _begun(
     compiled = not_compiled(program, plan, devices)
     if compiled:
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    context = Context(
-        tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program, form.is_called)
+    is_in_place = has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+    context = Context(tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program,
+                      form.is_called, is_in_place)
     context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""
                         for function in program.functions(body)}
     context.variables = step.update.variables

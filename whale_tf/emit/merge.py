@@ -72,6 +72,8 @@ class Merge:
     def whole(self, tensor: int) -> str:
         """What the local script would have computed from this process's mini-batches, on the first device of the tensor's
         TaskGraph."""
+        if self._context.is_in_place:
+            return self._context.graph.tensor_name(tensor)
         if tensor not in self._whole:
             context = self._context
             home = context.home(context.graph.producer(tensor))

@@ -57,6 +57,8 @@ class Mirror:
         Returns:
             Whether there are any; if so, :meth:`finish` must be told what the edit added.
         """
+        if not self._copies:
+            return False
         writes = self._new_writes(edit, added)
         of = {op.name: variable for op, variable in writes}
         for scope, group in self._copies.items():

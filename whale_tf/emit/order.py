@@ -18,7 +18,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
-from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
@@ -53,11 +53,11 @@ class Order:
         set."""
         context = self._context
         for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
-            name = f"{context.scope(place)}/{op.name}"
-            node, dtype = context.edit.node(name), context.dtype(op.inputs[position])
+            name, dtype = context.op_in(op, place), context.dtype(op.inputs[position])
+            device = context.device(task_graph, place, context.shard(op))
             scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
-            gate = self._nodes.identity(node.input[position], scope, dtype, node.device, barriers)
-            set_input(context.edit, name, position, gate)
+            gate = self._nodes.identity(context.edit.change(name).input[position], scope, dtype, device, barriers)
+            context.edit.move_input(name, position, gate)
 
     def _stage(self, before: Sequence[Call], after: Call) -> None:
         """Stages a barrier between calls of one replica."""
@@ -100,9 +100,8 @@ class Order:
     def end(self, op: Op, place: Clone, scope: str) -> str:
         """What barriers wait for instead of a clone of ``op``."""
         position = self._first_floating(op.outputs)
-        name = f"{self._context.scope(place)}/{op.name}"
         if position is None:
-            return name
+            return self._context.op_in(op, place)
         tensor, shard = op.outputs[position], self._context.shard(op)
         device = self._context.device(self._context.home(op), place, shard)
         return self._nodes.identity(

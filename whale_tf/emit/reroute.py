@@ -93,16 +93,17 @@ def _place_at_home(context: Context, op: Op) -> None:
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:
     """Places the original ops on the first device of their TaskGraph: variables, and ops that a fetch without an update needs.
 
-    Ops that are colocated with another op follow it, unless that op is in another TaskGraph: TensorFlow puts a write to a tensor
-    array next to the value that it writes.
+    Ops that are colocated with another op follow it, unless that op is in another TaskGraph (TensorFlow puts a write to a tensor
+    array next to the value that it writes) or has been divided.
     """
     graph, edit, ops = context.graph, context.edit, set(context.region.ops).difference(homes)
     for index in list(context.region.ops) + [i for i in homes if not context.region.contains(graph.ops[i])]:
         op = graph.ops[index]
         moves_away = "_class" in op.attrs and index not in homes
         if moves_away:
-            beside = [graph.op(name) for name in _beside(op) if name in graph]
-            if not any(other.id in ops and context.device_of(other) != context.device_of(op) for other in beside):
+            others = [graph.op(name) if name in graph else None for name in _beside(op)]
+            if all(other is not None and (other.id not in ops or context.device_of(other) == context.device_of(op))
+                   for other in others):
                 continue
         edit.place(context.tf_ops[index], context.device_of(op), alone=moves_away)
     for op in graph.ops:

@@ -106,7 +106,7 @@ class Commit:
                             external_waits[edge] = self._existing(edge, node)
                     elif edge.partition(":")[0] not in self._staged:
                         tensors[edge] = self._existing(edge, node)
-            if not external_waits.keys().isdisjoint(edges):
+            if edges and edges[-1][0] == "^" and not external_waits.keys().isdisjoint(edges):  # control edges come last
                 late = [edge for edge in edges if edge in external_waits]
                 waits[node.name] = [external_waits[edge] for edge in dict.fromkeys(late)]
                 kept = [edge for edge in edges if edge not in external_waits]

@@ -43,16 +43,25 @@ def control_edges(names: Iterable[str]) -> List[str]:
     return ["^" + name.lstrip("^") for name in dict.fromkeys(names)]
 
 
-def follow_colocation(node: NodeDef, names: Mapping[str, str]) -> None:
-    """Keep the ``_class`` entries that can be kept: those that name a cloned op, and those without ``loc:@``."""
+def take_colocation(node: NodeDef) -> List[bytes]:
+    """Remove the ``_class`` entries of a node, and return them."""
+    if "_class" not in node.attr:
+        return []
+    entries = list(node.attr["_class"].list.s)
+    del node.attr["_class"]
+    return entries
+
+
+def follow_colocation(node: NodeDef, entries: Iterable[bytes], names: Mapping[str, str]) -> None:
+    """Give a clone the ``_class`` entries of its original that hold for it: those that name a cloned op, and those without
+    ``loc:@``."""
     kept = []
-    for entry in node.attr["_class"].list.s:
+    for entry in entries:
         if not entry.startswith(COLOCATE):
             kept.append(entry)
         else:
             target = names.get(entry[len(COLOCATE):].decode())
             if target is not None:
                 kept.append(COLOCATE + target.encode())
-    del node.attr["_class"]
     if kept:
         node.attr["_class"].list.s.extend(kept)

@@ -37,9 +37,9 @@ from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import function_exists, names_taken, some
+from whale_tf.graph_editor.template import Original, Template, forget_own, templates_of
 from whale_tf.ir.traits import ENTERS
 
-Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
 Rename = Union[str, Callable[[str], str]]
 Device = Union[None, str, Callable[[Original], Optional[str]]]
 ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[Original], Sequence[str]]]
@@ -276,7 +276,17 @@ class StagedEdit:
         return name
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def clone(self, ops: Iterable[Original], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
+    def templates(self, ops: Iterable[Original]) -> List[Template]:
+        """Ops to clone several times, in place of which :meth:`clone` takes them as they are defined now.
+
+        Raises:
+          GraphEditError: an op belongs to another graph.
+        """
+        ops = list(ops)
+        self._check_own(ops)
+        return templates_of(ops, self._original_nodes(ops))
+
+    def clone(self, ops: Iterable[Union[Original, Template]], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
               edit: Optional[Callable[[NodeDef, Original], None]] = None,
               control_inputs: ControlInputs = None) -> Dict[str, str]:
@@ -303,15 +313,16 @@ class StagedEdit:
           GraphEditError: a new name is taken, an op belongs to another graph, or the set cuts through a v1 while loop.
         """
         self._check_open()
-        ops = list(ops)
-        names = self._clone_names(ops, rename)
-        edges = CloneEdges(names, input_map or {}, control_map or {})
-        with self._all_or_nothing(), garbage_collection_paused():
-            clones = self._copy_nodes(ops, names, edges, _per_op(control_inputs))
-            enters = [node for node in clones if node.op in ENTERS]
-            if enters:
-                self._separate_loops(enters, set(names))
-            self._place_and_edit(ops, clones, device, edit)
+        with garbage_collection_paused():
+            templates = self._as_templates(list(ops))
+            names = self._clone_names(templates, rename)
+            edges = CloneEdges(names, input_map or {}, control_map or {})
+            with self._all_or_nothing():
+                clones = self._copy_nodes(templates, names, edges, _per_op(control_inputs))
+                enters = [node for template, node in zip(templates, clones) if template.node.op in ENTERS]
+                if enters:
+                    self._separate_loops(enters, set(names))
+                self._place_and_edit(templates, clones, device, edit)
         return names
 
     def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
@@ -342,23 +353,29 @@ class StagedEdit:
         node.device = where
         del node.input[:]
         node.input.extend(edges)
-        _forget_originals_own(node, {})
+        follow_colocation(node, forget_own(node), {})
         if same_attrs:
             self.copies[name] = op.name
         return node
 
-    def _copy_nodes(self, ops: Sequence[Original], names: Mapping[str, str], edges: CloneEdges,
+    def _as_templates(self, ops: List[Any]) -> List[Template]:
+        if all(isinstance(op, Template) for op in ops):
+            return ops
+        return self.templates(ops)
+
+    def _copy_nodes(self, templates: Sequence[Template], names: Mapping[str, str], edges: CloneEdges,
                     extra: Optional[Callable[[Original], Optional[Sequence[str]]]]) -> List[NodeDef]:
-        originals = self._original_nodes(ops)
         clones = []
-        for op, (old, new) in zip(ops, names.items()):
-            node = self._new_node(new, originals[old])
-            inputs = [edges[edge] for edge in node.input]
-            del node.input[:]
-            node.input.extend([edge for edge in inputs if edge] if edges.drops else inputs)
+        for template, new in zip(templates, names.values()):
+            node = self._new_node(new, template.node)
+            inputs = [edges[edge] for edge in template.inputs]
+            if edges.drops:
+                inputs = [edge for edge in inputs if edge]
             if extra is not None:
-                node.input.extend([edge for edge in control_edges(extra(op) or ()) if edge not in inputs])
-            _forget_originals_own(node, names)
+                inputs += [edge for edge in control_edges(extra(template.op) or ()) if edge not in inputs]
+            node.input.extend(inputs)
+            if template.colocation:
+                follow_colocation(node, template.colocation, names)
             clones.append(node)
         return clones
 
@@ -369,18 +386,18 @@ class StagedEdit:
         check_whole_loops(self._loops, originals)
         fresh_frame_names(enters, self._frame_names)
 
-    def _clone_names(self, ops: Sequence[Original], rename: Rename) -> Dict[str, str]:
-        """Old name -> new name, in the order of ``ops``; refuses names that are taken."""
+    def _clone_names(self, templates: Sequence[Template], rename: Rename) -> Dict[str, str]:
+        """Old name -> new name, in the order of ``templates``; refuses names that are taken."""
         if isinstance(rename, str):
             prefix = rename.rstrip("/") + "/"
-            names = {op.name: prefix + op.name for op in ops}
+            names = {template.name: prefix + template.name for template in templates}
         else:
-            names = {op.name: rename(op.name) for op in ops}
-        if len(names) < len(ops):
+            names = {template.name: rename(template.name) for template in templates}
+        if len(names) < len(templates):
             seen: Set[str] = set()
-            twice = [op.name for op in ops if op.name in seen or seen.add(op.name)]  # type: ignore[func-returns-value]
+            twice = [each.name for each in templates
+                     if each.name in seen or seen.add(each.name)]  # type: ignore[func-returns-value]
             raise GraphEditError(f"ops to clone are listed more than once: {some(twice)}")
-        self._check_own(ops)
         self._check_free(names.values())
         return names
 
@@ -404,21 +421,21 @@ class StagedEdit:
         return self._originals
 
     @staticmethod
-    def _place_and_edit(ops: Sequence[Original], clones: Sequence[NodeDef], device: Device,
+    def _place_and_edit(templates: Sequence[Template], clones: Sequence[NodeDef], device: Device,
                         edit: Optional[Callable[[NodeDef, Original], None]]) -> None:
         if isinstance(device, str):
             where = canonical_device(device)
             for node in clones:
                 node.device = where
         elif device is not None:
-            for op, node in zip(ops, clones):
-                choice = device(op)
+            for template, node in zip(templates, clones):
+                choice = device(template.op)
                 if choice is not None:
                     node.device = canonical_device(choice)
         if edit is not None:
-            for op, node in zip(ops, clones):
+            for template, node in zip(templates, clones):
                 name = node.name
-                edit(node, op)
+                edit(node, template.op)
                 if node.name != name:
                     renamed, node.name = node.name, name
                     raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; `rename` decides names")
@@ -496,15 +513,6 @@ class StagedEdit:
             return self.graph.get_tensor_by_name(f"{name}:{index or 0}").dtype
         except KeyError:
             return None
-
-
-def _forget_originals_own(node: NodeDef, names: Mapping[str, str]) -> None:
-    """Remove attributes of the original that do not hold for its clone; ``names``: ops that are cloned with it, old -> new."""
-    attrs = node.attr
-    if "_class" in attrs:
-        follow_colocation(node, names)
-    if "_output_shapes" in attrs:  # shapes are inferred again, because an input may be smaller than the original's
-        del attrs["_output_shapes"]
 
 
 def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Optional[Sequence[str]]]]:

@@ -121,13 +121,16 @@ class OpGraph:
     def add(self, name: str, type: str, inputs: Sequence[int] = (),  # noqa: A002
             outputs: Sequence[Tuple[Shape, str]] = (), control_inputs: Sequence[int] = (), **fields: Any) -> Op:
         """Append an op; ``outputs`` has the (shape, dtype) of each; ``fields`` are the other attributes of :class:`Op`."""
-        number, first = len(self.ops), len(self.tensors)
-        for index, (shape, dtype) in enumerate(outputs):
-            self.tensors.append(Tensor(number, index, shape, dtype))
-        op = Op(number, name, type, tuple(inputs), tuple(control_inputs), tuple(range(first, len(self.tensors))), **fields)
+        return self.append(Op(-1, name, type, tuple(inputs), tuple(control_inputs), **fields), outputs)
+
+    def append(self, op: Op, outputs: Sequence[Tuple[Shape, str]]) -> Op:
+        """Append an op, which gets its number and its outputs here."""
+        op.id, first = len(self.ops), len(self.tensors)
+        self.tensors.extend([Tensor(op.id, index, shape, dtype) for index, (shape, dtype) in enumerate(outputs)])
+        op.outputs = tuple(range(first, len(self.tensors)))
         self.ops.append(op)
-        self._by_name[name] = number
-        self._types.add(type)
+        self._by_name[op.name] = op.id
+        self._types.add(op.type)
         self._consumers = None
         return op
 
@@ -154,6 +157,11 @@ class OpGraph:
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
+
+    @property
+    def types(self) -> AbstractSet[str]:
+        """Types of the ops."""
+        return self._types
 
     def has_any(self, types: AbstractSet[str]) -> bool:
         """Whether there is an op of one of these types."""

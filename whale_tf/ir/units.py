@@ -51,6 +51,8 @@ def loops_of(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> 
 
 def containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
     """Sets of ops that use the same stack or tensor array."""
+    if not graph.has_any(CONTAINERS):
+        return []
     users: Dict[int, Set[int]] = {}
     made_by: Dict[int, int] = {}  # handle -> op that created the stack or array
     for op in region:
@@ -68,6 +70,8 @@ def containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
 
 def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
     """Forward ops of each v1 condition outside loops; nested conditions belong to the outermost."""
+    if not graph.has_any(SWITCHES):
+        return []
     in_loop = frames(graph)
     unit_of: Dict[int, Set[int]] = {}
     for op in forward:

@@ -116,7 +116,8 @@ def _rounds(region: Region) -> Dict[int, int]:
         for op in region.graph.ops:
             number = least.get(op.id, 0)
             for source in region.graph.predecessors(op):
-                number = max(number, rounds.get(source, 0) + (source in returned and op.id not in region.batch_level))
+                if source in rounds or source in returned:  # few are
+                    number = max(number, rounds.get(source, 0) + (source in returned and op.id not in region.batch_level))
             if op.id in raising:
                 number = max(number, _raised(region, combined, op, rounds))
             if number:

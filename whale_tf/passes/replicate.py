@@ -67,6 +67,11 @@ def clones(plan: Plan, task_graph: int) -> List[Clone]:
     return [Clone(g, m, r) for g in range(plan.num_model_replicas) for m in range(plan.num_micro_batch) for r in range(count)]
 
 
+def has_one_clone(plan: Plan) -> bool:
+    """Whether every TaskGraph has a single clone, which works on the whole mini-batch."""
+    return all(len(clones(plan, number)) == 1 for number in range(len(plan.task_graphs)))
+
+
 def copies(plan: Plan, task_graph: int) -> List[Copy]:
     """All copies of a TaskGraph's variables and of ops that do not depend on an example, the original first."""
     task = plan.task_graphs[task_graph]

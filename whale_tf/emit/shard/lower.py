@@ -127,10 +127,10 @@ class Lowering:
     def _parts(self, op: Op, strategy: Strategy, home: int) -> None:
         count = self.counts[home]
         operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, self._needs(op, strategy))]
-        results = []
+        results, localised = [], {local.position for local in strategy.localise}
         for i in range(count):
             inputs = [parts[i] for parts in operands]
-            for position in {local.position for local in strategy.localise}:
+            for position in localised:
                 inputs[position] = self._localised(
                     op, position, [x for x in strategy.localise if x.position == position], home, i)
             node = self._clone(op, i, inputs, same_attrs=strategy.how != RESEEDED and op.type not in SHAPE_ATTRS)

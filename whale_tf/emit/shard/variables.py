@@ -207,11 +207,12 @@ class _Users:
         nodes = self._edit.nodes()[self._known:]
         self._known += len(nodes)
         for node in nodes:
+            name = node.name
             for position, edge in enumerate(node.input):
                 if edge[0] == "^":
-                    self.waiting.setdefault(edge[1:], []).append(node.name)
+                    self.waiting.setdefault(edge[1:], []).append(name)
                 else:
-                    self.readers.setdefault(edge, []).append((node.name, position))
+                    self.readers.setdefault(edge, []).append((name, position))
 
 
 class _Uses:
