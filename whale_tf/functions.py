@@ -29,7 +29,6 @@ from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import STAGE, asks_for_homes, has_one_memory
-from whale_tf.planner.measures import AUTO
 from whale_tf.variable_parts import VariableParts
 
 SHARED = "shared"
@@ -67,10 +66,6 @@ def check(
         raise PlanError(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
             f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
-    if chosen.offload not in ("none", AUTO) and processes.count > 1:
-        raise PlanError(
-            f"offload is {chosen.offload!r}, which moves variables of functions only within one process, but tf.function "
-            f"{name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave out offload")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == STAGE and processes.count > 1:

@@ -400,11 +400,10 @@ def test_what_is_refused(config: Dict[str, Any], message: str) -> None:
         one_step(momentum, config, 1)
 
 
-@pytest.mark.parametrize("level, key", [("v0", "offload"), ("stage", "variables")])
-def test_several_processes_are_refused(level: str, key: str) -> None:
-    with pytest.raises(wh.PlanError, match=f"{key} is '{level}', which moves variables of functions only within one process, "
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(wh.PlanError, match="variables is 'stage', which moves variables of functions only within one process, "
                                            "but tf.function 'step' trains in 2;"):
-        functions.check("step", Annotations(), {}, Config(LEVELS.get(level, STAGE)), None, Processes(("a:1", "b:1")))
+        functions.check("step", Annotations(), {}, Config(STAGE), None, Processes(("a:1", "b:1")))
 
 
 @pytest.mark.parametrize("variables, cluster, count, expected", [

@@ -10,12 +10,10 @@ import tensorflow as tf
 
 from tests.passes.test_owners import divided, with_norms
 from whale_tf._tf_compat import global_seed, relaxed_type
-from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Processes
-from whale_tf.config import Config
 from whale_tf.emit.context import Gathered
 from whale_tf.errors import PlanError, UnsupportedOpError
-from whale_tf.functions import _check_results, check
+from whale_tf.functions import _check_results
 from whale_tf.passes.owners import find_owners
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 
@@ -87,12 +85,6 @@ def test_epochs_one_behind_the_other() -> None:
 def test_data_for_fewer_processes_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="data of 1 mini-batches, but each of 2 processes takes one of every 2"):
         Adapter(KerasAdapter(1, False), FIRST, lambda data: data, True)
-
-
-def test_offloading_is_refused() -> None:
-    with pytest.raises(PlanError, match="offload is 'states'.*tf.function 'step'.*or leave out offload"):
-        check("step", Annotations(), {}, Config({"offload": "states"}), None, FIRST)
-    check("step", Annotations(), {}, Config({"zero": "v3"}), None, FIRST)
 
 
 def test_results_that_follow_from_an_update_are_refused() -> None:

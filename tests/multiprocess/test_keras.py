@@ -33,8 +33,8 @@ def starter() -> Iterator[Starter]:
 @pytest.mark.once
 @pytest.mark.slow
 def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
-    """``fit`` and a loop, on two devices of each of two processes: all that is logged, returned, counted and learned.  Under
-    ``zero`` an optimizer's variables take memory in one process between two steps."""
+    """``fit`` and loops, on two devices of each of two processes: all that is logged, returned, counted and learned.  Between two
+    steps an optimizer's variables take memory in one process (``zero``), or on the host of each (``offload``)."""
     local = starter.start(*SCRIPT, "equality", str(tmp_path / "local"))
     assert local.wait(START_S) == 0, local.output
     both = starter.start(*TWO, "--devices-per-worker", "2", *SCRIPT, "equality", str(tmp_path / "both"))
@@ -43,6 +43,7 @@ def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
     state = 2 * 8 * (11 * 5 + 20 * 3 + 3)  # bytes of Adam's moments
     (own, part), (others_own, others_part) = [one["v3"].pop() for one in (expected, *found)][1:]
     assert own == others_own == 0 and 0 < part < state and part + others_part == state
+    assert [one["v0"].pop().tolist() for one in (expected, *found)][1:] == [[0, state]] * 2
     for case, values in expected.items():
         for outcome in found:
             assert len(outcome[case]) == len(values), case

@@ -24,8 +24,14 @@ RANK = TASK.get("task", {}).get("index", 0)
 WORKERS = len(TASK.get("cluster", {}).get("worker", ())) or 1
 BATCH = 16 // WORKERS
 
-if WORKERS > 1:
-    wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60})
+
+def parallel(**level: str) -> None:
+    """Divides steps over the processes from now on, and variables as ``level`` says."""
+    if WORKERS > 1:
+        wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, **level})
+
+
+parallel(**({"offload": "states"} if sys.argv[1] == "equality" else {}))  # first: with a host the server has one more device
 
 import tensorflow as tf  # noqa: E402  # its variables and ops come after wh.init
 
@@ -124,24 +130,17 @@ def equality(path: str) -> None:
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1)
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(61, seed=3).batch(BATCH, drop_remainder=True)
-    found = {
-        "arrays, weights": fitted(X, LABELS, batch_size=BATCH, shuffle=False, sample_weight=WEIGHTS),
-        "shuffled arrays": fitted(X, LABELS, batch_size=BATCH),
-        "loop": looped(),
-    }
-    divide("v2")
+    found = {"arrays, weights, states": fitted(X, LABELS, batch_size=BATCH, shuffle=False, sample_weight=WEIGHTS)}
+    parallel(offload="v0")
+    found["v0"] = words()
+    parallel()
+    found.update({"shuffled arrays": fitted(X, LABELS, batch_size=BATCH), "loop": looped()})
+    parallel(zero="v2")
     found["dataset, v2"] = fitted(dataset.take(48 // BATCH))
-    divide("v3")
+    parallel(zero="v3")
     found["v3"] = words()
     with open(f"{path}.{RANK}", "wb") as handle:
         pickle.dump(found, handle)
-
-
-def divide(level: str) -> None:
-    """Divides variables over the processes from now on."""
-    if WORKERS > 1:
-        wh.shutdown()
-        wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, "zero": level})
 
 
 def bytes_here(variables: Any) -> List[int]:

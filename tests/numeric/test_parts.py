@@ -144,10 +144,19 @@ def test_where_parts_are() -> None:
 
 
 def test_a_plan_with_parts() -> None:
-    """It is plain JSON, which says all that is needed, and what it says wrongly is refused by name."""
+    """It is plain JSON, which says all that is needed, and what it says wrongly is refused by name.  Under every level each clone
+    puts its parts together itself."""
     plans: List[Any] = []
-    train("adam", {"zero": "v2"}, steps=1, look=lambda session, made: plans.append(wh.current_plan()))
+    gathering: Dict[str, str] = {}  # scope of a clone -> device
+
+    def look(session: tf.Session, made: Any) -> None:
+        plans.append(wh.current_plan())
+        gathering.update((op.name.split("/")[1], op.device[-5:]) for op in session.graph.get_operations()
+                         if op.type == "ConcatV2" and op.name.endswith("/shards/gathered/t0/part/MatMul/ReadVariableOp_0"))
+
+    train("adam", {"zero": "v2"}, steps=1, look=look)
     saved = json.loads(plans[0].to_json())
+    assert gathering == {f"g0_m0_r{replica}": f"CPU:{replica}" for replica in range(4)}
     local = train("adam")
     assert_equal(train("adam", {}, plan=saved), local)
     for name, dim, message in [("nothing", 0, "has parts of variable 'nothing', but not the variable"),

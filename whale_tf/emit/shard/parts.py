@@ -9,9 +9,9 @@
                      ^ Concat(W/0, W/1)         └──> Slice ──> clip/1 ──> ApplyAdam(W/1)
 
 Ops that depend only on a variable (a cast, its weight decay) and its update are divided by the rules of ``wh.split``, so that
-every part is a variable with its own home.  If each call reads variables again (:attr:`whale_tf.plan.Plan.reads_anew`), each has
-its own concatenation, forward and backward.  A variable with sparse gradients is not divided along its rows, but along another
-dimension: each part then takes its slice of the same rows.
+every part is a variable with its own home.  Each call has its own concatenation, forward and backward, so that no replica does
+this for the others.  A variable with sparse gradients is not divided along its rows, but along another dimension: each part then
+takes its slice of the same rows.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
     assignment = _assignment(captured, region, plan, chosen)
     if plan.init == "sharded":
         assignment = with_initial_values(captured.graph, captured.phases.variables.initializers, assignment)
-    gathering = region.batch_level - region.sections if plan.reads_anew else frozenset()
+    gathering = region.batch_level - region.sections
     divided, variables = shard(captured, assignment, counts, gathering)
     verify_pass(divided.graph, "after variables were divided")
     return divided, variables
