@@ -10,7 +10,6 @@ from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names
 from whale_tf.simulator import (
     MODELS,
-    Efficiency,
     LayerEstimator,
     ModelGraph,
     Options,
@@ -20,6 +19,7 @@ from whale_tf.simulator import (
     simulate,
     uniform_3d,
 )
+from whale_tf.simulator.costs import EFFICIENCY
 from whale_tf.simulator.model_graph import KINDS, PARAMETER
 
 
@@ -118,7 +118,7 @@ def test_both_views_of_a_model_take_the_same_time_and_memory(name: str) -> None:
         else:
             seconds = sum(sum(layer_seconds(profile, layer, cluster.devices[0], batch)[:2]) for layer in profile.layers)
             update = profile.parameter_bytes * (3 + 2 * profile.optimizer_bytes_per_parameter_byte)
-            update /= cluster.devices[0].memory_bandwidth_bytes_per_s * Efficiency().memory
+            update /= cluster.devices[0].memory_bandwidth_bytes_per_s * EFFICIENCY.memory
             assert told.step_time_s == pytest.approx(seconds + update, rel=0.01)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
-from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
+from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import strategy_from_plan
 from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_model, tensor_parallel
 from whale_tf.simulator.model_graph import Builder, ModelGraph
@@ -36,7 +36,6 @@ __all__ = [
     "Builder",
     "Calibration",
     "DeviceUse",
-    "Efficiency",
     "LayerEstimator",
     "LinkUse",
     "MODELS",
@@ -44,7 +43,6 @@ __all__ = [
     "OpConfig",
     "OpEstimator",
     "Options",
-    "Profile",
     "ScheduleConfig",
     "Simulation",
     "Simulator",

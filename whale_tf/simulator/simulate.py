@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, Device
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -14,13 +14,13 @@ from whale_tf.simulator.captured import captured_step
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.cores import Hosts, operands, run_on_cores
-from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
+from whale_tf.simulator.costs import DEFAULT_GAMMA, OpEstimator
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
-from whale_tf.simulator.network import ALGORITHMS, FLAT, Network
+from whale_tf.simulator.network import FLAT, Network
 from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
@@ -38,10 +38,6 @@ class Options(NamedTuple):
         collapse: simulate one device of each class of equal ones; the answer is the same.
         steady_state: simulate few micro-batches, and extrapolate to all of them once the step is periodic.
         reserved_bytes: memory that a step cannot use, by kind of device; None: what ``Device.usable_bytes`` leaves.
-        gamma: overlap factor by device type; other types use :data:`DEFAULT_GAMMA` of their kind.
-        efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
-        correction, algorithms: see :class:`whale_tf.simulator.network.Network`; no algorithms: all, or in TensorFlow the flat
-            ones, which Horovod and TensorFlow call.
         calibration: measurements of the machine; they replace the cluster's rates and links, and the gamma of its type.
         xla: whether TensorFlow on GPUs runs ops fused by XLA or each with its own kernels, by the laws; None: every op is one
             kernel written by hand, and running ops costs nothing else (as in Megatron's and Proteus' models).
@@ -53,12 +49,6 @@ class Options(NamedTuple):
     collapse: bool = True
     steady_state: bool = False
     reserved_bytes: Optional[Mapping[str, int]] = None
-    gamma: Optional[Mapping[str, float]] = None
-    efficiency: Efficiency = Efficiency()
-    profiles: Optional[Mapping[str, Profile]] = None
-    allow_roofline: bool = True
-    correction: Optional[Mapping[str, float]] = None
-    algorithms: Optional[Tuple[str, ...]] = None
     calibration: Optional[Calibration] = None
     xla: Optional[bool] = None
     laws: Optional[Laws] = None
@@ -86,14 +76,12 @@ class Simulator:
         self.options = options
         self.laws = options.laws or default_laws()
         self._in_tensorflow = options.xla is not None and all(device.kind == "GPU" for device in cluster.devices)
-        correction = options.correction
-        if self._in_tensorflow and correction is None:
-            correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / self.laws.framework.all_reduce)
-        if self._in_tensorflow:
+        if self._in_tensorflow:  # Horovod and TensorFlow call the flat algorithms
             law = self.laws.framework
-            self.network = Network(cluster, correction, options.algorithms or FLAT, law.protocols, near_adapters=True)
+            correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / law.all_reduce)
+            self.network = Network(cluster, correction, FLAT, law.protocols, near_adapters=True)
         else:
-            self.network = Network(cluster, correction, options.algorithms or ALGORITHMS)
+            self.network = Network(cluster)
         self._keep = keep
         self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
 
@@ -171,9 +159,8 @@ class Simulator:
         began = time.process_time()
         known = self.options.calibration
         model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
-        estimator = OpEstimator(model, self.options.efficiency, None, True, known)
         program, subject, tasks = captured_step(
-            plan, step, self.cluster, self.network, estimator, global_batch, numbers)
+            plan, step, self.cluster, self.network, OpEstimator(model, known), global_batch, numbers)
         graph = tasks.graph()
         limits = tasks.limits if known is not None and known.cores is not None else None
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
@@ -249,7 +236,7 @@ class Simulator:
                 operands(graph) if known.far else {},
             )
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
-        gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
+        gammas = [gamma_of(self.cluster.devices[device], known) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
@@ -272,13 +259,10 @@ class Simulator:
         )
         found = self._programs.pop(key, None)
         if found is None:
-            options = self.options
-            kernels = Kernels(strategy.model, self.laws, bool(options.xla)) if self._in_tensorflow else None
-            estimator = estimator or OpEstimator(
-                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration, kernels
-            )
+            kernels = Kernels(strategy.model, self.laws, bool(self.options.xla)) if self._in_tensorflow else None
+            estimator = estimator or OpEstimator(strategy.model, self.options.calibration, kernels)
             program = compile_strategy(strategy, self.cluster, estimator)
-            collapse = Collapse(program, self.cluster, self.network, options.collapse)
+            collapse = Collapse(program, self.cluster, self.network, self.options.collapse)
             found = (program, Unfolder(program, collapse, self.network))
         self._programs[key] = found
         if len(self._programs) > self._keep:
@@ -307,11 +291,8 @@ class _Same:
         return id(self._value)
 
 
-def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
-    """The overlap factor of a device: the given one, else the calibrated one, else that of its kind."""
-    one = cluster.devices[device]
-    if options.gamma is not None and one.type in options.gamma:
-        return options.gamma[one.type]
-    if options.calibration is not None and options.calibration.device == one.type:
-        return options.calibration.gamma
-    return DEFAULT_GAMMA[one.kind]
+def gamma_of(device: Device, calibration: Optional[Calibration]) -> float:
+    """The overlap factor of a device: the calibrated one, else that of its kind."""
+    if calibration is not None and calibration.device == device.type:
+        return calibration.gamma
+    return DEFAULT_GAMMA[device.kind]
