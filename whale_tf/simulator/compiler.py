@@ -12,9 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from whale_tf.cluster import Cluster
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import (
-    REPLICATED,
     OpConfig,
-    TensorAxis,
     TensorConfig,
     fractions,
     op_fractions,
@@ -248,32 +246,8 @@ class Compiler:
         if unit and self._unit_of_tensor[use.tensor] == unit and use.tensor in self.recomputed:
             self._need(instruction, self._obtain(self.recomputed, use.tensor, wanted, BACKWARD))
             return
-        held = self._obtain(self.values, use.tensor, wanted, BACKWARD)
-        if self.strategy.partition_activations:
-            held = self._kept_in_parts(use.tensor, held)
-        self._need(instruction, held)
+        self._need(instruction, self._obtain(self.values, use.tensor, wanted, BACKWARD))
 
-    def _kept_in_parts(self, tensor: int, held: Held) -> Held:
-        """The value, gathered from the parts that its replicas kept (activation partitioning)."""
-        axes = tuple(TensorAxis(axis.degree, 0) if axis.what == REPLICATED else axis for axis in held.config.axes)
-        kept = TensorConfig(held.config.devices, axes)
-        if kept == held.config:
-            return held
-        name = self.model.tensors[tensor].name
-        table = self.recomputed.setdefault(-1 - tensor, [])
-        if not table:
-            parts = self.parts_of(kept)
-            self.buffers.append(
-                Buffer(
-                    name + " (part)",
-                    "activations",
-                    held.dependency,
-                    parts,
-                    self._bytes(kept, parts, self.model.tensors[tensor].bytes),
-                )
-            )
-            table.append(Held(kept, held.dependency, len(self.buffers) - 1))
-        return self._obtain(self.recomputed, -1 - tensor, held.config, BACKWARD)
 
     def _add_gradient(self, tensor: int, held: Held) -> None:
         self.gradients.setdefault(tensor, []).append(held)
@@ -361,7 +335,7 @@ class Compiler:
             if one.config == wanted:
                 return one
         best = min(held, key=lambda one: _distance(one.config, wanted))
-        model_tensor = self.model.tensors[tensor if tensor >= 0 else -1 - tensor]
+        model_tensor = self.model.tensors[tensor]
         name = ("gradient of " if gradient else "") + model_tensor.name
         category = category or ("gradients of activations" if gradient else "activations")
         found = best

@@ -250,7 +250,6 @@ class Simulator:
             strategy.zero,
             sums_every_micro_batch(strategy),
             schedule_of(strategy.schedule).splits,
-            strategy.partition_activations,
             strategy.offload,
             strategy.bucket_bytes,
             strategy.buckets,

@@ -49,7 +49,6 @@ class Strategy(NamedTuple):
         op_configs: computation config of each op.
         zero: what is partitioned over data-parallel devices, beyond the parts that ops imply: ``v1`` optimizer state, ``v2`` also
             gradients, ``v3`` also parameters (ZeRO; Proteus section II "Memory Optimization").
-        partition_activations: activations that wait for their backward are divided over the devices that have copies.
         offload: what is in the host's memory: ``states``, those of the optimizer; ``v0``, also values and gradients, which are
             copied to the device when they are used.
         recompute: for each op, the name of its recomputation unit, or "".
@@ -70,7 +69,6 @@ class Strategy(NamedTuple):
     stages: Tuple[Stage, ...]
     recompute: Tuple[str, ...]
     zero: str = "none"
-    partition_activations: bool = False
     offload: str = "none"
     bucket_bytes: Optional[float] = None
     buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
@@ -127,7 +125,6 @@ class StrategyTree:
         self.configs: Dict[int, OpConfig] = {}
         self.order = "backward_first"
         self.zero = "none"
-        self.partition_activations = False
         self.offload = "none"
         for number, op in enumerate(model.ops):
             node = self.root
@@ -185,7 +182,6 @@ class StrategyTree:
             tuple(stages),
             units,
             self.zero,
-            self.partition_activations,
             self.offload,
         )
 

@@ -53,7 +53,6 @@ def uniform_3d(
     warmups: Optional[Sequence[int]] = None,
     recompute: str = "none",
     zero: str = "none",
-    partition_activations: bool = False,
     offload: str = "none",
     devices: Optional[Sequence[int]] = None,
     chunks: int = 2,
@@ -82,9 +81,6 @@ def uniform_3d(
         raise PlanError(f"zero is {zero!r}, which divides state over data-parallel replicas, but dp is 1; use more replicas, or "
                         "zero 'none'")
     known = schedule_of(schedule)
-    if known.homes is not None and partition_activations:
-        raise PlanError(f"schedule {schedule!r} runs several stages on a device, but activations are kept in parts only if "
-                        "each has one; use backward_first, or zero_bubble_h1")
     homes = known.homes(pp * chunks, chunks) if known.homes is not None else tuple(range(pp))
     depths = tuple(warmups) if warmups is not None else warmup_depths(known.policy or policy, pp, None, num_micro_batch)
     if len(depths) != pp:
@@ -95,7 +91,7 @@ def uniform_3d(
         raise PlanError(f"devices are {placed}, expected {dp * tp * pp} different ones")
     tree = StrategyTree(model)
     tree.order = schedule
-    tree.zero, tree.partition_activations, tree.offload = zero, partition_activations, offload
+    tree.zero, tree.offload = zero, offload
     if parts is not None and len(parts) != len(homes):
         raise PlanError(f"ops are given for {len(parts)} stages, expected {len(homes)}")
     parts = parts or balanced_stages(model, len(homes))
