@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cli.files import check_files
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.cli.common import check_files, reported
+from whale_tf.errors import PlanError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import StepGraph
@@ -32,7 +32,7 @@ def profile(
     If the output file already holds a profile of the same graph, measured times of other device types are kept. Op times of
     other batch sizes in the file of --ops are kept too.
     """
-    try:
+    with reported():
         check_files({"--output": output, "--ops": ops}, {})
 
         from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
@@ -47,9 +47,6 @@ def profile(
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(made.to_json())
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     if as_json:
         typer.echo(made.to_json())
     else:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.files import check_files
+from whale_tf.cli.common import check_files, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.plan import Plan
 from whale_tf.planner.measures import ARITHMETIC
 from whale_tf.profiler.model_profile import ModelProfile
@@ -54,7 +54,6 @@ from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
 MIB = 2.0**20
-GIB = 2.0**30
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -148,7 +147,7 @@ def simulate(
     laws: Optional[str] = typer.Option(None, help="laws of kernels (docs/simulator.md) to use instead of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
-    try:
+    with reported():
         check_files({"--trace": trace, "--report": report}, {"--timeline": timeline, "--memory": memory})
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
@@ -171,9 +170,6 @@ def simulate(
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
         _finish(result, _accuracy(result, _times(source), known), as_json, trace, timeline, memory, report)
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
 
 
 def compare(
@@ -190,7 +186,7 @@ def compare(
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
     """Predict several strategies and rank them."""
-    try:
+    with reported():
         measured = Calibration.parse(calibration) if calibration is not None else None
         known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
         execution = _execution(machines, precision, xla, known)
@@ -214,9 +210,6 @@ def compare(
                 uniform = Uniform(*(int(value or 1) for value in shape.groups()))
                 result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "none", "none", "none")
             found.append((text, result, _accuracy(result, _times(source), known)))
-    except WhaleError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
         for name, result, proved in found:
@@ -323,11 +316,6 @@ def _run_uniform(
     raise InfeasibleError(
         f"nothing fits, whatever is recomputed: the least is {memory_text(least)} on the fullest device, which has "
         f"{memory_text(min(found[0].usable_bytes))} for a step; use more devices, --zero, --offload, or a smaller batch", least)
-
-
-def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
-    """The cluster with at most ``limit_gib`` GiB for a step on every device."""
-    return cluster if limit_gib is None else cluster.limited(limit_gib * GIB)
 
 
 def _check_size(simulator: Simulator, plan: Plan) -> None:
