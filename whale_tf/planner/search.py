@@ -12,7 +12,8 @@ from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.joint import Joint, Layers
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 

@@ -10,7 +10,7 @@ from whale_tf.errors import ConfigError, MissingPackageError
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
-from whale_tf.planner.joint import Layers
+from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import AUTO, OWN, Allowed, Measures
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.stages import pipelines
