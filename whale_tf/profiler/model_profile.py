@@ -119,14 +119,16 @@ class ModelProfile(Record):
         """Parameter, gradient and optimizer state."""
         return 2.0 + self.optimizer_bytes_per_parameter_byte
 
+    def distinct(self, first: int, end: int) -> List[LayerProfile]:
+        """Layers ``first`` to ``end - 1``; of those with the same tied parameter only the first."""
+        kept: Dict[object, LayerProfile] = {}
+        for number, layer in enumerate(self.layers[first:end]):
+            kept.setdefault(number if layer.tied is None else layer.tied, layer)
+        return list(kept.values())
+
     def stage_parameter_bytes(self, first: int, end: int) -> int:
         """Parameter bytes of layers ``first`` to ``end - 1``, counting a tied parameter once."""
-        total, seen = 0, set()
-        for layer in self.layers[first:end]:
-            if layer.tied is None or layer.tied not in seen:
-                total += layer.parameter_bytes
-            seen.add(layer.tied)
-        return total
+        return sum(layer.parameter_bytes for layer in self.distinct(first, end))
 
     def scaled(self, name: str, granularity: Optional[int]) -> ModelProfile:
         """The same layers under another name and batch granularity."""

@@ -155,12 +155,8 @@ class Costs:
         """Parameter bytes of layers first to end - 1 on one device, a tied parameter once."""
         key = (first, end, tmp)
         if key not in self._parameters:
-            total, seen = 0.0, set()
-            for index, layer in enumerate(self.profile.layers[first:end], first):
-                if layer.tied is None or layer.tied not in seen:
-                    total += layer.parameter_bytes / (tmp if self._split[index] else 1)
-                seen.add(layer.tied)
-            self._parameters[key] = total
+            self._parameters[key] = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else tmp)
+                                        for layer in self.profile.distinct(first, end))
         return self._parameters[key]
 
     def link(self, group: numpy.ndarray) -> Link:
