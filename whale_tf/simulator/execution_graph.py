@@ -166,20 +166,13 @@ class Unfolder:
                 template.links[local] = tuple(
                     (link, load * per_second, count) for link, load, count in classes.entries[place][best]
                 )
-            tasks = {
-                (source, task)
-                for source in instruction.dependencies
-                for device in devices
-                for task in [self._covering(source, device)]
-                if task is not None
-            }
+            tasks = {(source, task) for source in instruction.dependencies for device in devices
+                     for task in [self._covering(source, device)] if task is not None}
             for source, task in sorted(tasks):
                 self._edge(template, source, task, local)
             # a feature communication belongs to its block; gradients are sent as soon as they are ready
-            waits = any(
-                instruction.lane == GRADIENT or self.program.instructions[source].block == template.key for source, _ in tasks
-            )
-            if not waits:
+            if not any(instruction.lane == GRADIENT or self.program.instructions[source].block == template.key
+                       for source, _ in tasks):
                 begins = {slot: task for task, slot in enumerate(template.slots)}
                 for device in devices:
                     if self.slot_of[device] in begins:
@@ -249,28 +242,17 @@ class Unfolder:
             order += chain
             chains.append(chain)
         sources, targets = self._edges(offsets, chains, last)
-        arrays = self._repeat(order, strategy)
         by_source = np.argsort(sources, kind="stable")
         first = np.zeros(total + 1, np.int64)
         np.cumsum(np.bincount(sources, minlength=total), out=first[1:])
-        queues, links = self._per_communication(order, offsets)
         return ExecutionGraph(
-            arrays[0],
-            arrays[1],
-            arrays[2],
-            arrays[3],
-            arrays[4],
-            queues,
-            links,
-            targets[by_source].tolist(),
-            first.tolist(),
-            np.bincount(targets, minlength=total).tolist(),
-            self.collapse.kept,
+            *self._repeat(order, strategy), *self._per_communication(order, offsets), targets[by_source].tolist(), first.tolist(),
+            np.bincount(targets, minlength=total).tolist(), self.collapse.kept,
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
-            self._buffers(offsets, strategy.num_micro_batch),
-        )
+            self._buffers(offsets, strategy.num_micro_batch))
 
     def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
+        """The seconds, lanes, instructions, micro-batches and slots of all tasks."""
         seconds: List[float] = []
         lane: List[int] = []
         instruction: List[int] = []

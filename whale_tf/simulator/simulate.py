@@ -29,6 +29,9 @@ from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.synchronise import sums_every_micro_batch
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
+# Fields of a strategy that unfolding reads.  A compiled program depends on none of them, or only on a part.
+UNFOLDED = ("model", "num_micro_batch", "schedule", "stages", "micro_batch_slices")
+
 
 class Options(NamedTuple):
     """A simulation's assumptions.
@@ -158,9 +161,8 @@ class Simulator:
     ) -> Simulation:
         began = time.process_time()
         known = self.options.calibration
-        model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
-        program, subject, tasks = captured_step(
-            plan, step, self.cluster, self.network, OpEstimator(model, known), global_batch, numbers)
+        costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), known)
+        program, subject, tasks = captured_step(plan, step, self.cluster, self.network, costs, global_batch, numbers)
         graph = tasks.graph()
         limits = tasks.limits if known is not None and known.cores is not None else None
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
@@ -176,11 +178,9 @@ class Simulator:
             period = period_of(short, strategy)
             if period is not None:
                 count += (total - count) % period
-                runs = [
+                return extended(strategy, *(
                     self._simulate(strategy._replace(num_micro_batch=count + more), program, unfolder, compiled_s)
-                    for more in (0, period)
-                ]
-                return extended(strategy, runs[0], runs[1])
+                    for more in (0, period)))
             count *= 2
         return None
 
@@ -241,21 +241,9 @@ class Simulator:
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
-        key = (
-            _Same(strategy.model),
-            _Same(estimator),
-            strategy.op_configs,
-            strategy.recompute,
-            stages,
-            strategy.zero,
-            sums_every_micro_batch(strategy),
-            schedule_of(strategy.schedule).splits,
-            strategy.offload,
-            strategy.bucket_bytes,
-            strategy.buckets,
-            strategy.fp16_gradients,
-            strategy.weights_first,
-        )
+        rest = tuple(value for name, value in strategy._asdict().items() if name not in UNFOLDED)
+        key = (_Same(strategy.model), _Same(estimator), stages, rest, sums_every_micro_batch(strategy),
+               schedule_of(strategy.schedule).splits)
         found = self._programs.pop(key, None)
         if found is None:
             kernels = Kernels(strategy.model, self.laws, bool(self.options.xla)) if self._in_tensorflow else None
