@@ -1,9 +1,7 @@
-"""The built-in models, each defined once.
+"""The built-in models that are defined by ops (:data:`MODELS`), which the simulator reads.
 
-A model is defined either by ops (:data:`MODELS`, which the simulator reads; :mod:`~whale_tf.simulator.zoo.derived` makes layers
-of them) or by layers (:mod:`~whale_tf.simulator.zoo.layered`: what the planners' papers say about their models;
-:func:`~whale_tf.simulator.layered.layered_model` makes ops of these).  ``make.py`` writes the layers of all models to JSON, where
-planners find them.
+Planners read the layers of all models from JSON (``whale_tf/profiler/builtin``), which ``benchmarks/profiles`` makes of these ops,
+and of what papers say about the layers of their models.  :func:`~whale_tf.simulator.layered.layered_model` makes ops of layers.
 """
 
 from __future__ import annotations

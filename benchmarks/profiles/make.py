@@ -1,4 +1,4 @@
-"""Writes every model's profile: ``python -m whale_tf.simulator.zoo.make`` (``--check``: compare, write nothing)."""
+"""Writes every model's profile: ``python -m benchmarks.profiles.make`` (``--check``: compare, write nothing)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 from typing import Dict, Sequence
 
+from benchmarks.profiles import layered
+from benchmarks.profiles.derived import layered_profile
 from whale_tf import profiler
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.simulator.zoo import MODELS, layered
-from whale_tf.simulator.zoo.derived import layered_profile
+from whale_tf.simulator.zoo import MODELS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "builtin")
 
