@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from whale_tf.cluster import PRECISIONS
@@ -130,9 +130,7 @@ class ModelProfile(Record):
         """Parameter bytes of layers ``first`` to ``end - 1``, counting a tied parameter once."""
         return sum(layer.parameter_bytes for layer in self.distinct(first, end))
 
-    def scaled(self, name: str, granularity: Optional[int]) -> ModelProfile:
-        """The same layers under another name and batch granularity."""
-        return replace(self, name=name, batch_granularity=granularity)
+
 
     def to_json(self) -> str:
         """JSON text; equal consecutive layers are written once, with ``repeat``."""

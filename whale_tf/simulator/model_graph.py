@@ -143,16 +143,6 @@ class ModelGraph(NamedTuple):
     def parameter_count(self) -> float:
         return sum(t.size for t in self.tensors if t.role == PARAMETER)
 
-    @property
-    def forward_flops(self) -> float:
-        """Floating-point operations of the forward of one micro-batch."""
-        return sum(op.flops for op in self.ops)
-
-    @property
-    def training_flops(self) -> float:
-        """Matrix arithmetic in the forward and backward of one micro-batch, without recomputation, as MFU counts it."""
-        return sum(op.flops + self.backward_flops(op) for op in self.ops if KINDS[op.kind].compute_bound)
-
     def backward_flops(self, op: ModelOp) -> float:
         """FLOPs of the whole op's backward."""
         kind = KINDS[op.kind]

@@ -58,7 +58,8 @@ class Costs:
     """The cost model of one profile on one cluster.
 
     Args:
-        blocking: whether a stage waits for its messages (otherwise they overlap with its next micro-batch, section 6.1).
+        blocking: whether a stage waits for its messages in estimates (otherwise they overlap with its next micro-batch, as layers
+            are always assigned; section 6.1).
         shared_adapters: whether gradient rings that leave a node share its adapters.
     """
 
@@ -118,7 +119,7 @@ class Costs:
         alike = bool(numpy.all(times == times[:, :1]))
         edges = self.edge_times(degrees, micro_batch, placement).max(axis=0)
         gas = self.accumulation(degrees, micro_batch)
-        problem = (times[:, 0] if alike else times, edges, gas, degrees.pp, self.blocking)
+        problem = (times[:, 0] if alike else times, edges, gas, degrees.pp)
         found = layer_assignment.assign(*problem)
         if found is not None and not self._memory(Strategy(degrees, micro_batch, placement, found.cuts), gas)[1]:
             found = layer_assignment.assign(*problem, self._lowest(degrees, micro_batch, placement, gas)) or found
