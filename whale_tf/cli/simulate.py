@@ -54,6 +54,7 @@ from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
 MIB = 2.0**20
+COLUMNS = ("step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -99,12 +100,17 @@ class Source(NamedTuple):
 
 
 class Uniform(NamedTuple):
-    """``DPxTPxPP`` and the number of micro-batches."""
+    """``DPxTPxPP``, the number of micro-batches, and how they run; see :func:`whale_tf.simulator.uniform.uniform_3d`."""
 
     dp: int
     tp: int
     pp: int
     micro_batches: int
+    schedule: str
+    policy: str = "PA"
+    recompute: str = "none"
+    zero: str = "none"
+    offload: str = "none"
 
     @property
     def devices(self) -> int:
@@ -165,10 +171,10 @@ def simulate(
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
-            shape = Uniform(dp, tp, pp, micro_batches)
+            shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload)
             if 0 < shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
-            result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
+            result = _run_uniform(simulator, source, shape, global_batch)
         _finish(result, _accuracy(result, _times(source), known), as_json, trace, timeline, memory, report)
 
 
@@ -207,8 +213,8 @@ def compare(
                 result = _run_plan(simulator, source, plan, global_batch)
             else:
                 assert shape is not None
-                uniform = Uniform(*(int(value or 1) for value in shape.groups()))
-                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "none", "none", "none")
+                dp, tp, pp, count = (int(value or 1) for value in shape.groups())
+                result = _run_uniform(simulator, source, Uniform(dp, tp, pp, count, schedule), global_batch)
             found.append((text, result, _accuracy(result, _times(source), known)))
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
@@ -216,7 +222,7 @@ def compare(
             bounds = proved.bounds(result.samples_per_s)
             typer.echo(json.dumps(dict(result.to_dict(), strategy=name, samples_per_s_range=bounds)))
         return
-    table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
+    table = Table("rank", "strategy", *COLUMNS)
     for rank, (name, result, _) in enumerate(found, 1):
         table.add_row(str(rank), name, *_row(result))
     console = Console()
@@ -233,14 +239,9 @@ def _memory(size_bytes: float, oom: bool) -> str:
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
-    return (
-        f"{result.step_time_s * 1e3:.2f}",
-        f"{result.samples_per_s:.1f}",
-        f"{result.bubble:.1%}",
-        f"{result.exposed_communication_s * 1e3:.2f}",
-        f"{result.mfu:.1%}",
-        _memory(max(result.peak_memory_bytes), result.oom),
-    )
+    return (f"{result.step_time_s * 1e3:.2f}", f"{result.samples_per_s:.1f}", f"{result.bubble:.1%}",
+            f"{result.exposed_communication_s * 1e3:.2f}", f"{result.mfu:.1%}",
+            _memory(max(result.peak_memory_bytes), result.oom))
 
 
 def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
@@ -285,32 +286,22 @@ def _names(plan: Plan) -> Set[str]:
     return {name for task in plan.task_graphs for name in task.ops}
 
 
-def _run_uniform(
-    simulator: Simulator,
-    source: Source,
-    shape: Uniform,
-    global_batch: Optional[int],
-    schedule: str,
-    policy: str,
-    recompute: str,
-    zero: str,
-    offload: str,
-) -> Simulation:
+def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_batch: Optional[int]) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
-    if recompute not in (*RECOMPUTE, "auto"):
-        raise PlanError(f"--recompute is {recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
+    if shape.recompute not in (*RECOMPUTE, "auto"):
+        raise PlanError(f"--recompute is {shape.recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
-    graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
+    graph, is_open = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp)), shape.recompute == "auto"
     found: List[Simulation] = []
-    for how in RECOMPUTE if recompute == "auto" else (recompute,):
-        if recompute == "auto" and how == "selective" and not attention_ops(graph):
+    for how in RECOMPUTE if is_open else (shape.recompute,):
+        if is_open and how == "selective" and not attention_ops(graph):
             continue
-        strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, None, how, zero,
-                              offload=offload)
+        strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, shape.schedule, shape.policy,
+                              recompute=how, zero=shape.zero, offload=shape.offload)
         found.append(simulator.run(strategy, source.estimator(strategy)))
         if not found[-1].oom:
             return found[-1]
-    if recompute != "auto":
+    if not is_open:
         return found[0]
     least = min(max(one.peak_memory_bytes) for one in found)
     raise InfeasibleError(
@@ -389,30 +380,15 @@ def _write(
 
 def _print(result: Simulation, proved: Accuracy) -> None:
     console = Console()
-    summary = Table(
-        "step ms",
-        "samples/s",
-        "not computing",
-        "exposed ms",
-        "MFU",
-        "peak MiB",
-        title=f"{result.subject.model} on {result.cluster.name}",
-    )
+    summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}")
     summary.add_row(*_row(result))
     console.print(summary)
     devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(
-            str(use.device),
-            str(size),
-            str(use.stage),
-            f"{use.computation_s / step:.1%}",
-            f"{use.exposed_s / step:.1%}",
-            f"{use.bubble_s / step:.1%}",
-            f"{use.mfu:.1%}",
-            _memory(use.peak_memory_bytes, use.oom),
-        )
+            str(use.device), str(size), str(use.stage), f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}",
+            f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}", _memory(use.peak_memory_bytes, use.oom))
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
     for line in proved.lines(result.samples_per_s):
