@@ -103,13 +103,8 @@ class Compiler:
         self.place(instruction)
         for use in op.outputs:
             written = tensor_config(config, use.dims, True)
-            buffer = self._write(
-                instruction,
-                self.model.tensors[use.tensor].name,
-                "activations",
-                written,
-                self.model.tensors[use.tensor].bytes,
-            )
+            tensor = self.model.tensors[use.tensor]
+            buffer = self._write(instruction, tensor.name, "activations", written, tensor.bytes)
             table[use.tensor] = [Held(written, instruction.id, buffer)]
         if moved:
             shares = op_fractions(config)
@@ -139,19 +134,19 @@ class Compiler:
             return
         kind = KINDS[op.kind]
         targets = self.model.gradients_of(op)
-        if kind.backward == "alias" or kind.backward == "parameters":
+        parameters = tuple(use for use in targets if self._is_parameter(use))
+        if kind.backward in ("alias", "parameters"):
             for use in targets:
-                if self.model.tensors[use.tensor].role != PARAMETER:
-                    self._add_gradient(
-                        use.tensor,
-                        Held(tensor_config(config, use.dims, False), incoming[0].dependency, incoming[0].buffer),
-                    )
+                if use not in parameters:
+                    self._add_gradient(use.tensor, incoming[0]._replace(config=tensor_config(config, use.dims, False)))
         if kind.backward == "parameters":
-            parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
             self._backward_op(number, incoming, parameters, (), op.flops, 1.0)
         elif kind.backward == "one" and targets:
             read = op.inputs if kind.saved == "inputs" else op.outputs if kind.saved == "outputs" else ()
-            for part in self._apart(op, targets):
+            # if the schedule separates them, half of a whole layer's backward is for its activations and half for its weights
+            others = tuple(use for use in targets if use not in parameters)
+            is_apart = self.splits and op.kind == "layer" and parameters and others
+            for part in (others, parameters) if is_apart else (targets,):
                 share = len(part) / len(targets)
                 self._backward_op(number, incoming, part, read, op.flops * kind.factor * share, share)
         elif kind.backward == "each":
@@ -161,29 +156,16 @@ class Compiler:
                 others = tuple(other for other in op.inputs if other is not use)
                 self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
 
-    def _apart(self, op: ModelOp, targets: Tuple[Use, ...]) -> List[Tuple[Use, ...]]:
-        """The gradients that each backward op computes.  If the schedule separates them, half of a whole layer's backward is for
-        its activations and half for its weights."""
-        parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
-        others = tuple(use for use in targets if use not in parameters)
-        return [others, parameters] if self.splits and op.kind == "layer" and parameters and others else [targets]
+    def _is_parameter(self, use: Use) -> bool:
+        return self.model.tensors[use.tensor].role == PARAMETER
 
-    def _backward_op(
-        self,
-        number: int,
-        incoming: Sequence[Held],
-        targets: Tuple[Use, ...],
-        read: Tuple[Use, ...],
-        flops: float,
-        share: float,
-    ) -> None:
+    def _backward_op(self, number: int, incoming: Sequence[Held], targets: Tuple[Use, ...], read: Tuple[Use, ...], flops: float,
+                     share: float) -> None:
         op, config = self.model.ops[number], self.strategy.op_configs[number]
-        name = (
-            op.name
-            if len(targets) != 1
-            else "{} d_{}".format(op.name, self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1])
-        )
-        is_late = self.splits and all(self.model.tensors[use.tensor].role == PARAMETER for use in targets)
+        name = op.name
+        if len(targets) == 1:
+            name += " d_" + self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1]
+        is_late = self.splits and all(map(self._is_parameter, targets))
         instruction = self.computation(name, WEIGHT if is_late else BACKWARD, "weight" if is_late else "backward")
         for held in incoming:
             self._need(instruction, held)
@@ -219,11 +201,12 @@ class Compiler:
                 rows.append((self.estimator.sum_bytes(tensor), fractions(sharded_over_replicas(held) if is_cut else held)))
         if not rows:
             return (0.0,) * len(parts.first)
-        return tuple(
-            self.estimator.roofline(self.cluster.devices[parts.devices[first]], 0.0,
-                                    sum(size * shares[first] for size, shares in rows))
-            for first in parts.first
-        )
+        return tuple(self._roofline(parts.devices[first], sum(size * shares[first] for size, shares in rows))
+                     for first in parts.first)
+
+    def _roofline(self, device: int, moved: float) -> float:
+        """Time of an op that only moves bytes."""
+        return self.estimator.roofline(self.cluster.devices[device], 0.0, moved)
 
     def _recompute(self, unit: str, stage: int) -> None:
         if (unit, stage) in self._done_units:
@@ -263,29 +246,20 @@ class Compiler:
         if not by_config:
             return None
         sums = [self._sum(tensor, group) for group in by_config.values()]
-        moved = []
-        for held in sums:
-            table = {tensor: [held]}
-            moved.append(self._obtain(table, tensor, wanted, BACKWARD, gradient=True))
-        return self._sum(tensor, moved)
+        return self._sum(tensor, [self._obtain({tensor: [held]}, tensor, wanted, BACKWARD, gradient=True) for held in sums])
 
     def _sum(self, tensor: int, group: Sequence[Held]) -> Held:
         if len(group) == 1:
             return group[0]
-        config = group[0].config
-        size = self.model.tensors[tensor].bytes
+        config, size = group[0].config, self.model.tensors[tensor].bytes
         name = "gradient of " + self.model.tensors[tensor].name
         block = self._stage_of(config.devices[0], group[0]), BACKWARD
         instruction = self.instruction(name + " (sum)", block, COMPUTATION, "backward")
         for held in group:
             self._need(instruction, held)
         instruction.parts = self.parts_of(config)
-        instruction.seconds = tuple(
-            self.estimator.roofline(
-                self.cluster.devices[config.devices[first]], 0.0, (len(group) + 1) * size * fractions(config)[first]
-            )
-            for first in instruction.parts.first
-        )
+        instruction.seconds = tuple(self._roofline(config.devices[first], (len(group) + 1) * size * fractions(config)[first])
+                                    for first in instruction.parts.first)
         self.place(instruction)
         return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
 
@@ -411,20 +385,12 @@ class Compiler:
         share: float = 1.0,
     ) -> Tuple[float, ...]:
         shares = op_fractions(self.strategy.op_configs[number])
-        return tuple(
-            self.estimator.seconds(
-                OpPart(
-                    number,
-                    flops * shares[first],
-                    sum(size * fraction[first] for size, fraction in moved),
-                    shares[first],
-                    backward,
-                    share,
-                ),
-                self.cluster.devices[parts.devices[first]],
-            )
-            for first in parts.first
-        )
+        found = []
+        for first in parts.first:
+            size_bytes = sum(size * fraction[first] for size, fraction in moved)
+            part = OpPart(number, flops * shares[first], size_bytes, shares[first], backward, share)
+            found.append(self.estimator.seconds(part, self.cluster.devices[parts.devices[first]]))
+        return tuple(found)
 
     def parts_of(self, config: Union[OpConfig, TensorConfig]) -> Parts:
         key = (config.devices, config.axes)
