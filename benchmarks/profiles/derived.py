@@ -58,7 +58,7 @@ def layered_profile(model: ModelGraph, source: str) -> ModelProfile:
     return ModelProfile(
         name=model.name, source=source, precision=model.precision, batch_granularity=1, optimizer=model.optimizer.name,
         optimizer_bytes_per_parameter_byte=(model.optimizer.state_bytes + master) / itemsize,
-        layers=tuple(_profile(model, name, layers[name], tied, device) for name in names))  # fmt: skip
+        layers=tuple(_profile(model, name, layers[name], tied, device) for name in names))
 
 
 def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], device: Device) -> LayerProfile:
@@ -80,7 +80,7 @@ def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], 
         output_bytes=int(layer.crossing_bytes / batch),
         activation_bytes=int(layer.kept_bytes / batch),
         tensor_parallel_bytes=int(layer.exchanged_bytes / batch) if layer.is_split else None,
-        tied=shared[0] if shared else None)  # fmt: skip
+        tied=shared[0] if shared else None)
 
 
 class _Recorder(OpEstimator):

@@ -68,12 +68,12 @@ def _show(made: ModelProfile) -> None:
         table.add_row(
             layer.name, f"{layer.forward_flops / 1e9:.4g}", f"{(layer.backward_flops or 0.0) / 1e9:.4g}",
             f"{layer.parameter_bytes // 4:,}", f"{layer.output_bytes / 1e6:.3g} MB",
-            f"{layer.activation_bytes / 1e6:.3g} MB", str(len(layer.ops)))  # fmt: skip
+            f"{layer.activation_bytes / 1e6:.3g} MB", str(len(layer.ops)))
     forward, backward = (sum(row) / 1e9 for row in zip(*[(x.forward_flops, x.backward_flops or 0.0) for x in made.layers]))
     kept, ops = (sum(row) for row in zip(*[(layer.activation_bytes, len(layer.ops)) for layer in made.layers]))
     table.add_row(
         "all", f"{forward:.4g}", f"{backward:.4g}", f"{made.parameter_bytes // 4:,}", "",
-        f"{kept / 1e6:.3g} MB", str(ops), style="bold")  # fmt: skip
+        f"{kept / 1e6:.3g} MB", str(ops), style="bold")
     console = Console()
     console.print(f"{made.name} per sample, {made.precision}, {made.source}")
     console.print(table)

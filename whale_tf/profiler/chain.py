@@ -116,7 +116,7 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
     return Chain(
         region.graph, segments, tuple(map(tuple, backward)), rows["forward"], rows["backward"], rows["traffic"],
         rows["launches"], rows["parameters"], _activations(region, place, len(segments)),
-        _crossings(region, early, place, len(segments)), batch)  # fmt: skip
+        _crossings(region, early, place, len(segments)), batch)
 
 
 def needed_by_updates(graph: OpGraph) -> Set[int]:

@@ -61,12 +61,12 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
             activation_bytes=int(chain.activation_bytes[i] / batch),
             ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]),
             measured=() if measured is None else (_measurement(chain, i, measured),))
-        for i in range(chain.size)]  # fmt: skip
+        for i in range(chain.size)]
     return ModelProfile(
         name=source.name, source=f"recorded from a graph with mini-batches of {chain.batch}",
         precision=precision_of(chain.graph), batch_granularity=1, optimizer=_optimizer(chain.graph),
         optimizer_bytes_per_parameter_byte=chain.state_bytes / parameters if parameters else 0.0,
-        graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+        graph=source.fingerprint, layers=tuple(layers))
 
 
 def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:

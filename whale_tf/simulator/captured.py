@@ -29,7 +29,7 @@ NEW_OPS = "shards"  # ops that `wh.split` adds to those of the local script
 def captured_step(
     plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator, global_batch: Optional[int] = None,
     numbers: Optional[Mapping[int, int]] = None
-) -> Tuple[Program, Subject, Tasks]:  # fmt: skip
+) -> Tuple[Program, Subject, Tasks]:
     """The tasks of a step.
 
     Args:

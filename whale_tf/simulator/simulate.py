@@ -205,36 +205,20 @@ class Simulator:
         devices = [self.cluster.devices[device] for device in graph.devices]
         usable = tuple(
             device.usable_bytes if reserved is None else float(device.memory_bytes - reserved.get(device.kind, 0))
-            for device in devices)  # fmt: skip
+            for device in devices)
         done = time.process_time()
         return Simulation(
-            program,
-            graph,
-            times,
-            memory,
-            self.cluster,
-            times.makespan,
-            subject,
-            usable,
-            device_uses(program, graph, times, memory, times.makespan, usable, subject, self.cluster),
+            program, graph, times, memory, self.cluster, times.makespan, subject, usable,
+            device_uses(program, graph, times, memory, usable, subject, self.cluster),
             representative or {device: device for device in graph.devices},
-            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
-            compiled_s,
-            done - began,
-        )
+            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan), compiled_s, done - began)
 
     def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:
         options, known = self.options, self.options.calibration
         if limits is not None and known is not None and known.cores is not None:
-            hosts = Hosts(
-                [self.cluster.devices[device].node for device in graph.devices],
-                known.cores,
-                limits.__getitem__,
-                known.slowed,
-                known.wake_s,
-                known.far_s,
-                operands(graph) if known.far else {},
-            )
+            nodes = [self.cluster.devices[device].node for device in graph.devices]
+            hosts = Hosts(nodes, known.cores, limits.__getitem__, known.slowed, known.wake_s, known.far_s,
+                          operands(graph) if known.far else {})
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
         gammas = [gamma_of(self.cluster.devices[device], known) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)

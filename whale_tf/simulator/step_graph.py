@@ -151,7 +151,7 @@ class StepGraph(NamedTuple):
         head = {"version": VERSION, "name": self.name, "fingerprint": self.fingerprint, "batch": self.batch,
                 "precision": self.precision, "pulls": self.pulls,
                 "variables": self.variables, "gradients": self.gradients,
-                "seconds": self.seconds, "scratch": self.scratch}  # fmt: skip
+                "seconds": self.seconds, "scratch": self.scratch}
         return "{},\n \"ops\": [\n  {}\n ]\n}}\n".format(json.dumps(head)[:-1], ",\n  ".join(rows))
 
     @classmethod
@@ -195,7 +195,7 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
         StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[7]), outputs=tuple(StepTensor(*t) for t in row[8]),
                               waits=tuple(map(int, row[13])), whole=tuple(map(int, row[14])))
         for row in data["ops"]
-    )  # fmt: skip
+    )
     for number, op in enumerate(ops):
         for source, output in op.inputs:
             if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
@@ -209,7 +209,7 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
     variables = tuple(StepVariable(*row) for row in data["variables"])
     gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
     return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
-                     variables, gradients, seconds, scratch)  # fmt: skip
+                     variables, gradients, seconds, scratch)
 
 
 def under(graph: StepGraph, plan: Plan) -> StepGraph:

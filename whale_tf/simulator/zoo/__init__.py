@@ -74,7 +74,7 @@ MODELS: Dict[str, Model] = {
     "m6-moe-100b": Model(_moe("m6-moe-100b", 24, 512, 4096), MOE),
     "m6-moe-1t": Model(_moe("m6-moe-1t", 24, 960, 21248), MOE),
     "m6-moe-10t": Model(_moe("m6-moe-10t", 48, 10240, 9984), MOE),
-}  # fmt: skip
+}
 
 
 def model_names() -> Dict[str, bool]:
