@@ -22,13 +22,13 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.measure import chosen, table
+from benchmarks.papers.rhino import coarsen, o2
 from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.planner.candidate import Candidate, best, ranked
-from whale_tf.planner.rhino.coarsening import coarsen
 from whale_tf.planner.rhino.integer_program import integer_program
-from whale_tf.planner.rhino.search import Answer, search
+from whale_tf.planner.rhino.search import Answer, Solver, exact, search
 
 MIB = float(1 << 20)
 HIDDEN, HEADS, VOCAB, SEQ = 512, 8, 50257, 1024
@@ -72,9 +72,9 @@ def gpt(layers: int, batch: int, trained: bool = True) -> OpGraph:
     return captured(build, trained)
 
 
-def timed(graph: OpGraph, cluster: Cluster, level: str, memory_bytes: Optional[float] = None) -> Dict[str, Any]:
+def timed(graph: OpGraph, cluster: Cluster, solver: Solver = exact, memory_bytes: Optional[float] = None) -> Dict[str, Any]:
     start = time.process_time()
-    answer = search(graph, cluster, level, memory_bytes=memory_bytes, shapes=[(len(cluster),)])
+    answer = search(graph, cluster, solver, memory_bytes=memory_bytes, shapes=[(len(cluster),)])
     return {"answer": answer, "cpu_s": time.process_time() - start}
 
 
@@ -83,14 +83,14 @@ def layers(console: Console) -> None:
     for count in (24, 48, 72):
         graph = gpt(count, 8)
         for cluster in (Cluster.parse("rhino-m8:2"), Cluster.parse("rhino-m8:8"), Cluster.parse("rhino-s1")):
-            exact, coarse = (timed(graph, cluster, level, float("inf")) for level in ("O3", "O2"))
-            problem, solution = exact["answer"].levels[0]
+            whole, coarse = (timed(graph, cluster, solver, float("inf")) for solver in (exact, o2))
+            problem, solution = whole["answer"].levels[0]
             critical = coarsen(problem)
             rows.append([
                 f"{count} x {cluster.name}", str(critical.ops), str(len(problem.costs.nodes)),
-                "{:.1f}".format(exact["cpu_s"]), "{:.1f}".format(coarse["cpu_s"]), solution.solver,
-                str(solution.is_optimal), "{:.1f}".format(1e3 * exact["answer"].seconds),
-                "{:+.1%}".format(coarse["answer"].seconds / exact["answer"].seconds - 1),
+                "{:.1f}".format(whole["cpu_s"]), "{:.1f}".format(coarse["cpu_s"]), solution.solver,
+                str(solution.is_optimal), "{:.1f}".format(1e3 * whole["answer"].seconds),
+                "{:+.1%}".format(coarse["answer"].seconds / whole["answer"].seconds - 1),
                 f"{len(critical.critical)} / {critical.segments}"])
     console.print(table("GPT, hidden 512, batch 8 x 1,024 tokens, one mesh dimension", [
         "layers x cluster", "ops", "nodes", "O3 s", "O2 s", "solver", "optimal", "O3 step ms", "O2 worse by",
@@ -172,7 +172,7 @@ def experts(console: Console) -> None:
     from models import moe
     config = moe.MoeConfig.gshard_10b()
     graph = captured(lambda: moe.build(moe.inputs(config, 8), config).loss)
-    result = timed(graph, Cluster.parse("rhino-m8:8"), "O3")
+    result = timed(graph, Cluster.parse("rhino-m8:8"))
     answer: Answer = result["answer"]
     critical = coarsen(answer.levels[0].problem)
     found = collections.Counter(

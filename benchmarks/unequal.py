@@ -17,9 +17,9 @@ from benchmarks.measure import table
 from benchmarks.papers.stages import even_stages
 from whale_tf.balance import exact_stages
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.choose import simulated, with_slices
 from whale_tf.planner.auto.partition import auto_partition
 from whale_tf.planner.candidate import Candidate, Stage
+from whale_tf.planner.simulated import simulated, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 # local batches that fit 16 GiB and are usual for the model; the paper does not give its own
@@ -42,7 +42,7 @@ def report_data_parallel(console: Console) -> None:
     cluster = Cluster.parse("whale-8v100-8p100")
     rows: List[List[str]] = []
     for name, local, paper in DATA_PARALLEL:
-        profile = load_builtin(name).scaled(name, 1)
+        profile = replace(load_builtin(name), batch_granularity=1)
         even, aware = (data_parallel(profile, cluster, local, balance) for balance in ("even", "exact"))
         slices = with_slices(aware, profile, cluster, "exact").task_graphs[0].slices
         parts = f"{slices[0]} : {slices[-1]}" if slices else "1 : 1"
@@ -55,7 +55,7 @@ def report_pipelines(console: Console) -> None:
     cluster = Cluster.parse("whale-4v100-4p100")
     rows: List[List[str]] = []
     for name, batch, micro_batches, paper in PIPELINES:
-        profile = load_builtin(name).scaled(name, 1)
+        profile = replace(load_builtin(name), batch_granularity=1)
         even, aware = (
             simulated(replace(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile=profile), cluster)
             for solve in (even_stages, exact_stages))

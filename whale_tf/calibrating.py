@@ -89,7 +89,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
         device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
         cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
         arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake=wake, far=far_points,
-        slow_down=slow_down, communicators=links)  # fmt: skip
+        slow_down=slow_down, communicators=links)
 
 
 def _processor() -> str:
@@ -205,7 +205,7 @@ class _Machine:
         self.repeat = repeat
         self.config = v1.ConfigProto(
             device_count={"CPU": 2} if kind == "CPU" else {}, inter_op_parallelism_threads=threads.inter_op,
-            intra_op_parallelism_threads=threads.intra_op, allow_soft_placement=False)  # fmt: skip
+            intra_op_parallelism_threads=threads.intra_op, allow_soft_placement=False)
         rewrites = self.config.graph_options.rewrite_options
         rewrites.disable_meta_optimizer = True  # chains stay as they are
         self.config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
@@ -373,7 +373,7 @@ def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
             [sys.executable, "-m", "whale_tf.calibrating", json.dumps([addresses, rank, list(threads), repeat])],
             env=dict(os.environ, TF_CONFIG="{}", PYTHONPATH=os.pathsep.join(sys.path)), stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, universal_newlines=True)
-        for rank in range(2)]  # fmt: skip
+        for rank in range(2)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in started]
     finally:

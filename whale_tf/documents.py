@@ -27,7 +27,7 @@ _KINDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
-def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Dict[str, Any]:
+def json_object(source: str, what: str, error: Type[WhaleError], fix: str = "") -> Dict[str, Any]:
     """The JSON object in ``source``: text that begins with ``{``, otherwise the path of a file.
 
     Args:
@@ -81,18 +81,19 @@ class Invalid(ValueError):
         return self.text("the value")
 
 
-def field(
-    default: Any = _REQUIRED, *, factory: Optional[Callable[[], Any]] = None, at_least: Optional[float] = None,
-    above: Optional[float] = None, finite: bool = False, not_empty: bool = False, check: Optional[Callable[[Any], bool]] = None,
-    expected: str = "", description: str = "",
-) -> Any:
+def field(default: Any = _REQUIRED, *, factory: Optional[Callable[[], Any]] = None, at_least: Optional[float] = None,
+          above: Optional[float] = None, finite: bool = False, not_empty: bool = False, among: Sequence[str] = (),
+          check: Optional[Callable[[Any], bool]] = None, expected: str = "", description: str = "") -> Any:
     """A record's field with limits beyond its type.  It is required if it has neither a default nor a default factory.
 
     Args:
+        among: all values that are allowed.
         check: whether a value of the right type is allowed.
         expected: the allowed values in words, if type and bounds do not say it.
         description: text for the documentation.
     """
+    if among:
+        check, expected = among.__contains__, " or ".join(map(repr, among))
     metadata = dict(at_least=at_least, above=above, finite=finite, not_empty=not_empty, check=check, expected=expected,
                     description=description)
     if factory is not None:
@@ -155,6 +156,20 @@ def read(cls: Type[_R], data: Any, expected: str = "an object") -> _R:
     if wrong:
         raise Invalid(wrong)
     return made
+
+
+def parsed(cls: Type[_R], source: Any, what: str, error: Type[WhaleError], fix: str = "") -> _R:
+    """A record from a record, a mapping, JSON text or the path of a JSON file; for ``what`` and ``fix`` see :func:`json_object`.
+
+    Raises:
+        WhaleError: the class ``error``: unreadable, unknown or missing key, or a wrong value; the message names the place.
+    """
+    if isinstance(source, str):
+        source = json_object(source, what, error, fix)
+    try:
+        return read(cls, source)
+    except Invalid as problem:
+        raise error(f"not a valid {what}: " + problem.text(f"the {what}")) from None
 
 
 def plain(value: Any, defaults: bool = True, nulls: bool = True) -> Any:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Dict, List, Mapping, Optional, Set, Tuple, Union
 
-from whale_tf.documents import Invalid, Record, field, json_object, plain, read
+from whale_tf.documents import Record, field, parsed, plain
 from whale_tf.errors import PlanError
 
 VERSION = 1
@@ -47,13 +47,13 @@ class TaskGraphPlan(Record):
     """
 
     name: str
-    strategy: str = "replicate"
+    strategy: str = field("replicate", among=("replicate", "split"))
     ops: Tuple[str, ...] = ()
     devices: Tuple[Tuple[int, ...], ...] = field()
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = field(1, at_least=1)
     batch_of: Optional[int] = field(None, at_least=0)
-    variables: str = "mirrored"
+    variables: str = field("mirrored", among=("mirrored", "shared"))
     homes: Dict[str, int] = field(factory=dict)
     parts: Dict[str, int] = field(factory=dict)
     kept: Optional[Tuple[str, ...]] = None
@@ -82,10 +82,6 @@ class TaskGraphPlan(Record):
         return tuple(device for row in rows for device in row)
 
     def check(self) -> None:
-        if self.strategy not in ("replicate", "split"):
-            raise ValueError(f"strategy is {self.strategy!r}, expected 'replicate' or 'split'")
-        if self.variables not in ("mirrored", "shared"):
-            raise ValueError(f"variables is {self.variables!r}, expected 'mirrored' or 'shared'")
         if self.homes and self.variables != "shared":
             raise ValueError(f"TaskGraph {self.name!r} has homes for its variables, which needs variables 'shared'; it has "
                              f"{self.variables!r}")
@@ -101,9 +97,7 @@ class TaskGraphPlan(Record):
         if twice:
             raise ValueError(f"TaskGraph {self.name!r} lists device {twice[0]} twice: {self.devices}; name each device once")
         if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
-            raise ValueError(
-                f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}"
-            )
+            raise ValueError(f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}")
 
 
 @dataclass(frozen=True)
@@ -195,20 +189,20 @@ class Plan(Record):
     num_model_replicas: int = field(1, at_least=1)
     num_micro_batch: int = field(1, at_least=1)
     micro_batch_slices: Optional[Tuple[int, ...]] = None
-    schedule: str = "backward_first"
-    nested_batch: str = "own"
+    schedule: str = field("backward_first", among=SCHEDULES)
+    nested_batch: str = field("own", among=("own", "divide"))
     sync_batch_norm: bool = False
     task_graphs: Tuple[TaskGraphPlan, ...] = field()
     inputs: Tuple[InputPlan, ...] = ()
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = field(factory=dict)
-    init: str = "exact"
+    init: str = field("exact", among=("exact", "sharded"))
     random: str = "own"
-    zero: str = "none"
-    offload: str = "none"
-    emit: str = "auto"
-    precision: str = "float32"
+    zero: str = field("none", among=ZERO)
+    offload: str = field("none", among=OFFLOAD)
+    emit: str = field("auto", among=("auto", "inline", "call"))
+    precision: str = field("float32", among=PRECISIONS)
     loss_scale: Union[None, float, str] = None
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
@@ -216,55 +210,34 @@ class Plan(Record):
     def check(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"plan version is {self.version}, this whale_tf reads version {VERSION}")
-        for name, values in (("schedule", SCHEDULES), ("zero", ZERO), ("offload", OFFLOAD), ("precision", PRECISIONS)):
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(values)}")
-        if self.init not in ("exact", "sharded"):
-            raise ValueError(f"init is {self.init!r}, expected 'exact' or 'sharded'")
-        if self.emit not in ("auto", "inline", "call"):
-            raise ValueError(f"emit is {self.emit!r}, expected 'auto', 'inline' or 'call'")
-        if self.zero not in ("none", "v1", "v2", "v3"):
-            raise ValueError(f"zero is {self.zero!r}, expected 'none', 'v1', 'v2' or 'v3'")
-        if self.offload not in ("none", "states", "v0"):
-            raise ValueError(f"offload is {self.offload!r}, expected 'none', 'states' or 'v0'")
-        if self.precision not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f"precision is {self.precision!r}, expected 'float32', 'float16' or 'bfloat16'")
         if isinstance(self.loss_scale, str) and self.loss_scale != "dynamic":
             raise ValueError(f"loss_scale is {self.loss_scale!r}, expected 'dynamic', a number or null")
-        if self.nested_batch not in ("own", "divide"):
-            raise ValueError(f"nested_batch is {self.nested_batch!r}, expected 'own' or 'divide'")
-        if not self.task_graphs:
-            raise ValueError("the plan has no TaskGraph")
-        if self.micro_batch_slices is not None and (
-            len(self.micro_batch_slices) != self.num_micro_batch or min(self.micro_batch_slices) < 1
-        ):
-            raise ValueError(
-                f"micro_batch_slices needs {self.num_micro_batch} sizes of at least 1, got {self.micro_batch_slices}"
-            )
-        for task_graph in self.task_graphs:
-            if len(task_graph.devices) != self.num_model_replicas:
-                raise ValueError(
-                    f"TaskGraph {task_graph.name!r} lists devices for {len(task_graph.devices)} model replicas, the "
-                    f"plan has {self.num_model_replicas}"
-                )
-            for device in (d for row in task_graph.devices for d in row):
-                if not 0 <= device < self.num_devices:
-                    raise ValueError(
-                        f"TaskGraph {task_graph.name!r} uses device {device}, the cluster has devices 0 to {self.num_devices - 1}"
-                    )
+        sizes, count = self.micro_batch_slices, self.num_micro_batch
+        if sizes is not None and (len(sizes) != count or min(sizes) < 1):
+            raise ValueError(f"micro_batch_slices needs {count} sizes of at least 1, got {sizes}")
+        self._check_devices()
         self._check_batch_parts()
         self._check_homes()
-        driven = sorted(device for part in self.processes for device in part)
-        if self.processes and driven != list(range(self.num_devices)):
-            raise ValueError(
-                f"processes must list each of the devices 0 to {self.num_devices - 1} once, got {self.processes}"
-            )
         for bridge in self.bridges:
             if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
-                raise ValueError(
-                    f"the bridge of {bridge.tensor!r} names TaskGraph {max(bridge.producer, bridge.consumer)}, the "
-                    f"plan has {len(self.task_graphs)}"
-                )
+                raise ValueError(f"the bridge of {bridge.tensor!r} names TaskGraph {max(bridge.producer, bridge.consumer)}, the "
+                                 f"plan has {len(self.task_graphs)}")
+
+    def _check_devices(self) -> None:
+        if not self.task_graphs:
+            raise ValueError("the plan has no TaskGraph")
+        for task in self.task_graphs:
+            if len(task.devices) != self.num_model_replicas:
+                raise ValueError(f"TaskGraph {task.name!r} lists devices for {len(task.devices)} model replicas, the plan has "
+                                 f"{self.num_model_replicas}")
+            for device in (device for row in task.devices for device in row):
+                if not 0 <= device < self.num_devices:
+                    raise ValueError(f"TaskGraph {task.name!r} uses device {device}, the cluster has devices 0 to "
+                                     f"{self.num_devices - 1}")
+        driven = sorted(device for part in self.processes for device in part)
+        if self.processes and driven != list(range(self.num_devices)):
+            raise ValueError(f"processes must list each of the devices 0 to {self.num_devices - 1} once, got {self.processes}")
+
 
     def _check_batch_parts(self) -> None:
         whole = [task for task in self.task_graphs if task.batch_of is None]
@@ -273,15 +246,14 @@ class Plan(Record):
                 continue
             if number < len(whole) or task.batch_of >= len(whole) or whole[task.batch_of].strategy != "split":
                 raise ValueError(
-                    f"TaskGraph {task.name!r} (number {number}) holds the batch part of TaskGraph {task.batch_of}, "
-                    f"expected one of strategy 'split' before "
-                    "it, and no whole TaskGraph after it")
+                    f"TaskGraph {task.name!r} (number {number}) holds the batch part of TaskGraph {task.batch_of}, expected one "
+                    "of strategy 'split' before it, and no whole TaskGraph after it")
             split = whole[task.batch_of]
             if task.strategy != "replicate" or task.devices != split.devices or task.warmup != split.warmup:
                 raise ValueError(
-                    f"TaskGraph {task.name!r} holds the batch part of {split.name!r} and so needs strategy "
-                    f"'replicate', its devices {split.devices} and warmup "
-                    f"{split.warmup}; it has {task.strategy!r}, {task.devices} and {task.warmup}")
+                    f"TaskGraph {task.name!r} holds the batch part of {split.name!r} and so needs strategy 'replicate', its "
+                    f"devices {split.devices} and warmup {split.warmup}; it has {task.strategy!r}, {task.devices} and "
+                    f"{task.warmup}")
 
     def _check_homes(self) -> None:
         for task in self.task_graphs:
@@ -337,10 +309,8 @@ class Plan(Record):
     def _owners(self) -> List[Set[int]]:
         """Processes that drive the devices of each model replica."""
         process_of = {device: number for number, part in enumerate(self.processes) for device in part}
-        return [
-            {process_of[device] for task in self.task_graphs for device in task.devices[g]}
-            for g in range(self.num_model_replicas)
-        ]
+        return [{process_of[device] for task in self.task_graphs for device in task.devices[g]}
+                for g in range(self.num_model_replicas)]
 
     @property
     def is_local(self) -> bool:
@@ -364,9 +334,7 @@ class Plan(Record):
         if not self.processes or self.spans_processes:
             return self
         mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
-        tasks = tuple(
-            replace(task, devices=tuple(task.devices[g] for g in mine)) for task in self.task_graphs
-        )
+        tasks = tuple(replace(task, devices=tuple(task.devices[g] for g in mine)) for task in self.task_graphs)
         return replace(self, task_graphs=tasks, num_model_replicas=len(mine))
 
     @classmethod
@@ -399,11 +367,4 @@ class Plan(Record):
         Raises:
             PlanError: unreadable, unknown or missing key, wrong type, or inconsistent; the message names the place.
         """
-        if isinstance(source, Plan):
-            return source
-        if isinstance(source, str):
-            source = json_object(source, "plan", PlanError, "write one with wh.current_plan().to_json() or `whale plan`")
-        try:
-            return read(cls, source)
-        except Invalid as error:
-            raise PlanError("not a valid plan: " + error.text("the plan")) from None
+        return parsed(cls, source, "plan", PlanError, "write one with wh.current_plan().to_json() or `whale plan`")

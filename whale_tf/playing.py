@@ -28,8 +28,9 @@ from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, layers_of, members_of, specs_of
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
+from whale_tf.planner.fitting import Row, fitting
 from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
-from whale_tf.planner.joint import Playable, Row, fitting
+from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played
 from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of

@@ -31,7 +31,7 @@ def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
                 continue
             strategy = Strategy(degree, size, placement, cuts)
             estimate = costs.estimate(strategy)
-            record.append(Candidate(strategy, estimate, "megatron"))
+            record.append(Candidate(strategy, estimate))
             if estimate.fits:
                 smallest[size] = degree.tmp * degree.pp
     return ranked(record)
@@ -66,7 +66,7 @@ def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Can
         cuts = sorted(generator.sample(range(1, len(costs.profile.layers)), degree.pp - 1))
         strategy = Strategy(degree, size, placement.ravel()[order].reshape(placement.shape),
                             (0, *cuts, len(costs.profile.layers)))
-        record.append(Candidate(strategy, costs.estimate(strategy), "random"))
+        record.append(Candidate(strategy, costs.estimate(strategy)))
     return ranked(record)
 
 

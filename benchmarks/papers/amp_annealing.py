@@ -61,7 +61,7 @@ def _sampled(costs: Costs, degree: Degrees, generator: random.Random) -> Optiona
     """A random tiling and micro-batch of these degrees, layers assigned exactly."""
     size = generator.choice(micro_batches(costs.global_batch, degree.dp, costs.profile.batch_granularity or 1))
     strategy = costs.assign(degree, size, domino_placement(costs, degree, generator))
-    return None if strategy is None else Candidate(strategy, costs.estimate(strategy), "annealing")
+    return None if strategy is None else Candidate(strategy, costs.estimate(strategy))
 
 
 def domino_placement(costs: Costs, degree: Degrees, generator: random.Random) -> numpy.ndarray:

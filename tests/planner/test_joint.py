@@ -11,7 +11,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.plan import OFFLOAD, ZERO, Plan
 from whale_tf.planner.candidate import TIE, Candidate
-from whale_tf.planner.joint import played
+from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.search import search, searched
 from whale_tf.profiler.model_profile import ModelProfile
@@ -31,7 +31,7 @@ def model(layers: int = 5, activations: float = 2.0, parameters: float = 0.5) ->
 
 def every(profile: ModelProfile, cluster: Cluster, batch: int) -> List[Candidate]:
     """Every plan of every division, with and without a limit, all played with the least computed again that fits."""
-    found = []
+    found, model = [], Layers(profile, cluster, lambda measures: [])
     for zero, offload in itertools.product(ZERO, OFFLOAD):
         for recompute, bounded in itertools.product(("none", "full"), (True, False)):
             measures = Measures(recompute, zero, offload, is_bounded=bounded)
@@ -39,7 +39,7 @@ def every(profile: ModelProfile, cluster: Cluster, batch: int) -> List[Candidate
                 plans = searched(profile, cluster, batch, "dapple", measures)
             except InfeasibleError:
                 continue
-            found += [played(replace(one, profile=profile), measures._replace(recompute=AUTO), cluster) for one in plans]
+            found += [model.play(replace(one, profile=profile), measures._replace(recompute=AUTO)) for one in plans]
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.measure import chosen
 from whale_tf.cluster import Cluster
-from whale_tf.planner import joint
+from whale_tf.planner import layers
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs, Strategy
 from whale_tf.planner.amp.placement import megatron
@@ -51,10 +51,10 @@ def test_plans_that_are_too_slow_are_not_played_and_the_answer_is_the_same(monke
         plays.append(found.told)
         return simulated(found, *more)
 
-    monkeypatch.setattr(joint, "simulated", counted)
+    monkeypatch.setattr(layers, "simulated", counted)
     some = search(profile, machines, 64, "amp")
     few = len(plays)
-    monkeypatch.setattr(joint.Layers, "least_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(layers.Layers, "least_seconds", lambda *_: 0.0)
     every = search(profile, machines, 64, "amp")
     assert 2 * few <= len(plays) - few and replace(some, search_seconds=0.0) == replace(every, search_seconds=0.0)
 

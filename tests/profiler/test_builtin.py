@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.profiles import make
 from whale_tf.cluster import Cluster
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
-from whale_tf.simulator.zoo import make
 
 MEGA, GIGA = 1e6, 1e9
 

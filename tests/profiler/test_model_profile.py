@@ -47,7 +47,7 @@ def test_tied_parameters_count_once() -> None:
 
 @pytest.mark.parametrize("source,part", [
     ("no-such-model", "Did you mean"),
-    ("{broken", "not JSON"),
+    ("{broken", "not valid JSON"),
     ("{\"name\": \"m\"}", "layers"),
     (small(layers=[]), "layers"),
     (small(layerz=[]), "layerz"),

@@ -51,7 +51,6 @@ def _case(draw: random.Random, cluster: Cluster, small: bool) -> Optional[Case]:
         policy=draw.choice(("PA", "PB")),
         recompute=draw.choice(("none", "none", "stage", "full")),
         zero=draw.choice(("none", "none", "v1", "v2", "v3")) if dp > 1 else "none",
-        partition_activations=draw.random() < 0.3,
         offload=draw.choice(("none", "none", "none", "states", "v0")),
         devices=devices,
     )

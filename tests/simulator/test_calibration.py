@@ -10,7 +10,8 @@ from whale_tf.cli import app
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator import Calibration, Options, calibrated, simulate, uniform_3d
-from whale_tf.simulator.simulate import Simulator, gamma_of
+from whale_tf.simulator.costs import DEFAULT_GAMMA
+from whale_tf.simulator.simulate import gamma_of
 from whale_tf.simulator.zoo.vision import mlp
 
 GIVEN: Dict[str, Any] = {
@@ -108,9 +109,8 @@ def test_a_simulation_takes_op_times_and_gamma() -> None:
     slow = Calibration.parse(dict(GIVEN, arithmetic=[[1e6, 1e-4], [1e8, 1e-2]]))
     assert measured.step_time_s != plain.step_time_s
     assert simulate(strategy, cluster, Options(calibration=slow)).step_time_s > 5 * measured.step_time_s
-    simulator = Simulator(cluster, Options(calibration=CALIBRATION))
-    assert gamma_of(simulator.cluster, 0, simulator.options) == pytest.approx(0.25)
-    assert gamma_of(simulator.cluster, 0, Options(gamma={"CPU": 0.1}, calibration=CALIBRATION)) == 0.1
+    gammas = [gamma_of(Cluster.parse(name).devices[0], CALIBRATION) for name in ("cpu:1", "V100:1")]
+    assert gammas == [pytest.approx(0.25), DEFAULT_GAMMA["GPU"]]
 
 
 def test_command_line(tmp_path: Any) -> None:

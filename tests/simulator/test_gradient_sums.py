@@ -7,7 +7,8 @@ from typing import Dict
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator import Efficiency, Options, Simulation, simulate, uniform_3d
+from whale_tf.simulator import Options, Simulation, simulate, uniform_3d
+from whale_tf.simulator.costs import EFFICIENCY
 from whale_tf.simulator.laws import as_run
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph
 from whale_tf.simulator.zoo.transformers import transformer
@@ -34,7 +35,7 @@ def test_every_micro_batch_but_the_first_adds_its_gradients_to_the_sum(precision
     """It reads two of them and writes one."""
     cluster, model = Cluster.parse("V100-16GB:2"), gpt(precision)
     result = simulate(uniform_3d(model, pp=2, num_micro_batch=3, schedule=schedule), cluster)
-    found, known = seconds_of(result), Efficiency()
+    found, known = seconds_of(result), EFFICIENCY
     uses = sum(use.tensor == number for number, tensor in enumerate(model.tensors) if tensor.role == PARAMETER
                for op in model.ops for use in op.inputs)
     sums = sum(any(one.sum_seconds) for one in result.program.instructions)
@@ -51,7 +52,7 @@ def test_every_micro_batch_but_the_first_adds_its_gradients_to_the_sum(precision
 def test_xla_casts_gradients_of_mixed_precision_where_it_adds_them(precision: str, xla: bool, passes: float) -> None:
     """Sums are in float32; a gradient is then read in 16 bits."""
     model, cluster = as_run(gpt(), precision, xla), Cluster.parse("V100-16GB:1")
-    found, known = seconds_of(simulate(uniform_3d(model, num_micro_batch=2), cluster, Options(xla=xla))), Efficiency()
+    found, known = seconds_of(simulate(uniform_3d(model, num_micro_batch=2), cluster, Options(xla=xla))), EFFICIENCY
     table = next(tensor for tensor in model.tensors if tensor.name == "embedding/tokens")
     rate = cluster.devices[0].memory_bandwidth_bytes_per_s * known.memory
     launches = (found[1] - found[0] - passes * 4 * (model.parameter_count + table.size) / rate) / known.launch_s
@@ -65,7 +66,7 @@ def test_one_micro_batch_adds_up_nothing() -> None:
 
 
 def test_under_zero_2_each_device_adds_up_its_own_part() -> None:
-    model, cluster, launch_s = gpt(), Cluster.parse("V100-16GB:4"), Efficiency().launch_s
+    model, cluster, launch_s = gpt(), Cluster.parse("V100-16GB:4"), EFFICIENCY.launch_s
     whole, parts = (simulate(uniform_3d(model, 4, num_micro_batch=2, zero=zero), cluster) for zero in ("none", "v2"))
     sums = [[seconds - launch_s for one in result.program.instructions for seconds in one.sum_seconds if seconds]
             for result in (whole, parts)]

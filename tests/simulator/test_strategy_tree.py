@@ -193,25 +193,6 @@ def test_refusals(call, message: str) -> None:  # type: ignore[no-untyped-def]
     assert message in str(raised.value)
 
 
-def test_an_op_without_a_measured_time_is_named_unless_the_roofline_is_allowed() -> None:
-    from whale_tf.simulator import Options, Profile
-
-    strategy = uniform_3d(mlp(8))
-    names = [op.name for op in strategy.model.ops]
-    full = dict.fromkeys(names, 1.0)
-    partial = {name: 1.0 for name in names if name != "layer2/relu"}
-    cluster = Cluster.parse("hc1")
-
-    def run(forward_s: dict, allow: bool) -> float:
-        profile = {"TitanXp": Profile("TitanXp", forward_s, full)}
-        return simulate(strategy, cluster, Options(profiles=profile, allow_roofline=allow)).step_time_s
-
-    assert run(full, False) == pytest.approx(2.0 * len(names), rel=0.2)
-    with pytest.raises(PlanError, match="op 'layer2/relu' has no measured forward time on 'TitanXp'"):
-        run(partial, False)
-    assert run(partial, True) < run(full, False)
-
-
 def test_an_unknown_kind_of_op_is_refused() -> None:
     model = mlp(8)
     odd = model._replace(ops=(model.ops[0]._replace(kind="magic"),) + model.ops[1:])

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cli.files import check_files
-from whale_tf.errors import WhaleError
+from whale_tf.cli.common import check_files, reported
 from whale_tf.simulator import Calibration
 
 
@@ -24,7 +23,7 @@ def calibrate(
     as_json: bool = typer.Option(False, "--json", help="print the calibration as JSON"),
 ) -> None:
     """Measure this machine for `whale simulate --calibration`: op times, overlap, and the cost of communication."""
-    try:
+    with reported():
         check_files({"--output": output}, {})
 
         from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
@@ -36,9 +35,6 @@ def calibrate(
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(found.to_json())
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     if as_json:
         typer.echo(found.to_json())
     else:

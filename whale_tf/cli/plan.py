@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.files import check_files
-from whale_tf.cli.simulate import limited
+from whale_tf.cli.common import check_files, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
-from whale_tf.errors import PlanError, WhaleError, memory_text
+from whale_tf.errors import PlanError, memory_text
 from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
@@ -58,7 +57,7 @@ def plan(
         return
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
-    try:
+    with reported():
         check_files({"--output": output}, {})
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
@@ -67,9 +66,6 @@ def plan(
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found, machines).to_json() + "\n")
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     if as_json:
         rate = found.global_batch / found.latency_s
         bounds = _accuracy(found, machines).bounds(rate)
@@ -150,7 +146,7 @@ def explain(
         raise typer.BadParameter("give a plan file, --program SCRIPT, or both")
     if picture is not None and (script is None or not picture.endswith((".png", ".svg"))):
         raise typer.BadParameter(f"--picture draws a Program (--program SCRIPT) into a .png or .svg file, got {picture!r}")
-    try:
+    with reported():
         loaded = None if path is None else Plan.parse(path)
         machines = None if cluster is None else Cluster.parse(cluster)
         if loaded is not None and machines is not None:
@@ -168,9 +164,6 @@ def explain(
                 save(program_figure(program, names), picture)
         elif loaded is not None:
             typer.echo(explain_plan(loaded, None, names or [str(device) for device in range(loaded.num_devices)]))
-    except WhaleError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
 
 
 def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
@@ -185,11 +178,8 @@ def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
 def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another plan file"),
          as_json: bool = typer.Option(False, "--json", help="print one JSON object: place -> [a, b]")) -> None:
     """Show where two plans differ.  The exit status is 1 if they do."""
-    try:
+    with reported(2):
         first, second = Plan.parse(a), Plan.parse(b)
-    except WhaleError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2)
     places = differences(plain(first), plain(second))
     if as_json:
         typer.echo(json.dumps(places))

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cli.files import check_files
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.cli.common import check_files, reported
+from whale_tf.errors import PlanError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import StepGraph
@@ -32,7 +32,7 @@ def profile(
     If the output file already holds a profile of the same graph, measured times of other device types are kept. Op times of
     other batch sizes in the file of --ops are kept too.
     """
-    try:
+    with reported():
         check_files({"--output": output, "--ops": ops}, {})
 
         from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
@@ -47,9 +47,6 @@ def profile(
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(made.to_json())
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     if as_json:
         typer.echo(made.to_json())
     else:
@@ -71,12 +68,12 @@ def _show(made: ModelProfile) -> None:
         table.add_row(
             layer.name, f"{layer.forward_flops / 1e9:.4g}", f"{(layer.backward_flops or 0.0) / 1e9:.4g}",
             f"{layer.parameter_bytes // 4:,}", f"{layer.output_bytes / 1e6:.3g} MB",
-            f"{layer.activation_bytes / 1e6:.3g} MB", str(len(layer.ops)))  # fmt: skip
+            f"{layer.activation_bytes / 1e6:.3g} MB", str(len(layer.ops)))
     forward, backward = (sum(row) / 1e9 for row in zip(*[(x.forward_flops, x.backward_flops or 0.0) for x in made.layers]))
     kept, ops = (sum(row) for row in zip(*[(layer.activation_bytes, len(layer.ops)) for layer in made.layers]))
     table.add_row(
         "all", f"{forward:.4g}", f"{backward:.4g}", f"{made.parameter_bytes // 4:,}", "",
-        f"{kept / 1e6:.3g} MB", str(ops), style="bold")  # fmt: skip
+        f"{kept / 1e6:.3g} MB", str(ops), style="bold")
     console = Console()
     console.print(f"{made.name} per sample, {made.precision}, {made.source}")
     console.print(table)

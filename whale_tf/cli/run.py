@@ -11,10 +11,11 @@ from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
 
 import typer
 
+from whale_tf.cli.common import reported
 from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import free_ports, tf_configs
 from whale_tf.config import Config
-from whale_tf.errors import ClusterError, ConfigError, WhaleError
+from whale_tf.errors import ClusterError, ConfigError
 
 POLL_S = 0.1
 COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
@@ -38,11 +39,8 @@ def run(
     Every line of output is prefixed with the number of its process. If a process fails, the others are stopped, and the exit
     status is that of the failed process. On SIGTERM a script that saves checkpoints saves once more, and all processes end.
     """
-    try:
+    with reported(2):
         variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
-    except WhaleError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2)
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
@@ -70,9 +68,8 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
     if auto and workers > 1:
-        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use "
-                          f"--workers 1 and "
-                          "--devices-per-worker")
+        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use --workers 1 "
+                          "and --devices-per-worker")
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 

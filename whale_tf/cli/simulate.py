@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.files import check_files
+from whale_tf.cli.common import check_files, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.plan import Plan
 from whale_tf.planner.measures import ARITHMETIC
 from whale_tf.profiler.model_profile import ModelProfile
@@ -54,7 +54,7 @@ from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
 MIB = 2.0**20
-GIB = 2.0**30
+COLUMNS = ("step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -100,12 +100,17 @@ class Source(NamedTuple):
 
 
 class Uniform(NamedTuple):
-    """``DPxTPxPP`` and the number of micro-batches."""
+    """``DPxTPxPP``, the number of micro-batches, and how they run; see :func:`whale_tf.simulator.uniform.uniform_3d`."""
 
     dp: int
     tp: int
     pp: int
     micro_batches: int
+    schedule: str
+    policy: str = "PA"
+    recompute: str = "none"
+    zero: str = "none"
+    offload: str = "none"
 
     @property
     def devices(self) -> int:
@@ -148,7 +153,7 @@ def simulate(
     laws: Optional[str] = typer.Option(None, help="laws of kernels (docs/simulator.md) to use instead of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
-    try:
+    with reported():
         check_files({"--trace": trace, "--report": report}, {"--timeline": timeline, "--memory": memory})
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
@@ -166,14 +171,11 @@ def simulate(
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
-            shape = Uniform(dp, tp, pp, micro_batches)
+            shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload)
             if 0 < shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
-            result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
+            result = _run_uniform(simulator, source, shape, global_batch)
         _finish(result, _accuracy(result, _times(source), known), as_json, trace, timeline, memory, report)
-    except (WhaleError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
 
 
 def compare(
@@ -190,7 +192,7 @@ def compare(
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
     """Predict several strategies and rank them."""
-    try:
+    with reported():
         measured = Calibration.parse(calibration) if calibration is not None else None
         known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
         execution = _execution(machines, precision, xla, known)
@@ -211,19 +213,16 @@ def compare(
                 result = _run_plan(simulator, source, plan, global_batch)
             else:
                 assert shape is not None
-                uniform = Uniform(*(int(value or 1) for value in shape.groups()))
-                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "none", "none", "none")
+                dp, tp, pp, count = (int(value or 1) for value in shape.groups())
+                result = _run_uniform(simulator, source, Uniform(dp, tp, pp, count, schedule), global_batch)
             found.append((text, result, _accuracy(result, _times(source), known)))
-    except WhaleError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1)
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
         for name, result, proved in found:
             bounds = proved.bounds(result.samples_per_s)
             typer.echo(json.dumps(dict(result.to_dict(), strategy=name, samples_per_s_range=bounds)))
         return
-    table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
+    table = Table("rank", "strategy", *COLUMNS)
     for rank, (name, result, _) in enumerate(found, 1):
         table.add_row(str(rank), name, *_row(result))
     console = Console()
@@ -240,14 +239,9 @@ def _memory(size_bytes: float, oom: bool) -> str:
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
-    return (
-        f"{result.step_time_s * 1e3:.2f}",
-        f"{result.samples_per_s:.1f}",
-        f"{result.bubble:.1%}",
-        f"{result.exposed_communication_s * 1e3:.2f}",
-        f"{result.mfu:.1%}",
-        _memory(max(result.peak_memory_bytes), result.oom),
-    )
+    return (f"{result.step_time_s * 1e3:.2f}", f"{result.samples_per_s:.1f}", f"{result.bubble:.1%}",
+            f"{result.exposed_communication_s * 1e3:.2f}", f"{result.mfu:.1%}",
+            _memory(max(result.peak_memory_bytes), result.oom))
 
 
 def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
@@ -275,8 +269,7 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
     if model is None:
         raise PlanError(
             "the cost of the ops is unknown: a plan holds names, not times; add --model gpt2, or --profile with "
-            "a profile that `whale profile` wrote"
-        )
+            "a profile that `whale profile` wrote")
     if model_names().get(model):
         layers = ModelProfile.parse(model)
         if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # as searches write plans
@@ -292,32 +285,22 @@ def _names(plan: Plan) -> Set[str]:
     return {name for task in plan.task_graphs for name in task.ops}
 
 
-def _run_uniform(
-    simulator: Simulator,
-    source: Source,
-    shape: Uniform,
-    global_batch: Optional[int],
-    schedule: str,
-    policy: str,
-    recompute: str,
-    zero: str,
-    offload: str,
-) -> Simulation:
+def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_batch: Optional[int]) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
-    if recompute not in (*RECOMPUTE, "auto"):
-        raise PlanError(f"--recompute is {recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
+    if shape.recompute not in (*RECOMPUTE, "auto"):
+        raise PlanError(f"--recompute is {shape.recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
-    graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
+    graph, is_open = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp)), shape.recompute == "auto"
     found: List[Simulation] = []
-    for how in RECOMPUTE if recompute == "auto" else (recompute,):
-        if recompute == "auto" and how == "selective" and not attention_ops(graph):
+    for how in RECOMPUTE if is_open else (shape.recompute,):
+        if is_open and how == "selective" and not attention_ops(graph):
             continue
-        strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, None, how, zero,
-                              offload=offload)
+        strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, shape.schedule, shape.policy,
+                              recompute=how, zero=shape.zero, offload=shape.offload)
         found.append(simulator.run(strategy, source.estimator(strategy)))
         if not found[-1].oom:
             return found[-1]
-    if recompute != "auto":
+    if not is_open:
         return found[0]
     least = min(max(one.peak_memory_bytes) for one in found)
     raise InfeasibleError(
@@ -325,17 +308,11 @@ def _run_uniform(
         f"{memory_text(min(found[0].usable_bytes))} for a step; use more devices, --zero, --offload, or a smaller batch", least)
 
 
-def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
-    """The cluster with at most ``limit_gib`` GiB for a step on every device."""
-    return cluster if limit_gib is None else cluster.limited(limit_gib * GIB)
-
-
 def _check_size(simulator: Simulator, plan: Plan) -> None:
     if plan.num_devices > len(simulator.cluster.devices):
         raise PlanError(
             f"the plan is for {plan.num_devices} devices, but cluster {simulator.cluster.name!r} has "
-            f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size"
-        )
+            f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size")
 
 
 def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
@@ -349,10 +326,8 @@ def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Op
     return simulator.run(strategy, source.estimator(strategy))
 
 
-def _run_ops(
-    simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
-    execution: Execution,
-) -> Simulation:
+def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
+             execution: Execution) -> Simulation:
     if plan is None or other is not None:
         raise PlanError("--ops gives a captured step; use it with --plan, and without --model and --profile")
     _check_size(simulator, plan)
@@ -380,11 +355,10 @@ def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optiona
         _print(result, proved)
 
 
-def _write(
-    result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str], report: Optional[str]
-) -> None:
+def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str],
+           report: Optional[str]) -> None:
     if trace is not None:
-        write_chrome(trace, [trace_of(result)])
+        write_chrome(trace, trace_of(result))
     if timeline is None and memory is None and report is None:
         return
     from whale_tf.viz.report import write_report  # matplotlib takes a second to load; only pictures need it
@@ -401,30 +375,15 @@ def _write(
 
 def _print(result: Simulation, proved: Accuracy) -> None:
     console = Console()
-    summary = Table(
-        "step ms",
-        "samples/s",
-        "not computing",
-        "exposed ms",
-        "MFU",
-        "peak MiB",
-        title=f"{result.subject.model} on {result.cluster.name}",
-    )
+    summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}")
     summary.add_row(*_row(result))
     console.print(summary)
     devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(
-            str(use.device),
-            str(size),
-            str(use.stage),
-            f"{use.computation_s / step:.1%}",
-            f"{use.exposed_s / step:.1%}",
-            f"{use.bubble_s / step:.1%}",
-            f"{use.mfu:.1%}",
-            _memory(use.peak_memory_bytes, use.oom),
-        )
+            str(use.device), str(size), str(use.stage), f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}",
+            f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}", _memory(use.peak_memory_bytes, use.oom))
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
     for line in proved.lines(result.samples_per_s):

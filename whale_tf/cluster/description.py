@@ -125,7 +125,7 @@ class LinksDescription(Record):
 class DeviceTypeDescription(Record):
     """A user-defined device type, or a measured calibration of a known one (``base``: its name)."""
 
-    kind: str = "GPU"
+    kind: str = field("GPU", among=("CPU", "GPU"))
     memory_bytes: int = field(above=0)
     fp64: float = field(above=0, finite=True)
     fp32: float = field(above=0, finite=True)
@@ -133,7 +133,7 @@ class DeviceTypeDescription(Record):
     fp16: float = field(above=0, finite=True)
     bf16: float = field(above=0, finite=True)
     memory_bandwidth_bytes_per_s: float = field(above=0, finite=True)
-    fabric: str = "pcie3"
+    fabric: str = field("pcie3", among=tuple(hardware.FABRICS))
     source: str = "cluster description"
 
     @classmethod
@@ -152,13 +152,6 @@ class DeviceTypeDescription(Record):
         _one_unit(values, MEMORY_UNITS)
         values["memory_bytes"] = int(values["memory_bytes"])
         return values
-
-    def check(self) -> None:
-        if self.kind not in ("CPU", "GPU"):
-            raise ValueError(f"kind is {self.kind!r}, expected 'CPU' or 'GPU'")
-        if self.fabric not in hardware.FABRICS:
-            raise ValueError("fabric is {!r}, expected one of {}".format(
-                self.fabric, ", ".join(sorted(hardware.FABRICS))))
 
     def row(self, name: str) -> hardware.DeviceType:
         return hardware.DeviceType(name=name, **vars(self))

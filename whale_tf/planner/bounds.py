@@ -135,12 +135,8 @@ class Bounds:
 
     def _gradient_bytes(self, stage: Stage, degree: int) -> float:
         """Bytes of the gradients that every device of a stage sums, each tied parameter's once."""
-        seen, total = set(), 0.0
-        for layer in self._profile.layers[stage.first_layer:stage.last_layer + 1]:
-            if layer.tied is None or layer.tied not in seen:
-                total += layer.parameter_bytes / degree if degree == 1 or is_split(layer) else 0.0
-            seen.add(layer.tied)
-        return total
+        layers = self._profile.distinct(stage.first_layer, stage.last_layer + 1)
+        return sum(layer.parameter_bytes / degree for layer in layers if degree == 1 or is_split(layer))
 
 
 def is_split(layer: LayerProfile) -> bool:

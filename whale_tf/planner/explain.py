@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 from types import MappingProxyType
-from typing import Dict, List, Mapping, Optional, Sequence, Set
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 
 from whale_tf.ir.batch_axis import Reduce
@@ -23,14 +23,8 @@ WIDTH = 120
 SHOWN = 6  # names shown of a longer list
 
 
-def explain_plan(
-    plan: Plan,
-    region: Optional[Region],
-    devices: Sequence[str],
-    assignment: Optional[Assignment] = None,
-    form: Optional[Form] = None,
-    too_large: Mapping[str, str] = MappingProxyType({}),
-) -> str:
+def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment] = None,
+                 form: Optional[Form] = None, too_large: Mapping[str, str] = MappingProxyType({})) -> str:
     """The tables as text.
 
     Args:
@@ -42,38 +36,44 @@ def explain_plan(
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
-    console.print(_title(plan), highlight=False)
-    for line in _estimate(plan.estimate):
-        console.print(line, highlight=False, markup=False)
-    for line in _precision(plan, region):
-        console.print(line, highlight=False, markup=False)
-    console.print(_task_graphs(plan, devices))
+    for part in _parts(plan, region, devices, assignment, form, too_large):
+        console.print(part, highlight=False, markup=False)
+    return out.getvalue()
+
+
+def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment],
+           form: Optional[Form], too_large: Mapping[str, str]) -> Iterator[Union[str, Table]]:
+    """The lines and tables of :func:`explain_plan`."""
+    yield _title(plan)
+    yield from _estimate(plan.estimate)
+    yield from _precision(plan, region)
+    yield _task_graphs(plan, devices)
     if assignment is not None and assignment.choices:
-        console.print(_shards(assignment.choices))
-        for line in _undivided(plan, assignment):
-            console.print(line, highlight=False, markup=False)
+        yield _shards(assignment.choices)
+        yield from _undivided(plan, assignment)
     elif plan.shards:
-        console.print(patterns_table(plan.shards))
+        yield patterns_table(plan.shards)
     for task in plan.task_graphs:
         if task.kept is not None:
-            console.print(f"{task.name}: the backward pass recomputes activations; {len(task.kept)} tensor(s) are kept.",
-                          highlight=False, markup=False)
-    for line in _homes(plan, devices, too_large):
-        console.print(line, highlight=False, markup=False)
+            yield f"{task.name}: the backward pass recomputes activations; {len(task.kept)} tensor(s) are kept."
+    yield from _homes(plan, devices, too_large)
     if plan.bridges:
-        console.print(_bridges(plan))
+        yield _bridges(plan)
     if plan.gradients:
-        console.print(_gradients(plan))
+        yield _gradients(plan)
     if form is not None:
-        console.print(f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}.",
-                      highlight=False, markup=False)
+        yield f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}."
     if region is not None:
-        for line in _draws(plan, region) + _sections(region):
-            console.print(line, highlight=False, markup=False)
-        reseeded = assignment.reseeded if assignment is not None else ()
-        for line in _inexact(plan, region, reseeded):
-            console.print(line, highlight=False, markup=False)
-    return out.getvalue()
+        yield from _draws(plan, region)
+        yield from _sections(region)
+        yield from _inexact(plan, region, assignment.reseeded if assignment is not None else ())
+
+
+def _table(title: str, *headings: str, overflow: OverflowMethod = "ellipsis") -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow=overflow)
+    return table
 
 
 def _homes(plan: Plan, devices: Sequence[str], too_large: Mapping[str, str]) -> List[str]:
@@ -122,11 +122,8 @@ def _owners(plan: Plan) -> List[str]:
 
 def _title(plan: Plan) -> str:
     used = {d for task in plan.task_graphs for row in task.devices for d in row}
-    return (
-        f"{len(plan.task_graphs)} TaskGraph(s) on {len(used)} of {plan.num_devices} devices, "
-        f"{plan.num_model_replicas} model replica(s), {plan.num_micro_batch} micro-batch(es), schedule "
-        f"{plan.schedule}, found by {plan.estimate.search}"
-    )
+    return (f"{len(plan.task_graphs)} TaskGraph(s) on {len(used)} of {plan.num_devices} devices, {plan.num_model_replicas} model "
+            f"replica(s), {plan.num_micro_batch} micro-batch(es), schedule {plan.schedule}, found by {plan.estimate.search}")
 
 
 def _estimate(estimate: Estimate) -> List[str]:
@@ -154,28 +151,21 @@ def _precision(plan: Plan, region: Optional[Region]) -> List[str]:
 
 
 def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
-    table = Table(title="TaskGraphs", title_justify="left")
-    for heading in ("#", "name", "strategy", "forward ops", "warm-up", "variables"):
-        table.add_column(heading)
-    for g in range(plan.num_model_replicas):
-        table.add_column("devices" if plan.num_model_replicas == 1 else f"model replica {g}")
+    count = plan.num_model_replicas
+    rows = ["devices"] if count == 1 else [f"model replica {g}" for g in range(count)]
+    table = _table("TaskGraphs", "#", "name", "strategy", "forward ops", "warm-up", "variables", *rows)
     for index, task in enumerate(plan.task_graphs):
+        slices = " " + ":".join(map(str, task.slices)) if task.slices else ""
+        variables = task.variables if task.replica_count * count > 1 else ""
         table.add_row(
-            str(index),
-            task.name,
-            "{}({}){}".format(task.strategy, task.device_count, " " + ":".join(map(str, task.slices)) if task.slices else ""),
-            str(len(task.ops)),
-            str(task.warmup),
-            task.variables if task.replica_count * plan.num_model_replicas > 1 else "",
-            *[_short([devices[d] for d in row]) for row in task.devices],
-        )
+            str(index), task.name, f"{task.strategy}({task.device_count}){slices}", str(len(task.ops)), str(task.warmup),
+            variables, *[_short([devices[d] for d in row]) for row in task.devices])
     return table
 
 
 def _shards(choices: Sequence[Choice]) -> Table:
-    table = Table(title="Sharding patterns (bytes per step, forward and backward)", title_justify="left")
-    for heading in ("op", "pattern", "bytes", "why not divided"):
-        table.add_column(heading, overflow="fold")
+    table = _table("Sharding patterns (bytes per step, forward and backward)", "op", "pattern", "bytes", "why not divided",
+                   overflow="fold")
     for choice in choices:
         table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
     return table
@@ -196,9 +186,7 @@ def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
 
 def patterns_table(shards: Mapping[str, str]) -> Table:
     """The number of ops with each sharding pattern, and some examples."""
-    table = Table(title="Sharding patterns", title_justify="left")
-    for heading in ("pattern", "ops", "such as"):
-        table.add_column(heading, overflow="fold")
+    table = _table("Sharding patterns", "pattern", "ops", "such as", overflow="fold")
     for pattern in sorted(set(shards.values())):
         names = [op for op, taken in shards.items() if taken == pattern]
         table.add_row(pattern, str(len(names)), ", ".join(names[:3]))
@@ -211,37 +199,25 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _bridges(plan: Plan) -> Table:
-    table = Table(title="Bridges (bytes per micro-batch)", title_justify="left")
-    for heading in ("from", "to", "pattern", "tensors", "bytes", "largest"):
-        table.add_column(heading)
+    table = _table("Bridges (bytes per micro-batch)", "from", "to", "pattern", "tensors", "bytes", "largest")
     for key in sorted({(b.producer, b.consumer, b.pattern, b.per_step) for b in plan.bridges}):
         group = [b for b in plan.bridges if (b.producer, b.consumer, b.pattern, b.per_step) == key]
         largest = max(group, key=lambda b: b.bytes)
+        producer, consumer, pattern, per_step = key
         table.add_row(
-            plan.task_graphs[key[0]].name,
-            plan.task_graphs[key[1]].name,
-            key[2] + (" (once per step)" if key[3] else ""),
-            str(len(group)),
-            _bytes(sum(b.bytes for b in group)),
-            largest.tensor,
-        )
+            plan.task_graphs[producer].name, plan.task_graphs[consumer].name, pattern + (" (once per step)" if per_step else ""),
+            str(len(group)), _bytes(sum(b.bytes for b in group)), largest.tensor)
     return table
 
 
 def _gradients(plan: Plan) -> Table:
-    table = Table(title="Gradient synchronisation (bytes per step)", title_justify="left")
-    for heading in ("TaskGraph", "replicas", "communicator", "variables", "buckets", "bytes"):
-        table.add_column(heading)
+    table = _table("Gradient synchronisation (bytes per step)", "TaskGraph", "replicas", "communicator", "variables", "buckets",
+                   "bytes")
     for sync in plan.gradients:
         task = plan.task_graphs[sync.task_graph]
         table.add_row(
-            task.name,
-            str(task.replica_count * plan.num_model_replicas),
-            sync.backend + (" (float16)" if sync.fp16 else ""),
-            str(sum(len(bucket) for bucket in sync.buckets)),
-            str(len(sync.buckets)),
-            _bytes(sync.bytes),
-        )
+            task.name, str(task.replica_count * plan.num_model_replicas), sync.backend + (" (float16)" if sync.fp16 else ""),
+            str(sum(len(bucket) for bucket in sync.buckets)), str(len(sync.buckets)), _bytes(sync.bytes))
     return table
 
 

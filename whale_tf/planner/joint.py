@@ -1,7 +1,7 @@
 """Decides partition, schedule, recomputation, ZeRO, offloading and precision together: the fastest plan that fits, as played.
 
-The model is a :class:`Playable`: either layers (:class:`Layers`), played by the simulator, or a captured graph
-(``whale_tf.searching``), whose Programs are played.
+The model is a :class:`Playable`: either layers (:mod:`whale_tf.planner.layers`), played by the simulator, or a captured graph
+(``whale_tf.playing``), whose Programs are played.
 
 A state is a plan of a search (stages, devices, micro-batches) under :class:`Measures`, played.  For every precision and schedule:
 
@@ -10,8 +10,7 @@ A state is a plan of a search (stages, devices, micro-batches) under :class:`Mea
 2. Divisions are tried in the order of their cost.  If the fastest plan fits as it is, divisions that save more only cost more,
    and are skipped.
 3. Otherwise the search runs again under the memory of the division, once keeping everything and once keeping as little as
-   possible, and every plan is played.  Its stages recompute the least that makes it fit
-   (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
+   possible, and every plan is played.  Its stages recompute the least that makes it fit (:mod:`whale_tf.planner.fitting`).
 
 A plan is not played if a lower bound of its time says that it would be neither taken nor reported.
 
@@ -27,31 +26,18 @@ from __future__ import annotations
 import abc
 import heapq
 from dataclasses import replace
-from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import Dict, Hashable, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text
-from whale_tf.planner.bounds import Bounds
 from whale_tf.planner.candidate import RUNNERS_UP, TIE, Candidate, Stage, best
-from whale_tf.planner.folded import folded
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
-from whale_tf.planner.recompute import Choice, Parts
-from whale_tf.planner.simulated import simulated, simulator_of, with_slices
-from whale_tf.profiler.layer_time import layer_seconds
-from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
-from whale_tf.simulator import Simulator
+from whale_tf.schedule import schedule_of
 
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
-PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
 NEVER_S = float("inf")
-TRIES = 4  # times that a stage's room is made smaller by what a plan did not fit by
 LABELS = {
     "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
-
-Search = Callable[[Measures], List[Candidate]]
 
 
 class Playable(abc.ABC):
@@ -99,42 +85,6 @@ class Playable(abc.ABC):
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
         """Among plans that do not fit, the ones to report, as played."""
         return list(found)
-
-
-class Layers(Playable):
-    """A model by its layers.
-
-    Args:
-        profile: the model's profile, in its own precision.
-        search: returns plans under measures, with their profiles; raises InfeasibleError.
-        balance: a key of :data:`whale_tf.balance.SOLVERS`.
-        micro_batches: number of micro-batches of one model replica; None lets the search choose.
-    """
-
-    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact",
-                 micro_batches: Optional[int] = None) -> None:
-        self.profile, self.cluster, self.name = profile, cluster, profile.name
-        self._balance, self._search, self._micro_batches = balance, search, micro_batches
-        self._simulator = simulator_of(cluster)
-        self._bounds = Bounds(cluster, self._simulator.network, balance)
-
-    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
-        return allowed.precisions(self.profile)
-
-    def search(self, measures: Measures) -> List[Candidate]:
-        return self._search(measures)
-
-    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
-        return folded(found, self.cluster, measures, self._micro_batches)
-
-    def play(self, found: Candidate, measures: Measures) -> Candidate:
-        return played(found, measures, self.cluster, self._balance, self._simulator)
-
-    def least_seconds(self, found: Candidate, measures: Measures) -> float:
-        try:
-            return self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))
-        except PlanError:
-            return 0.0  # the play says why there is no such plan
 
 
 class Joint:
@@ -339,125 +289,3 @@ def _limit_s(found: Sequence[Candidate], search: str) -> float:
 
 def _replicas(stage: Stage) -> int:
     return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
-
-
-class Row(NamedTuple):
-    """A unit of recomputation: a stage or a TaskGraph, in parts, with the ``devices`` of all of its replicas."""
-
-    devices: Tuple[int, ...]
-    parts: Parts
-
-
-def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate],
-            cluster: Cluster) -> Candidate:
-    """A plan that does not fit, with the least recomputation that makes it fit; if nothing does, with as little kept as possible.
-
-    Args:
-        plain: the plan as played with everything kept.
-        rows: its stages; several may share devices.
-        again: plays the plan with a choice for each row.
-    """
-    least = again([row.parts.smallest() for row in rows])
-    if not least.fits:
-        return least
-    room = [_room(plain, row, rows, cluster) for row in rows]
-    for _ in range(TRIES):
-        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
-        chosen = [one for one in choice if one is not None]
-        if len(chosen) < len(rows):
-            return least
-        tried = again(chosen)
-        if tried.fits:
-            return min(least, tried, key=lambda one: one.latency_s)
-        room = [size - max(0.0, _over(tried, row, cluster)) for row, size in zip(rows, room)]
-    return least
-
-
-def _room(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
-    """The memory for a row's activations: its share of the devices' room, among all rows on the same devices."""
-    here = sum(one.parts.memory_without for one in rows if one.devices == row.devices)
-    rest = max(plain.peak_memory_bytes[device] for device in row.devices) - here
-    room = min(cluster.devices[device].usable_bytes for device in row.devices) - max(0.0, rest)
-    return room * row.parts.memory_without / here if here else room
-
-
-def _over(tried: Candidate, row: Row, cluster: Cluster) -> float:
-    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in row.devices)
-
-
-# ---- plans of layers --------------------------------------------------------------------------------------------------
-
-def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact",
-           simulator: Optional[Simulator] = None) -> Candidate:
-    """A plan of layers under measures, as simulated.  See :meth:`Playable.play`."""
-    if found.why_not:
-        return found
-    simulator = simulator or simulator_of(cluster)
-    if measures.recompute != AUTO:
-        return simulated(_keeping(found, measures), cluster, balance, simulator)
-    plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance, simulator)
-    if plain.fits or plain.why_not:
-        return plain
-    rows, names = _rows(plain, cluster, balance)
-    taken = fitting(plain, rows, lambda choice: simulated(_choosing(plain, names, choice), cluster, balance, simulator), cluster)
-    if taken.fits:
-        return taken
-    full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance, simulator)
-    return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
-
-
-Names = Tuple[Tuple[str, ...], ...]  # names of the layers in each part of a row
-
-
-def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
-    """The stages in groups of layers."""
-    profile = found.profile
-    assert profile is not None, "stages are given in layers"
-    plan = with_slices(found, profile, cluster, balance)
-    samples = found.global_batch / (found.micro_batches * found.model_replicas)
-    rows, names = [], []
-    homes = places_of([stage.devices for stage in found.stages])
-    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], homes)
-    held_at_once = in_flight(steps, len(found.stages))
-    for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
-        layers = profile.layers[stage.first_layer:stage.last_layer + 1]
-        split = len(stage.devices[0]) if stage.strategy == "split" else 1
-        slices = task.slices or (1,) * len(stage.devices[0])
-        share = samples if stage.strategy == "split" else samples * max(slices) / sum(slices)
-        device = cluster.devices[stage.devices[0][0]]
-        each = -(-len(layers) // PARTS)
-        groups = [layers[first:first + each] for first in range(0, len(layers), each)]
-        parts = [1 if layer.tensor_parallel_bytes is None else split for layer in layers]
-        held = [layer.activation_bytes * share / part for layer, part in zip(layers, parts)]
-        seconds = [layer_seconds(profile, layer, device, share, split).forward_s for layer in layers]
-        behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
-        starts = range(0, len(layers), each)
-        names.append(tuple(tuple(layer.name for layer in group) for group in groups))
-        rows.append(Row(stage.all_devices, Parts(
-            np.add.reduceat(held, starts), np.add.reduceat(seconds, starts), behind, behind, count)))
-    return rows, names
-
-
-def _choosing(found: Candidate, names: Sequence[Names], choices: Sequence[Choice]) -> Candidate:
-    """The plan with the tensors that every stage keeps: the last result of a dropped segment, and all of any other layer."""
-    stages = []
-    for stage, parts, choice in zip(found.stages, names, choices):
-        kept = tuple(name for end, dropped in choice.segments for name in ((parts[end][-1] + ":0",) if dropped else parts[end]))
-        is_whole = not any(dropped for _, dropped in choice.segments)
-        stages.append(replace(stage, kept=None if is_whole else kept))
-    again = AUTO if any(stage.kept is not None for stage in stages) else "none"
-    return replace(found, stages=tuple(stages), measures=found.measures._replace(recompute=again))
-
-
-def _keeping(found: Candidate, measures: Measures) -> Candidate:
-    """The plan in which every stage keeps the same kind of tensors, with the schedule's warm-up."""
-    profile, stages = found.profile, []
-    assert profile is not None, "stages are given in layers"
-    policy = schedule_of(measures.schedule).policy
-    depths = [stage.warmup for stage in found.stages]
-    if policy is not None:
-        depths = list(warmup_depths(policy, len(depths), None, found.micro_batches))
-    for stage, depth in zip(found.stages, depths):
-        names = tuple(f"{layer.name}:0" for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
-        stages.append(replace(stage, warmup=depth, kept={"none": None, "stage": ()}.get(measures.recompute, names)))
-    return replace(found, stages=tuple(stages), measures=measures)

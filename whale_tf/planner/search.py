@@ -12,7 +12,8 @@ from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.joint import Joint, Layers
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -35,26 +36,23 @@ ON_GRAPHS: Mapping[str, str] = {
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-           allowed: Allowed = Allowed(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008 (a frozen tuple)
-           micro_batches: Optional[int] = None) -> Candidate:
-    """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation (or
-    the first one that was run).  See :func:`searched`."""
+           allowed: Allowed = Allowed(), micro_batches: Optional[int] = None) -> Candidate:
+    """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation.
+
+    See :func:`searched`."""
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
-    if trial is not None:
-        return searched(profile, cluster, global_batch, method, Measures(), trial, budget, micro_batches)[0]
 
     def under(measures: Measures) -> List[Candidate]:
         layers = measures.of(profile, cluster)
-        return [replace(one, profile=layers) for one in
-                searched(layers, cluster, global_batch, method, measures, None, budget, micro_batches)]
+        return [replace(one, profile=layers)
+                for one in searched(layers, cluster, global_batch, method, measures, micro_batches)]
 
     found = Joint(Layers(profile, cluster, under, micro_batches=micro_batches)).best(allowed)
     return replace(found, search_seconds=time.perf_counter() - start)
 
 
 def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-             measures: Measures = Measures(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008
-             micro_batches: Optional[int] = None) -> List[Candidate]:
+             measures: Measures = Measures(), micro_batches: Optional[int] = None) -> List[Candidate]:
     """The plans that ``method`` returns, best first by its own costs, of enough different kinds to include the one that is
     fastest in the simulation.
 
@@ -65,7 +63,6 @@ def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], gl
         method: a key of :data:`METHODS`.
         measures: the memory measures; the profile is in their precision already.
         micro_batches: number of micro-batches of one model replica; None lets the search choose.
-        trial: for AMP only: runs a strategy and returns its seconds; the ``budget`` best are run.
 
     Raises:
         PlanError: the method or profile is unknown, or the profile has no batch granularity.
@@ -84,13 +81,10 @@ def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], gl
     if profile.batch_granularity is None:
         raise PlanError(
             f"profile {profile.name!r} does not say its batch granularity, so micro-batches cannot be sized; add "
-            f"\"batch_granularity\": the "
-            "number of samples it was measured with, or the smallest a device computes efficiently")
-    if trial is not None and method != "amp":
-        raise PlanError(f"search {method!r} runs no trials; use 'amp'")
+            "\"batch_granularity\": the number of samples it was measured with, or the smallest a device computes efficiently")
     start = time.perf_counter()
     if method == "amp":
-        return _amp(profile, cluster, global_batch, trial, budget, measures, start, micro_batches)
+        return _amp(profile, cluster, global_batch, measures, start, micro_batches)
     return _dapple(profile, cluster, global_batch, method, measures, start, micro_batches)
 
 
@@ -124,10 +118,10 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
         runners_up=tuple(f"{method}: {c.describe()}, {c.latency_s:.4g} s" for c in found[1:1 + RUNNERS_UP]))
 
 
-def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int,
-         measures: Measures, start: float, micro_batches: Optional[int]) -> List[Candidate]:
+def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, measures: Measures, start: float,
+         micro_batches: Optional[int]) -> List[Candidate]:
     costs = AmpCosts(profile, cluster, global_batch, measures=measures)
-    found = amp.search(costs, trial, budget)
+    found = amp.search(costs)
     if micro_batches is not None:
         found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
@@ -145,7 +139,7 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
     kept = []
     for number, one in enumerate(found):
         seen[one.strategy.degrees] += 1
-        if seen[one.strategy.degrees] <= OF_EACH or one.measured_s is not None:
+        if seen[one.strategy.degrees] <= OF_EACH:
             kept.append(amp_result("amp", costs, found[number:], seconds))
     return kept
 

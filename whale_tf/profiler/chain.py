@@ -61,19 +61,22 @@ class Chain(NamedTuple):
 
     def merged(self, starts: Sequence[int]) -> Chain:
         """The chain with only the cuts before segments ``starts`` (sorted, from 0)."""
-        ends = list(starts[1:]) + [self.size]
+        ends = [*starts[1:], self.size]
+        return self.grouped([range(a, b) for a, b in zip(starts, ends)], self.crossing_bytes[np.array(ends) - 1])
+
+    def grouped(self, rows: Sequence[Sequence[int]], crossing_bytes: np.ndarray) -> Chain:
+        """The chain with one segment for each row of segments, after which ``crossing_bytes`` cross."""
 
         def total(values: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(values, starts)
+            return np.array([values[list(row)].sum() for row in rows])
 
-        def joined(rows: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
-            return tuple(tuple(op for segment in rows[a:b] for op in segment) for a, b in zip(starts, ends))
+        def joined(ops: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
+            return tuple(tuple(op for segment in row for op in ops[segment]) for row in rows)
 
         return Chain(
-            self.graph, joined(self.ops), joined(self.backward),
-            total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.launches),
-            total(self.parameter_bytes), total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1],
-            self.batch, self.state_bytes)  # fmt: skip
+            self.graph, joined(self.ops), joined(self.backward), total(self.forward_flops), total(self.backward_flops),
+            total(self.traffic_bytes), total(self.launches), total(self.parameter_bytes), total(self.activation_bytes),
+            crossing_bytes, self.batch, self.state_bytes)
 
     def name(self, segment: int) -> str:
         return self.graph.ops[self.ops[segment][-1]].name
@@ -113,7 +116,7 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
     return Chain(
         region.graph, segments, tuple(map(tuple, backward)), rows["forward"], rows["backward"], rows["traffic"],
         rows["launches"], rows["parameters"], _activations(region, place, len(segments)),
-        _crossings(region, early, place, len(segments)), batch)  # fmt: skip
+        _crossings(region, early, place, len(segments)), batch)
 
 
 def needed_by_updates(graph: OpGraph) -> Set[int]:

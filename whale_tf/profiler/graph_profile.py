@@ -12,11 +12,10 @@ from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
-from whale_tf.profiler.op_time import LAUNCH_S
+from whale_tf.profiler.op_time import LAUNCH_S, PRECISIONS
 
 MAX_LAYERS = 64  # exact searches of this size take seconds
 
-_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
 
 
@@ -34,9 +33,7 @@ class OpTimes(NamedTuple):
     seconds: Mapping[str, float]
 
 
-def graph_profile(
-    chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None
-) -> ModelProfile:
+def graph_profile(chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None) -> ModelProfile:
     """A profile with repeated blocks as layers; the rest is divided where the fewest bytes cross."""
     return profile_of(chain.merged(layer_starts(chain, max_layers)), source, measured)
 
@@ -61,12 +58,12 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
             activation_bytes=int(chain.activation_bytes[i] / batch),
             ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]),
             measured=() if measured is None else (_measurement(chain, i, measured),))
-        for i in range(chain.size)]  # fmt: skip
+        for i in range(chain.size)]
     return ModelProfile(
         name=source.name, source=f"recorded from a graph with mini-batches of {chain.batch}",
         precision=precision_of(chain.graph), batch_granularity=1, optimizer=_optimizer(chain.graph),
         optimizer_bytes_per_parameter_byte=chain.state_bytes / parameters if parameters else 0.0,
-        graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+        graph=source.fingerprint, layers=tuple(layers))
 
 
 def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:
@@ -110,7 +107,7 @@ def precision_of(graph: OpGraph) -> str:
              if op.phase is Phase.FORWARD and traits(op.type).is_contraction}
     for dtype in ("bfloat16", "float16", "float32", "float64"):
         if dtype in found:
-            return _PRECISIONS[dtype]
+            return PRECISIONS[dtype]
     return "fp32"
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from whale_tf.cluster import PRECISIONS
-from whale_tf.documents import Invalid, Record, field, plain, read
+from whale_tf.documents import Record, field, json_object, parsed, plain
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 1
@@ -91,7 +91,7 @@ class ModelProfile(Record):
     version: int = VERSION
     name: str = field(not_empty=True)
     source: str = ""
-    precision: str = field("fp32", check=PRECISIONS.__contains__, expected="one of " + ", ".join(PRECISIONS))
+    precision: str = field("fp32", among=PRECISIONS)
     batch_granularity: Optional[int] = field(None, at_least=1)
     optimizer: str = "adam"
     optimizer_bytes_per_parameter_byte: float = field(2.0, at_least=0, finite=True)
@@ -119,18 +119,18 @@ class ModelProfile(Record):
         """Parameter, gradient and optimizer state."""
         return 2.0 + self.optimizer_bytes_per_parameter_byte
 
+    def distinct(self, first: int, end: int) -> List[LayerProfile]:
+        """Layers ``first`` to ``end - 1``; of those with the same tied parameter only the first."""
+        kept: Dict[object, LayerProfile] = {}
+        for number, layer in enumerate(self.layers[first:end]):
+            kept.setdefault(number if layer.tied is None else layer.tied, layer)
+        return list(kept.values())
+
     def stage_parameter_bytes(self, first: int, end: int) -> int:
         """Parameter bytes of layers ``first`` to ``end - 1``, counting a tied parameter once."""
-        total, seen = 0, set()
-        for layer in self.layers[first:end]:
-            if layer.tied is None or layer.tied not in seen:
-                total += layer.parameter_bytes
-            seen.add(layer.tied)
-        return total
+        return sum(layer.parameter_bytes for layer in self.distinct(first, end))
 
-    def scaled(self, name: str, granularity: Optional[int]) -> ModelProfile:
-        """The same layers under another name and batch granularity."""
-        return replace(self, name=name, batch_granularity=granularity)
+
 
     def to_json(self) -> str:
         """JSON text; equal consecutive layers are written once, with ``repeat``."""
@@ -152,10 +152,7 @@ class ModelProfile(Record):
             return source
         if isinstance(source, str):
             source = _load(source)
-        try:
-            profile = read(cls, source)
-        except Invalid as error:
-            raise PlanError("not a valid model profile: " + error.text("the profile")) from None
+        profile = parsed(cls, source, "model profile", PlanError)
         assert isinstance(source, Mapping)
         rows = [row for row in source["layers"] if isinstance(row, dict)]  # from JSON; records have said it
         for number, row in enumerate(rows, 1):
@@ -184,24 +181,13 @@ _BUILTIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "builtin")
 
 
 def _load(source: str) -> Dict[str, Any]:
-    if not source.lstrip().startswith("{"):
-        if not os.path.exists(source):
-            known = builtin_names()
-            if source not in known:
-                raise PlanError("model profile {!r} is neither a file nor a built-in name; built-in ones are {}.{}".format(
-                    source, ", ".join(known), did_you_mean(source, known)))
-            source = os.path.join(_BUILTIN, source + ".json")
-        with open(source, encoding="utf8") as handle:
-            text = handle.read()
-    else:
-        text = source
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise PlanError(f"the model profile is not JSON: {error}")
-    if not isinstance(value, dict):
-        raise PlanError(f"the model profile is {value!r:.40}, expected a JSON object with \"layers\"")
-    return value
+    if not source.lstrip().startswith("{") and not os.path.exists(source):
+        known = builtin_names()
+        if source not in known:
+            raise PlanError("model profile {!r} is neither a file nor a built-in name; built-in ones are {}.{}".format(
+                source, ", ".join(known), did_you_mean(source, known)))
+        source = os.path.join(_BUILTIN, source + ".json")
+    return json_object(source, "model profile", PlanError)
 
 
 def _folded(layers: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
-from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
+from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import strategy_from_plan
 from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_model, tensor_parallel
 from whale_tf.simulator.model_graph import Builder, ModelGraph
@@ -28,7 +28,7 @@ from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
 from whale_tf.simulator.step_graph import StepGraph, under
 from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
-from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
+from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
 from whale_tf.simulator.zoo import MODELS, built_in_model, model_names
 
@@ -36,7 +36,6 @@ __all__ = [
     "Builder",
     "Calibration",
     "DeviceUse",
-    "Efficiency",
     "LayerEstimator",
     "LinkUse",
     "MODELS",
@@ -44,7 +43,6 @@ __all__ = [
     "OpConfig",
     "OpEstimator",
     "Options",
-    "Profile",
     "ScheduleConfig",
     "Simulation",
     "Simulator",
@@ -65,7 +63,6 @@ __all__ = [
     "tensor_parallel",
     "to_chrome",
     "trace_of",
-    "trace_of_run_metadata",
     "under",
     "uniform_3d",
     "write_chrome",

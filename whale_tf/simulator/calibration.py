@@ -13,7 +13,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.documents import Invalid, Record, field, json_object, plain, read
+from whale_tf.documents import Record, field, parsed, plain
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 2
@@ -76,20 +76,14 @@ class Calibration(Record):
         found = values.get("version", VERSION)
         if found != VERSION:  # checked first, because another version may have other keys
             raise ValueError(
-                f"version is {found!r}, this whale_tf reads version {VERSION}; measure the machine again with `whale calibrate`"
-            )
+                f"version is {found!r}, this whale_tf reads version {VERSION}; measure the machine again with `whale calibrate`")
         return values
 
     def check(self) -> None:
-        for known, given, what in (
-            (OVERLAPS, self.slow_down, "slow_down"),
-            (("local", "processes"), self.communicators, "communicators"),
-        ):
-            for name in given:
+        for known, what in ((OVERLAPS, "slow_down"), (("local", "processes"), "communicators")):
+            for name in getattr(self, what):
                 if name not in known:
-                    raise ValueError(
-                        "{} has {!r}, expected some of {}.{}".format(what, name, ", ".join(known), did_you_mean(name, known))
-                    )
+                    raise ValueError(f"{what} has {name!r}, expected some of {', '.join(known)}.{did_you_mean(name, known)}")
         if any(not value >= 1.0 for value in self.slow_down.values()):
             raise ValueError(f"slow_down is {self.slow_down}, expected factors of at least 1")
 
@@ -130,14 +124,7 @@ class Calibration(Record):
         Raises:
             PlanError: unreadable, unknown or missing key, or a wrong value; the message names the place.
         """
-        if isinstance(source, cls):
-            return source
-        if isinstance(source, str):
-            source = json_object(source, "calibration", PlanError, "write one with `whale calibrate -o FILE`")
-        try:
-            return read(cls, source)
-        except Invalid as error:
-            raise PlanError("not a valid calibration: " + error.text("the calibration")) from None
+        return parsed(cls, source, "calibration", PlanError, "write one with `whale calibrate -o FILE`")
 
 
 def interpolated(points: Points, work: float) -> float:
@@ -156,24 +143,13 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
         PlanError: the cluster has no device of that type.
     """
     if all(device.type != calibration.device for device in cluster.devices):
-        raise PlanError(
-            "the calibration is for {!r}, but cluster {!r} has {}; calibrate the machine that is simulated".format(
-                calibration.device, cluster.name, ", ".join(sorted({device.type for device in cluster.devices}))
-            )
-        )
+        raise PlanError("the calibration is for {!r}, but cluster {!r} has {}; calibrate the machine that is simulated".format(
+            calibration.device, cluster.name, ", ".join(sorted({device.type for device in cluster.devices}))))
     described = cluster.to_dict()
     flops, streamed = (points[-1][0] / points[-1][1] for points in (calibration.arithmetic, calibration.memory))
-    described["device_types"] = dict(
-        described.get("device_types", {}),
-        **{
-            calibration.device: {
-                "base": calibration.device,
-                "fp32": flops,
-                "memory_bandwidth_bytes_per_s": streamed,
-                "source": "whale calibrate: " + calibration.source,
-            }
-        }
-    )
+    described.setdefault("device_types", {})[calibration.device] = {
+        "base": calibration.device, "fp32": flops, "memory_bandwidth_bytes_per_s": streamed,
+        "source": "whale calibrate: " + calibration.source}
     links = calibration.communicators
     for node in described["nodes"]:
         if "local" in links and node["links"].get("local"):

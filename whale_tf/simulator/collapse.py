@@ -13,7 +13,7 @@ from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, Parts, Program
+from whale_tf.simulator.program import COMPUTATION, Program
 from whale_tf.simulator.transformation import Group
 
 Entry = Tuple[int, float, int]  # link, bytes on it per byte of the collective, how many groups load it in this way
@@ -92,8 +92,7 @@ class Collapse:
                         entry = (index, link, load)
                         table[entry] = table.get(entry, 0) + 1
         entries = tuple(
-            _by_algorithm(table, len(self._network.algorithms_of(label, groups[number]))) for table, number in zip(counts, kept)
-        )
+            _by_algorithm(table, len(self._network.algorithms_of(label, groups[number]))) for table, number in zip(counts, kept))
         return GroupClasses(tuple(kept), of_device, entries)
 
 
@@ -108,15 +107,8 @@ def _by_algorithm(table: Dict[Tuple[int, int, float], int], algorithms: int) -> 
 class _Refinement:
     """Colour refinement; afterwards ``device``, ``group`` and ``link`` map to colours."""
 
-    def __init__(
-        self,
-        program: Program,
-        cluster: Cluster,
-        network: Network,
-        patterns: Dict[Tuple[str, int], Tuple[str, Tuple[Group, ...]]],
-        devices: Sequence[int],
-    ) -> None:
-        self._network = network
+    def __init__(self, program: Program, cluster: Cluster, network: Network,
+                 patterns: Dict[Tuple[str, int], Tuple[str, Tuple[Group, ...]]], devices: Sequence[int]) -> None:
         self._patterns = patterns
         self._groups_of: Dict[int, List[Tuple[Tuple[str, int], int]]] = {device: [] for device in devices}
         self._loads: Dict[Tuple[str, int], List[List[Tuple[int, int, float]]]] = {}
@@ -126,11 +118,8 @@ class _Refinement:
             for number, group in enumerate(groups):
                 for device in group.devices:
                     self._groups_of[device].append((key, number))
-                row = [
-                    (index, link, load)
-                    for index, algorithm in enumerate(network.algorithms_of(label, group))
-                    for link, load in algorithm.loads
-                ]
+                row = [(index, link, load) for index, algorithm in enumerate(network.algorithms_of(label, group))
+                       for link, load in algorithm.loads]
                 for index, link, load in row:
                     users.setdefault(link, []).append((key, number, index, _rounded(load)))
                 rows.append(row)
@@ -143,11 +132,7 @@ class _Refinement:
         classes = 0
         while True:
             self._refine()
-            now = (
-                len(set(self.device.values()))
-                + len(set(self.link.values()))
-                + sum(len(set(colours)) for colours in self.group.values())
-            )
+            now = sum(len(set(colours)) for colours in (self.device.values(), self.link.values(), *self.group.values()))
             if now == classes:
                 return
             classes = now
@@ -158,49 +143,30 @@ class _Refinement:
         for key, (_, groups) in self._patterns.items():
             colours = []
             for members, row in zip(groups, self._loads[key]):
-                inside: Any = (
-                    tuple(sorted((device[a], device[b], _rounded(f)) for a, b, f in members.pairs))
-                    if members.pairs
-                    else tuple(sorted(device[a] for a in members.devices))
-                )
+                inside: Any = tuple(sorted((device[a], device[b], _rounded(f)) for a, b, f in members.pairs)) or \
+                    tuple(sorted(device[a] for a in members.devices))
                 loads = tuple(sorted((index, link[name], _rounded(load)) for index, name, load in row))
                 colours.append(numbers.setdefault((self._order[key], inside, loads), len(numbers)))
             self.group[key] = colours
         group = self.group
-        self.link = _numbered(
-            {
-                name: (
-                    link[name],
-                    tuple(sorted((group[key][number], index, load) for key, number, index, load in users)),
-                )
-                for name, users in self._users.items()
-            }
-        )
-        self.device = _numbered(
-            {
-                one: (colour, tuple(sorted(group[key][number] for key, number in self._groups_of[one])))
-                for one, colour in device.items()
-            }
-        )
+        self.link = _numbered({
+            name: (link[name], tuple(sorted((group[key][number], index, load) for key, number, index, load in users)))
+            for name, users in self._users.items()})
+        self.device = _numbered({
+            one: (colour, tuple(sorted(group[key][number] for key, number in self._groups_of[one])))
+            for one, colour in device.items()})
 
 
 def _device_facts(program: Program, cluster: Cluster, devices: Sequence[int]) -> Dict[int, Hashable]:
     """Everything about a device's own work: its type, and its class in every config in which it takes part."""
     facts: Dict[int, List[Hashable]] = {device: [] for device in devices}
-    seen: Dict[int, Parts] = {}
-    for instruction in program.instructions:
-        if instruction.lane == COMPUTATION and id(instruction.parts) not in seen:
-            parts = seen[id(instruction.parts)] = instruction.parts
-            for device, kind in zip(parts.devices, parts.kind):
-                facts[device].append((len(seen), kind))
-    for buffer in program.buffers:
-        if id(buffer.parts) not in seen:
-            parts = seen[id(buffer.parts)] = buffer.parts
-            for device, kind in zip(parts.devices, parts.kind):
-                facts[device].append((len(seen), kind))
-    return {
-        device: (cluster.devices[device].type, cluster.devices[device].memory_bytes, tuple(facts[device])) for device in devices
-    }
+    every = [instruction.parts for instruction in program.instructions if instruction.lane == COMPUTATION]
+    every += [buffer.parts for buffer in program.buffers]
+    for number, parts in enumerate({id(parts): parts for parts in every}.values()):
+        for device, kind in zip(parts.devices, parts.kind):
+            facts[device].append((number, kind))
+    return {device: (cluster.devices[device].type, cluster.devices[device].memory_bytes, tuple(facts[device]))
+            for device in devices}
 
 
 def _numbered(values: Dict[int, Any]) -> Dict[int, int]:

@@ -12,9 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from whale_tf.cluster import Cluster
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import (
-    REPLICATED,
     OpConfig,
-    TensorAxis,
     TensorConfig,
     fractions,
     op_fractions,
@@ -72,8 +70,7 @@ class Compiler:
             for device in stage.devices:
                 self._stages_of_device.setdefault(device, []).append(number)
         self._unit_of_tensor: Dict[int, str] = {
-            use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs
-        }
+            use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs}
         self._done_units: Dict[Tuple[str, int], None] = {}
         self._scratch: Dict[Tuple[int, str], int] = {}
         self._parts: Dict[Tuple, Parts] = {}
@@ -105,13 +102,8 @@ class Compiler:
         self.place(instruction)
         for use in op.outputs:
             written = tensor_config(config, use.dims, True)
-            buffer = self._write(
-                instruction,
-                self.model.tensors[use.tensor].name,
-                "activations",
-                written,
-                self.model.tensors[use.tensor].bytes,
-            )
+            tensor = self.model.tensors[use.tensor]
+            buffer = self._write(instruction, tensor.name, "activations", written, tensor.bytes)
             table[use.tensor] = [Held(written, instruction.id, buffer)]
         if moved:
             shares = op_fractions(config)
@@ -141,19 +133,19 @@ class Compiler:
             return
         kind = KINDS[op.kind]
         targets = self.model.gradients_of(op)
-        if kind.backward == "alias" or kind.backward == "parameters":
+        parameters = tuple(use for use in targets if self._is_parameter(use))
+        if kind.backward in ("alias", "parameters"):
             for use in targets:
-                if self.model.tensors[use.tensor].role != PARAMETER:
-                    self._add_gradient(
-                        use.tensor,
-                        Held(tensor_config(config, use.dims, False), incoming[0].dependency, incoming[0].buffer),
-                    )
+                if use not in parameters:
+                    self._add_gradient(use.tensor, incoming[0]._replace(config=tensor_config(config, use.dims, False)))
         if kind.backward == "parameters":
-            parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
             self._backward_op(number, incoming, parameters, (), op.flops, 1.0)
         elif kind.backward == "one" and targets:
             read = op.inputs if kind.saved == "inputs" else op.outputs if kind.saved == "outputs" else ()
-            for part in self._apart(op, targets):
+            # if the schedule separates them, half of a whole layer's backward is for its activations and half for its weights
+            others = tuple(use for use in targets if use not in parameters)
+            is_apart = self.splits and op.kind == "layer" and parameters and others
+            for part in (others, parameters) if is_apart else (targets,):
                 share = len(part) / len(targets)
                 self._backward_op(number, incoming, part, read, op.flops * kind.factor * share, share)
         elif kind.backward == "each":
@@ -163,29 +155,16 @@ class Compiler:
                 others = tuple(other for other in op.inputs if other is not use)
                 self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
 
-    def _apart(self, op: ModelOp, targets: Tuple[Use, ...]) -> List[Tuple[Use, ...]]:
-        """The gradients that each backward op computes.  If the schedule separates them, half of a whole layer's backward is for
-        its activations and half for its weights."""
-        parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
-        others = tuple(use for use in targets if use not in parameters)
-        return [others, parameters] if self.splits and op.kind == "layer" and parameters and others else [targets]
+    def _is_parameter(self, use: Use) -> bool:
+        return self.model.tensors[use.tensor].role == PARAMETER
 
-    def _backward_op(
-        self,
-        number: int,
-        incoming: Sequence[Held],
-        targets: Tuple[Use, ...],
-        read: Tuple[Use, ...],
-        flops: float,
-        share: float,
-    ) -> None:
+    def _backward_op(self, number: int, incoming: Sequence[Held], targets: Tuple[Use, ...], read: Tuple[Use, ...], flops: float,
+                     share: float) -> None:
         op, config = self.model.ops[number], self.strategy.op_configs[number]
-        name = (
-            op.name
-            if len(targets) != 1
-            else "{} d_{}".format(op.name, self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1])
-        )
-        is_late = self.splits and all(self.model.tensors[use.tensor].role == PARAMETER for use in targets)
+        name = op.name
+        if len(targets) == 1:
+            name += " d_" + self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1]
+        is_late = self.splits and all(map(self._is_parameter, targets))
         instruction = self.computation(name, WEIGHT if is_late else BACKWARD, "weight" if is_late else "backward")
         for held in incoming:
             self._need(instruction, held)
@@ -206,8 +185,7 @@ class Compiler:
                 self.parameter_gradients.append((use.tensor, gradient, instruction.id))
             else:
                 buffer = self._write(
-                    instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes
-                )
+                    instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes)
                 self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
 
     def _sum_seconds(self, parts: Parts, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
@@ -221,11 +199,12 @@ class Compiler:
                 rows.append((self.estimator.sum_bytes(tensor), fractions(sharded_over_replicas(held) if is_cut else held)))
         if not rows:
             return (0.0,) * len(parts.first)
-        return tuple(
-            self.estimator.roofline(self.cluster.devices[parts.devices[first]], 0.0,
-                                    sum(size * shares[first] for size, shares in rows))
-            for first in parts.first
-        )
+        return tuple(self._roofline(parts.devices[first], sum(size * shares[first] for size, shares in rows))
+                     for first in parts.first)
+
+    def _roofline(self, device: int, moved: float) -> float:
+        """Time of an op that only moves bytes."""
+        return self.estimator.roofline(self.cluster.devices[device], 0.0, moved)
 
     def _recompute(self, unit: str, stage: int) -> None:
         if (unit, stage) in self._done_units:
@@ -248,32 +227,8 @@ class Compiler:
         if unit and self._unit_of_tensor[use.tensor] == unit and use.tensor in self.recomputed:
             self._need(instruction, self._obtain(self.recomputed, use.tensor, wanted, BACKWARD))
             return
-        held = self._obtain(self.values, use.tensor, wanted, BACKWARD)
-        if self.strategy.partition_activations:
-            held = self._kept_in_parts(use.tensor, held)
-        self._need(instruction, held)
+        self._need(instruction, self._obtain(self.values, use.tensor, wanted, BACKWARD))
 
-    def _kept_in_parts(self, tensor: int, held: Held) -> Held:
-        """The value, gathered from the parts that its replicas kept (activation partitioning)."""
-        axes = tuple(TensorAxis(axis.degree, 0) if axis.what == REPLICATED else axis for axis in held.config.axes)
-        kept = TensorConfig(held.config.devices, axes)
-        if kept == held.config:
-            return held
-        name = self.model.tensors[tensor].name
-        table = self.recomputed.setdefault(-1 - tensor, [])
-        if not table:
-            parts = self.parts_of(kept)
-            self.buffers.append(
-                Buffer(
-                    name + " (part)",
-                    "activations",
-                    held.dependency,
-                    parts,
-                    self._bytes(kept, parts, self.model.tensors[tensor].bytes),
-                )
-            )
-            table.append(Held(kept, held.dependency, len(self.buffers) - 1))
-        return self._obtain(self.recomputed, -1 - tensor, held.config, BACKWARD)
 
     def _add_gradient(self, tensor: int, held: Held) -> None:
         self.gradients.setdefault(tensor, []).append(held)
@@ -289,29 +244,20 @@ class Compiler:
         if not by_config:
             return None
         sums = [self._sum(tensor, group) for group in by_config.values()]
-        moved = []
-        for held in sums:
-            table = {tensor: [held]}
-            moved.append(self._obtain(table, tensor, wanted, BACKWARD, gradient=True))
-        return self._sum(tensor, moved)
+        return self._sum(tensor, [self._obtain({tensor: [held]}, tensor, wanted, BACKWARD, gradient=True) for held in sums])
 
     def _sum(self, tensor: int, group: Sequence[Held]) -> Held:
         if len(group) == 1:
             return group[0]
-        config = group[0].config
-        size = self.model.tensors[tensor].bytes
+        config, size = group[0].config, self.model.tensors[tensor].bytes
         name = "gradient of " + self.model.tensors[tensor].name
         block = self._stage_of(config.devices[0], group[0]), BACKWARD
         instruction = self.instruction(name + " (sum)", block, COMPUTATION, "backward")
         for held in group:
             self._need(instruction, held)
         instruction.parts = self.parts_of(config)
-        instruction.seconds = tuple(
-            self.estimator.roofline(
-                self.cluster.devices[config.devices[first]], 0.0, (len(group) + 1) * size * fractions(config)[first]
-            )
-            for first in instruction.parts.first
-        )
+        instruction.seconds = tuple(self._roofline(config.devices[first], (len(group) + 1) * size * fractions(config)[first])
+                                    for first in instruction.parts.first)
         self.place(instruction)
         return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
 
@@ -352,16 +298,15 @@ class Compiler:
                 return sharded_over_replicas(tensor_config(config, dims, True))
         return value
 
-    def _obtain(
-        self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False, category: str = ""
-    ) -> Held:
+    def _obtain(self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False,
+                category: str = "") -> Held:
         """``tensor`` in config ``wanted``; inserts communication if it is not available in that config."""
         held = table[tensor]
         for one in held:
             if one.config == wanted:
                 return one
         best = min(held, key=lambda one: _distance(one.config, wanted))
-        model_tensor = self.model.tensors[tensor if tensor >= 0 else -1 - tensor]
+        model_tensor = self.model.tensors[tensor]
         name = ("gradient of " if gradient else "") + model_tensor.name
         category = category or ("gradients of activations" if gradient else "activations")
         found = best
@@ -427,30 +372,15 @@ class Compiler:
             moved.append((tensor.bytes, fractions(tensor_config(config, use.dims, True))))
         return moved
 
-    def _seconds(
-        self,
-        number: int,
-        parts: Parts,
-        flops: float,
-        moved: List[Tuple[float, Tuple[float, ...]]],
-        backward: bool = False,
-        share: float = 1.0,
-    ) -> Tuple[float, ...]:
+    def _seconds(self, number: int, parts: Parts, flops: float, moved: List[Tuple[float, Tuple[float, ...]]],
+                 backward: bool = False, share: float = 1.0) -> Tuple[float, ...]:
         shares = op_fractions(self.strategy.op_configs[number])
-        return tuple(
-            self.estimator.seconds(
-                OpPart(
-                    number,
-                    flops * shares[first],
-                    sum(size * fraction[first] for size, fraction in moved),
-                    shares[first],
-                    backward,
-                    share,
-                ),
-                self.cluster.devices[parts.devices[first]],
-            )
-            for first in parts.first
-        )
+        found = []
+        for first in parts.first:
+            size_bytes = sum(size * fraction[first] for size, fraction in moved)
+            part = OpPart(number, flops * shares[first], size_bytes, shares[first], backward, share)
+            found.append(self.estimator.seconds(part, self.cluster.devices[parts.devices[first]]))
+        return tuple(found)
 
     def parts_of(self, config: Union[OpConfig, TensorConfig]) -> Parts:
         key = (config.devices, config.axes)

@@ -1,14 +1,12 @@
-"""Time of one op on one device: measured if a profile has it, else by a calibration, else by the roofline of the hardware table.
+"""Time of one op on one device: by a calibration, else by the roofline of the hardware table.
 
-``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch``, with the attainable fractions of both
-peaks (:class:`Efficiency`), or with the times that a calibration measured for as many FLOPs and bytes.  A profile maps an
-op's name to its measured forward seconds at the model's micro-batch on one device type; parts of an op scale with their
-fraction of the work.
+``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch``, with the attainable fractions of both peaks
+(:data:`EFFICIENCY`), or with the times that a calibration measured for as many FLOPs and bytes.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import PlanError
@@ -18,29 +16,21 @@ from whale_tf.simulator.model_graph import KINDS, ModelGraph, ModelTensor
 
 
 class Efficiency(NamedTuple):
-    """Fractions of the peaks that real kernels reach, and the time to start one.
+    """Fractions of the peaks that kernels reach, and the time to start one."""
 
-    Defaults for GPUs are what large float32 matrix products and streaming kernels reach with cuBLAS and cuDNN (70 to
-    90%); a :class:`Calibration` replaces them.
-    """
+    compute: float
+    memory: float
+    launch_s: float
 
-    compute: float = 0.8
-    memory: float = 0.8
-    launch_s: float = 5e-6
+
+# What large float32 matrix products and streaming kernels reach with cuBLAS and cuDNN (70 to 90%); a calibration replaces it.
+EFFICIENCY = Efficiency(0.8, 0.8, 5e-6)
 
 
 # The overlap factor (Proteus section VI-C): by how much computation and gradient communication slow each other down
 # while they overlap.  Proteus measures it for each machine and model, but prints no values; on CPUs both compete for the same
 # cores.
 DEFAULT_GAMMA = {"GPU": 0.15, "CPU": 0.5}
-
-
-class Profile(NamedTuple):
-    """Measured seconds per op: ``forward_s[op]`` and ``backward_s[op]`` for a whole op on ``device_type``."""
-
-    device_type: str
-    forward_s: Mapping[str, float]
-    backward_s: Mapping[str, float]
 
 
 class OpPart(NamedTuple):
@@ -65,42 +55,21 @@ class OpEstimator:
     """Costs of a model's ops on the devices of a cluster.
 
     Args:
-        profiles: by device type; None: roofline for everything.
-        allow_roofline: whether the calibration or roofline may be used for an op or device type that the profiles lack.
         calibration: takes precedence over the laws and the roofline on devices of its type.
-        kernels: times of TensorFlow's kernels on GPUs, by the laws; None: every op is one kernel that reaches ``efficiency``,
-            as fused kernels written by hand do.
+        kernels: times of TensorFlow's kernels on GPUs, by the laws; None: every op is one kernel that reaches
+            :data:`EFFICIENCY`, as fused kernels written by hand do.
     """
 
-    def __init__(
-        self,
-        model: ModelGraph,
-        efficiency: Efficiency = Efficiency(),  # noqa: B008 (a frozen tuple)
-        profiles: Optional[Mapping[str, Profile]] = None,
-        allow_roofline: bool = True,
-        calibration: Optional[Calibration] = None,
-        kernels: Optional[Kernels] = None,
-    ) -> None:
-        self.model = model
-        self.kernels = kernels
-        self.calibration = calibration
-        self.efficiency = efficiency
-        self.profiles = profiles
-        self.allow_roofline = allow_roofline
+    def __init__(self, model: ModelGraph, calibration: Optional[Calibration] = None, kernels: Optional[Kernels] = None) -> None:
+        self.model, self.calibration, self.kernels = model, calibration, kernels
         self._rates: Dict[Tuple[str, bool], Tuple[float, float]] = {}
         for op in model.ops:
             if op.kind not in KINDS:
                 raise PlanError(
-                    "op {!r} is of kind {!r}, which has no cost; known kinds: {}".format(
-                        op.name, op.kind, ", ".join(sorted(KINDS))
-                    )
-                )
+                    f"op {op.name!r} is of kind {op.kind!r}, which has no cost; known kinds: {', '.join(sorted(KINDS))}")
 
     def seconds(self, part: OpPart, device: Device) -> float:
         """Time of a part of an op on a device."""
-        measured = self._measured(part.op, device, part.backward)
-        if measured is not None:
-            return measured * part.fraction * part.share
         is_calibrated = self.calibration is not None and self.calibration.device == device.type
         if self.kernels is not None and device.kind == "GPU" and not is_calibrated:
             return self.kernels.seconds(part.op, part.flops, part.size_bytes, part.fraction, part.backward, device)
@@ -115,12 +84,10 @@ class OpEstimator:
         key = (device.type, matrix)
         if key not in self._rates:
             precision = self.model.precision if matrix else "fp32"
-            self._rates[key] = (
-                1.0 / (device.peak_flops_per_s[precision] * self.efficiency.compute),
-                1.0 / (device.memory_bandwidth_bytes_per_s * self.efficiency.memory),
-            )
+            self._rates[key] = (1.0 / (device.peak_flops_per_s[precision] * EFFICIENCY.compute),
+                                1.0 / (device.memory_bandwidth_bytes_per_s * EFFICIENCY.memory))
         per_flop, per_byte = self._rates[key]
-        return max(flops * per_flop, size_bytes * per_byte) + self.efficiency.launch_s
+        return max(flops * per_flop, size_bytes * per_byte) + EFFICIENCY.launch_s
 
     def sum_bytes(self, parameter: ModelTensor) -> float:
         """Bytes read and written to add a parameter's gradient to the sum over micro-batches.
@@ -132,19 +99,3 @@ class OpEstimator:
         is_cast = self.kernels is not None and self.kernels.xla and self.kernels.half
         read = gradient * min(1.0, 2 / parameter.itemsize) if is_cast else gradient
         return read + 2 * gradient
-
-    def _measured(self, op: int, device: Device, backward: bool) -> Optional[float]:
-        if self.profiles is None:
-            return None
-        profile = self.profiles.get(device.type)
-        name = self.model.ops[op].name
-        if profile is not None:
-            table = profile.backward_s if backward else profile.forward_s
-            if name in table:
-                return table[name]
-        if self.allow_roofline:
-            return None
-        raise PlanError(
-            "op {!r} has no measured {} time on {!r}; profile it (`whale profile`), or allow the roofline "
-            "with allow_roofline=True (--roofline)".format(name, "backward" if backward else "forward", device.type)
-        )

@@ -164,22 +164,14 @@ class Unfolder:
             if costs[best] > 0:
                 per_second = instruction.size_bytes / costs[best]
                 template.links[local] = tuple(
-                    (link, load * per_second, count) for link, load, count in classes.entries[place][best]
-                )
-            tasks = {
-                (source, task)
-                for source in instruction.dependencies
-                for device in devices
-                for task in [self._covering(source, device)]
-                if task is not None
-            }
+                    (link, load * per_second, count) for link, load, count in classes.entries[place][best])
+            tasks = {(source, task) for source in instruction.dependencies for device in devices
+                     for task in [self._covering(source, device)] if task is not None}
             for source, task in sorted(tasks):
                 self._edge(template, source, task, local)
             # a feature communication belongs to its block; gradients are sent as soon as they are ready
-            waits = any(
-                instruction.lane == GRADIENT or self.program.instructions[source].block == template.key for source, _ in tasks
-            )
-            if not waits:
+            if not any(instruction.lane == GRADIENT or self.program.instructions[source].block == template.key
+                       for source, _ in tasks):
                 begins = {slot: task for task, slot in enumerate(template.slots)}
                 for device in devices:
                     if self.slot_of[device] in begins:
@@ -216,8 +208,7 @@ class Unfolder:
         found = self._parts_slots.get(id(parts))
         if found is None:
             found = self._parts_slots[id(parts)] = [
-                (device, self.slot_of[device], kind) for device, kind in zip(parts.devices, parts.kind) if device in self.slot_of
-            ]
+                (device, self.slot_of[device], kind) for device, kind in zip(parts.devices, parts.kind) if device in self.slot_of]
         return found
 
     # ---- over micro-batches -----------------------------------------------------------------------------------------
@@ -232,8 +223,7 @@ class Unfolder:
         if strategy.schedule == "backward_first":
             check_warmups(warmups, strategy.num_micro_batch)
         offsets: Dict[BlockKey, np.ndarray] = {
-            key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates
-        }
+            key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates}
         order: List[Tuple[BlockKey, int]] = []
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
@@ -249,28 +239,17 @@ class Unfolder:
             order += chain
             chains.append(chain)
         sources, targets = self._edges(offsets, chains, last)
-        arrays = self._repeat(order, strategy)
         by_source = np.argsort(sources, kind="stable")
         first = np.zeros(total + 1, np.int64)
         np.cumsum(np.bincount(sources, minlength=total), out=first[1:])
-        queues, links = self._per_communication(order, offsets)
         return ExecutionGraph(
-            arrays[0],
-            arrays[1],
-            arrays[2],
-            arrays[3],
-            arrays[4],
-            queues,
-            links,
-            targets[by_source].tolist(),
-            first.tolist(),
-            np.bincount(targets, minlength=total).tolist(),
-            self.collapse.kept,
+            *self._repeat(order, strategy), *self._per_communication(order, offsets), targets[by_source].tolist(), first.tolist(),
+            np.bincount(targets, minlength=total).tolist(), self.collapse.kept,
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
-            self._buffers(offsets, strategy.num_micro_batch),
-        )
+            self._buffers(offsets, strategy.num_micro_batch))
 
     def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
+        """The seconds, lanes, instructions, micro-batches and slots of all tasks."""
         seconds: List[float] = []
         lane: List[int] = []
         instruction: List[int] = []
@@ -294,12 +273,8 @@ class Unfolder:
             slots += template.task_slots
         return seconds, lane, instruction, micro_batches, slots
 
-    def _edges(
-        self,
-        offsets: Dict[BlockKey, np.ndarray],
-        chains: Sequence[Sequence[Tuple[BlockKey, int]]],
-        last: Dict[BlockKey, int],
-    ) -> Tuple[np.ndarray, np.ndarray]:
+    def _edges(self, offsets: Dict[BlockKey, np.ndarray], chains: Sequence[Sequence[Tuple[BlockKey, int]]],
+               last: Dict[BlockKey, int]) -> Tuple[np.ndarray, np.ndarray]:
         sources: List[np.ndarray] = []
         targets: List[np.ndarray] = []
         for key, template in self.templates.items():

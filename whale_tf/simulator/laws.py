@@ -155,7 +155,7 @@ class TestedError(Record):
     """Errors on measurements to which no parameter was fitted (leave one source out).  ``times``: which times, a member of
     :data:`TIMES`."""
 
-    times: str = field(check=TIMES.__contains__, expected="one of " + ", ".join(TIMES))
+    times: str = field(among=TIMES)
     device: str = field(not_empty=True)
     precision: str = field(not_empty=True)
     points: int = field(at_least=1)

@@ -12,7 +12,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from whale_tf.cluster.devices import Device
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
-from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
+from whale_tf.simulator.costs import OpEstimator, OpPart
 from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
 from whale_tf.simulator.strategy_tree import Strategy
 
@@ -51,17 +51,10 @@ def _layer(b: Builder, x: int, layer: LayerProfile, tied: Dict[str, int]) -> int
         inputs += (tied[layer.tied or layer.name],)
         spec += ", w"
     z = b.op(
-        "layer",
-        "layer",
-        spec + " -> b z",
-        inputs,
-        layer.forward_flops * b.batch,
-        whole=("v", "z"),
+        "layer", "layer", spec + " -> b z", inputs, layer.forward_flops * b.batch, whole=("v", "z"),
         split=("w" if layer.parameter_bytes else None) if split else None,
-        sizes={"z": moved, "w": max(1.0, layer.parameter_bytes / 4.0)},
-        scratch_bytes=int(layer.activation_bytes * b.batch),
-        itemsize=BYTE,
-    )
+        sizes={"z": moved, "w": max(1.0, layer.parameter_bytes / 4.0)}, scratch_bytes=int(layer.activation_bytes * b.batch),
+        itemsize=BYTE)
     return b.op("join", "wire", "b z -> b u", (z,), 0.0, sizes={"u": float(layer.output_bytes)}, itemsize=BYTE)
 
 
@@ -81,15 +74,9 @@ def tensor_parallel(strategy: Strategy) -> Dict[str, int]:
 class LayerEstimator(OpEstimator):
     """Times of a profile's layers as planners count them (:func:`whale_tf.profiler.layer_time.layer_seconds`)."""
 
-    def __init__(
-        self,
-        model: ModelGraph,
-        profile: ModelProfile,
-        tensor_parallel: Optional[Mapping[str, int]] = None,
-        efficiency: Efficiency = Efficiency(),
-    ) -> None:  # noqa: B008 (a frozen tuple)
+    def __init__(self, model: ModelGraph, profile: ModelProfile, tensor_parallel: Optional[Mapping[str, int]] = None) -> None:
         """``tensor_parallel``: op name -> number of devices over which a layer's op is split; others: 1."""
-        super().__init__(model, efficiency)
+        super().__init__(model)
         self.profile = profile
         self.tensor_parallel = dict(tensor_parallel or {})
         self._layers = {layer.name + "/layer": layer for layer in profile.layers}

@@ -86,7 +86,7 @@ def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[i
     for slot, device in enumerate(graph.devices):
         rows = np.flatnonzero(graph.buffers.slot == slot)
         found.append(reach_of(graph.buffers.bytes[rows].tolist(), born[rows].tolist(), dies[rows].tolist(),
-                              list(program.static_bytes[device].values())))  # fmt: skip
+                              list(program.static_bytes[device].values())))
     return found
 
 

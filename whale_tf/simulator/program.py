@@ -66,27 +66,11 @@ class Instruction:
         reads: buffers that it reads.
     """
 
-    __slots__ = (
-        "id",
-        "name",
-        "block",
-        "lane",
-        "label",
-        "parts",
-        "seconds",
-        "sum_seconds",
-        "groups",
-        "size_bytes",
-        "dependencies",
-        "reads",
-    )
+    __slots__ = ("id", "name", "block", "lane", "label", "parts", "seconds", "sum_seconds", "groups", "size_bytes",
+                 "dependencies", "reads")
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
-        self.id = id
-        self.name = name
-        self.block = block
-        self.lane = lane
-        self.label = label
+        self.id, self.name, self.block, self.lane, self.label = id, name, block, lane, label
         self.parts = Parts((), (), ())
         self.seconds: Tuple[float, ...] = ()
         self.sum_seconds: Tuple[float, ...] = ()

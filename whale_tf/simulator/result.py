@@ -132,36 +132,30 @@ class Simulation(NamedTuple):
             "bottleneck": self.bottleneck(),
         }
 
-    # ---- bottleneck
-    # ---------------------------------------------------------------------------------------------------
+    # ---- bottleneck --------------------------------------------------------------------------------------------------
+
 
     def bottleneck(self) -> str:
         """Which stage or link limits the step, and what to change."""
         if self.oom:
             return self._memory_words()
         slowest = max(self.devices, key=lambda use: use.computation_s)
-        lines = [
-            f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the step"
-        ]
+        busy = (f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the "
+                "step")
         idle = self._mean([use.bubble_s for use in self.devices]) / self.step_time_s
         exposed = self.exposed_communication_s / self.step_time_s
         if exposed > 0.1 and exposed >= idle and self.links:
             link = self.links[0]
-            lines.append(
-                f"communication is exposed for {exposed:.0%} of the step; the busiest link is {link.name} "
-                f"({link.utilisation:.0%} of the step at "
-                "full speed): use less tensor or data parallelism across it, larger micro-batches, or a faster "
-                "link"
-            )
-        elif idle > 0.1:
-            lines.append(self._idle_words(idle))
-        else:
-            lines.append("there is little else to gain: only faster devices, less arithmetic or more devices help")
-        return "; ".join(lines)
+            return (f"{busy}; communication is exposed for {exposed:.0%} of the step; the busiest link is {link.name} "
+                    f"({link.utilisation:.0%} of the step at full speed): use less tensor or data parallelism across it, larger "
+                    "micro-batches, or a faster link")
+        if idle > 0.1:
+            return f"{busy}; {self._idle_words(idle)}"
+        return f"{busy}; there is little else to gain: only faster devices, less arithmetic or more devices help"
 
     def _memory_words(self) -> str:
         place = max(range(len(self.devices)), key=lambda i: self.devices[i].peak_memory_bytes / self.usable_bytes[i])
-        use, curve = self.devices[place], self.memory[place]
+        use, curve, usable = self.devices[place], self.memory[place], self.usable_bytes[place]
         category = max(curve.at_peak, key=lambda name: curve.at_peak[name])
         advice = {
             "activations": "recompute, use smaller micro-batches, or fewer in flight (backward_first, less warm-up)",
@@ -169,17 +163,10 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        return ("out of memory: device {} of stage {} needs {} but has {} ({} short); {} of that is {}: "
-                "{}").format(
-            use.device,
-            use.stage,
-            memory_text(use.peak_memory_bytes),
-            memory_text(self.usable_bytes[place]),
-            memory_text(max(0.0, use.peak_memory_bytes - self.usable_bytes[place])),
-            memory_text(curve.at_peak[category]),
-            category,
-            advice.get(category, "use smaller micro-batches"),
-        )
+        return (f"out of memory: device {use.device} of stage {use.stage} needs {memory_text(use.peak_memory_bytes)} but has "
+                f"{memory_text(usable)} ({memory_text(max(0.0, use.peak_memory_bytes - usable))} short); "
+                f"{memory_text(curve.at_peak[category])} of that is {category}: "
+                f"{advice.get(category, 'use smaller micro-batches')}")
 
     def _idle_words(self, idle: float) -> str:
         by_stage: Dict[int, float] = {}
@@ -193,28 +180,18 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
-                f"{self.subject.num_micro_batch} micro-batches: use more "
-                "micro-batches or fewer stages"
-            )
+                f"{self.subject.num_micro_batch} micro-batches: use more micro-batches or fewer stages")
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
 
 
-def device_uses(
-    program: Program,
-    graph: ExecutionGraph,
-    times: Times,
-    memory: Sequence[MemoryCurve],
-    step_time_s: float,
-    usable_bytes: Sequence[float],
-    subject: Subject,
-    cluster: Cluster,
-) -> Tuple[DeviceUse, ...]:
+def device_uses(program: Program, graph: ExecutionGraph, times: Times, memory: Sequence[MemoryCurve],
+                usable_bytes: Sequence[float], subject: Subject, cluster: Cluster) -> Tuple[DeviceUse, ...]:
     """Use of every simulated device over the step.
 
     Args:
         usable_bytes: memory that a step may take on each device.
     """
-    stage_of = program.stage_of()
+    stage_of, step_time_s = program.stage_of(), times.makespan
     intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
     for task, lane in enumerate(graph.lane):
         if lane == COMPUTATION:
@@ -229,18 +206,10 @@ def device_uses(
         at_peak_s = subject.matrix_flops.get(device, 0.0) / cluster.devices[device].peak_flops_per_s[subject.precision]
         union = _union(np.concatenate([computing, communicating]))
         peak = memory[slot].peak_bytes
-        uses.append(
-            DeviceUse(
-                device,
-                stage_of.get(device, 0),
-                busy,
-                max(0.0, union - busy),
-                max(0.0, step_time_s - union),
-                at_peak_s / step_time_s,
-                peak,
-                peak > usable_bytes[slot],
-            )
-        )
+        uses.append(DeviceUse(
+            device, stage_of.get(device, 0), computation_s=busy, exposed_s=max(0.0, union - busy),
+            bubble_s=max(0.0, step_time_s - union), mfu=at_peak_s / step_time_s, peak_memory_bytes=peak,
+            oom=peak > usable_bytes[slot]))
     return tuple(uses)
 
 
@@ -254,9 +223,8 @@ def _union(intervals: np.ndarray) -> float:
     return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
 
 
-def link_uses(
-    graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float], step_time_s: float
-) -> Tuple[LinkUse, ...]:
+def link_uses(graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float],
+              step_time_s: float) -> Tuple[LinkUse, ...]:
     """The links, busiest first."""
     carried: Dict[int, float] = {}
     for task, entries in graph.links.items():

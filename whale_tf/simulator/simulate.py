@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, Device
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -14,13 +14,13 @@ from whale_tf.simulator.captured import captured_step
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.cores import Hosts, operands, run_on_cores
-from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
+from whale_tf.simulator.costs import DEFAULT_GAMMA, OpEstimator
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
-from whale_tf.simulator.network import ALGORITHMS, FLAT, Network
+from whale_tf.simulator.network import FLAT, Network
 from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
@@ -28,6 +28,9 @@ from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.synchronise import sums_every_micro_batch
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+
+# Fields of a strategy that unfolding reads.  A compiled program depends on none of them, or only on a part.
+UNFOLDED = ("model", "num_micro_batch", "schedule", "stages", "micro_batch_slices")
 
 
 class Options(NamedTuple):
@@ -38,10 +41,6 @@ class Options(NamedTuple):
         collapse: simulate one device of each class of equal ones; the answer is the same.
         steady_state: simulate few micro-batches, and extrapolate to all of them once the step is periodic.
         reserved_bytes: memory that a step cannot use, by kind of device; None: what ``Device.usable_bytes`` leaves.
-        gamma: overlap factor by device type; other types use :data:`DEFAULT_GAMMA` of their kind.
-        efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
-        correction, algorithms: see :class:`whale_tf.simulator.network.Network`; no algorithms: all, or in TensorFlow the flat
-            ones, which Horovod and TensorFlow call.
         calibration: measurements of the machine; they replace the cluster's rates and links, and the gamma of its type.
         xla: whether TensorFlow on GPUs runs ops fused by XLA or each with its own kernels, by the laws; None: every op is one
             kernel written by hand, and running ops costs nothing else (as in Megatron's and Proteus' models).
@@ -53,12 +52,6 @@ class Options(NamedTuple):
     collapse: bool = True
     steady_state: bool = False
     reserved_bytes: Optional[Mapping[str, int]] = None
-    gamma: Optional[Mapping[str, float]] = None
-    efficiency: Efficiency = Efficiency()
-    profiles: Optional[Mapping[str, Profile]] = None
-    allow_roofline: bool = True
-    correction: Optional[Mapping[str, float]] = None
-    algorithms: Optional[Tuple[str, ...]] = None
     calibration: Optional[Calibration] = None
     xla: Optional[bool] = None
     laws: Optional[Laws] = None
@@ -86,14 +79,12 @@ class Simulator:
         self.options = options
         self.laws = options.laws or default_laws()
         self._in_tensorflow = options.xla is not None and all(device.kind == "GPU" for device in cluster.devices)
-        correction = options.correction
-        if self._in_tensorflow and correction is None:
-            correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / self.laws.framework.all_reduce)
-        if self._in_tensorflow:
+        if self._in_tensorflow:  # Horovod and TensorFlow call the flat algorithms
             law = self.laws.framework
-            self.network = Network(cluster, correction, options.algorithms or FLAT, law.protocols, near_adapters=True)
+            correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / law.all_reduce)
+            self.network = Network(cluster, correction, FLAT, law.protocols, near_adapters=True)
         else:
-            self.network = Network(cluster, correction, options.algorithms or ALGORITHMS)
+            self.network = Network(cluster)
         self._keep = keep
         self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
 
@@ -165,15 +156,12 @@ class Simulator:
             return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
         return self._run_step(plan, step, global_batch)
 
-    def _run_step(
-        self, plan: Plan, step: StepGraph, global_batch: Optional[int], numbers: Optional[Mapping[int, int]] = None
-    ) -> Simulation:
+    def _run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int],
+                  numbers: Optional[Mapping[int, int]] = None) -> Simulation:
         began = time.process_time()
         known = self.options.calibration
-        model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
-        estimator = OpEstimator(model, self.options.efficiency, None, True, known)
-        program, subject, tasks = captured_step(
-            plan, step, self.cluster, self.network, estimator, global_batch, numbers)
+        costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), known)
+        program, subject, tasks = captured_step(plan, step, self.cluster, self.network, costs, global_batch, numbers)
         graph = tasks.graph()
         limits = tasks.limits if known is not None and known.cores is not None else None
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
@@ -189,11 +177,9 @@ class Simulator:
             period = period_of(short, strategy)
             if period is not None:
                 count += (total - count) % period
-                runs = [
+                return extended(strategy, *(
                     self._simulate(strategy._replace(num_micro_batch=count + more), program, unfolder, compiled_s)
-                    for more in (0, period)
-                ]
-                return extended(strategy, runs[0], runs[1])
+                    for more in (0, period)))
             count *= 2
         return None
 
@@ -218,67 +204,35 @@ class Simulator:
         devices = [self.cluster.devices[device] for device in graph.devices]
         usable = tuple(
             device.usable_bytes if reserved is None else float(device.memory_bytes - reserved.get(device.kind, 0))
-            for device in devices)  # fmt: skip
+            for device in devices)
         done = time.process_time()
         return Simulation(
-            program,
-            graph,
-            times,
-            memory,
-            self.cluster,
-            times.makespan,
-            subject,
-            usable,
-            device_uses(program, graph, times, memory, times.makespan, usable, subject, self.cluster),
+            program, graph, times, memory, self.cluster, times.makespan, subject, usable,
+            device_uses(program, graph, times, memory, usable, subject, self.cluster),
             representative or {device: device for device in graph.devices},
-            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
-            compiled_s,
-            done - began,
-        )
+            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan), compiled_s, done - began)
 
     def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:
         options, known = self.options, self.options.calibration
         if limits is not None and known is not None and known.cores is not None:
-            hosts = Hosts(
-                [self.cluster.devices[device].node for device in graph.devices],
-                known.cores,
-                limits.__getitem__,
-                known.slowed,
-                known.wake_s,
-                known.far_s,
-                operands(graph) if known.far else {},
-            )
+            nodes = [self.cluster.devices[device].node for device in graph.devices]
+            hosts = Hosts(nodes, known.cores, limits.__getitem__, known.slowed, known.wake_s, known.far_s,
+                          operands(graph) if known.far else {})
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
-        gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
+        gammas = [gamma_of(self.cluster.devices[device], known) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
-        key = (
-            _Same(strategy.model),
-            _Same(estimator),
-            strategy.op_configs,
-            strategy.recompute,
-            stages,
-            strategy.zero,
-            sums_every_micro_batch(strategy),
-            schedule_of(strategy.schedule).splits,
-            strategy.partition_activations,
-            strategy.offload,
-            strategy.bucket_bytes,
-            strategy.buckets,
-            strategy.fp16_gradients,
-            strategy.weights_first,
-        )
+        rest = tuple(value for name, value in strategy._asdict().items() if name not in UNFOLDED)
+        key = (_Same(strategy.model), _Same(estimator), stages, rest, sums_every_micro_batch(strategy),
+               schedule_of(strategy.schedule).splits)
         found = self._programs.pop(key, None)
         if found is None:
-            options = self.options
-            kernels = Kernels(strategy.model, self.laws, bool(options.xla)) if self._in_tensorflow else None
-            estimator = estimator or OpEstimator(
-                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration, kernels
-            )
+            kernels = Kernels(strategy.model, self.laws, bool(self.options.xla)) if self._in_tensorflow else None
+            estimator = estimator or OpEstimator(strategy.model, self.options.calibration, kernels)
             program = compile_strategy(strategy, self.cluster, estimator)
-            collapse = Collapse(program, self.cluster, self.network, options.collapse)
+            collapse = Collapse(program, self.cluster, self.network, self.options.collapse)
             found = (program, Unfolder(program, collapse, self.network))
         self._programs[key] = found
         if len(self._programs) > self._keep:
@@ -307,11 +261,8 @@ class _Same:
         return id(self._value)
 
 
-def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
-    """The overlap factor of a device: the given one, else the calibrated one, else that of its kind."""
-    one = cluster.devices[device]
-    if options.gamma is not None and one.type in options.gamma:
-        return options.gamma[one.type]
-    if options.calibration is not None and options.calibration.device == one.type:
-        return options.calibration.gamma
-    return DEFAULT_GAMMA[one.kind]
+def gamma_of(device: Device, calibration: Optional[Calibration]) -> float:
+    """The overlap factor of a device: the calibrated one, else that of its kind."""
+    if calibration is not None and calibration.device == device.type:
+        return calibration.gamma
+    return DEFAULT_GAMMA[device.kind]

@@ -8,12 +8,12 @@ certain, and not only likely, because the window covers all micro-batches that c
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Optional, Tuple
+from typing import Dict, Optional
 
 import numpy as np
 
 from whale_tf.simulator.program import BACKWARD, UPDATE, BlockKey
-from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
+from whale_tf.simulator.result import LinkUse, Simulation
 from whale_tf.simulator.strategy_tree import Strategy
 
 PERIODS = (1, 2, 3, 4, 6, 8, 12)
@@ -82,10 +82,13 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
         return last + (last - before) * further
 
     step_time_s = at_end(run.step_time_s, longer.step_time_s)
-    devices = tuple(
-        _extended_use(one, last, at_end, run, longer, step_time_s, usable)
-        for one, last, usable in zip(run.devices, longer.devices, longer.usable_bytes)
-    )
+    devices = []
+    for one, last, usable in zip(run.devices, longer.devices, longer.usable_bytes):
+        peak = at_end(one.peak_memory_bytes, last.peak_memory_bytes)
+        devices.append(last._replace(
+            computation_s=at_end(one.computation_s, last.computation_s), exposed_s=at_end(one.exposed_s, last.exposed_s),
+            bubble_s=at_end(one.bubble_s, last.bubble_s), peak_memory_bytes=peak, oom=peak > usable,
+            mfu=at_end(one.mfu * run.step_time_s, last.mfu * longer.step_time_s) / step_time_s))
     before = {use.name: use.bytes for use in run.links}
     links = []
     for use in longer.links:
@@ -93,37 +96,7 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
         grown = size / use.bytes if use.bytes else 0.0  # messages without bytes
         links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * grown / step_time_s))
     return longer._replace(
-        step_time_s=step_time_s,
-        subject=strategy.subject(),
-        devices=devices,
-        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))),
-        steady=True,
+        step_time_s=step_time_s, subject=strategy.subject(), devices=tuple(devices),
+        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))), steady=True,
         simulate_seconds=run.simulate_seconds + longer.simulate_seconds,
-        compile_seconds=run.compile_seconds + longer.compile_seconds,
-    )
-
-
-def _extended_use(
-    one: DeviceUse,
-    last: DeviceUse,
-    at_end: Callable[[float, float], float],
-    run: Simulation,
-    longer: Simulation,
-    step_time_s: float,
-    usable_bytes: float,
-) -> DeviceUse:
-    values: Tuple[float, ...] = tuple(
-        at_end(getattr(one, name), getattr(last, name))
-        for name in ("computation_s", "exposed_s", "bubble_s", "peak_memory_bytes")
-    )
-    work = at_end(one.mfu * run.step_time_s, last.mfu * longer.step_time_s)
-    return DeviceUse(
-        last.device,
-        last.stage,
-        values[0],
-        values[1],
-        values[2],
-        work / step_time_s,
-        values[3],
-        values[3] > usable_bytes,
-    )
+        compile_seconds=run.compile_seconds + longer.compile_seconds)

@@ -49,7 +49,6 @@ class Strategy(NamedTuple):
         op_configs: computation config of each op.
         zero: what is partitioned over data-parallel devices, beyond the parts that ops imply: ``v1`` optimizer state, ``v2`` also
             gradients, ``v3`` also parameters (ZeRO; Proteus section II "Memory Optimization").
-        partition_activations: activations that wait for their backward are divided over the devices that have copies.
         offload: what is in the host's memory: ``states``, those of the optimizer; ``v0``, also values and gradients, which are
             copied to the device when they are used.
         recompute: for each op, the name of its recomputation unit, or "".
@@ -70,7 +69,6 @@ class Strategy(NamedTuple):
     stages: Tuple[Stage, ...]
     recompute: Tuple[str, ...]
     zero: str = "none"
-    partition_activations: bool = False
     offload: str = "none"
     bucket_bytes: Optional[float] = None
     buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
@@ -127,7 +125,6 @@ class StrategyTree:
         self.configs: Dict[int, OpConfig] = {}
         self.order = "backward_first"
         self.zero = "none"
-        self.partition_activations = False
         self.offload = "none"
         for number, op in enumerate(model.ops):
             node = self.root
@@ -155,8 +152,7 @@ class StrategyTree:
         chosen = [node for path, node in paths if fnmatch.fnmatchcase(path, pattern)]
         if not chosen:
             raise PlanError(
-                f"no subgraph of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, [path for path, _ in paths])}"
-            )
+                f"no subgraph of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, [path for path, _ in paths])}")
         for node in chosen:
             node.config = config
         return self
@@ -177,17 +173,7 @@ class StrategyTree:
             raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all subgraphs of a model need the same number")
         for ops, devices in groups:
             stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
-        return Strategy(
-            self.model,
-            op_configs,
-            counts.pop(),
-            self.order,
-            tuple(stages),
-            units,
-            self.zero,
-            self.partition_activations,
-            self.offload,
-        )
+        return Strategy(self.model, op_configs, counts.pop(), self.order, tuple(stages), units, self.zero, self.offload)
 
     def _schedules(self) -> Tuple[List[ScheduleConfig], Tuple[str, ...]]:
         """For each op, the schedule config that it inherits, and the topmost node that asks to recompute it."""
@@ -221,17 +207,13 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
         if axis.dim is None:
             continue
         if axis.dim in op.whole:
-            raise PlanError(
-                "op {!r} needs dimension {!r} whole; partition one of {}".format(
-                    op.name, axis.dim, ", ".join(repr(dim) for dim in op.dims if dim not in op.whole)
-                )
-            )
+            raise PlanError("op {!r} needs dimension {!r} whole; partition one of {}".format(
+                op.name, axis.dim, ", ".join(repr(dim) for dim in op.dims if dim not in op.whole)))
         degree, extent = fitted.degree(axis.dim), op.dims[axis.dim]
         if degree > extent:
             raise PlanError(
                 f"op {op.name!r} has only {int(extent)} elements along {axis.dim!r}, so it cannot be partitioned {degree} ways; "
-                f"use a degree of at most {int(extent)}"
-            )
+                f"use a degree of at most {int(extent)}")
     return fitted
 
 
@@ -258,8 +240,7 @@ def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[Op
                     break
             else:
                 raise PlanError(
-                    f"no config reaches op {op.name!r}; set one with tree.set({op.name!r}, op_config(devices, ...))"
-                )
+                    f"no config reaches op {op.name!r}; set one with tree.set({op.name!r}, op_config(devices, ...))")
         for use in op.inputs:
             consumed[use.tensor] = tensor_config(configs[number], use.dims, False)
     return tuple(configs[number] for number in range(len(model.ops)))
@@ -293,8 +274,7 @@ def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:
     """ZeRO's memory config: of a partial tensor (whose value is thus replicated) every device keeps one part, cut along the
     first dimension (Proteus section II)."""
     return TensorConfig(
-        gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes)
-    )
+        gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes))
 
 
 def parameter_uses(model: ModelGraph) -> Dict[int, List[Tuple[int, Tuple[str, ...]]]]:

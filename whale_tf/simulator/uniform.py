@@ -30,35 +30,18 @@ def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> in
         PlanError: the global batch cannot be divided like that.
     """
     if min(global_batch, num_micro_batch, dp) < 1:
-        raise PlanError(
-            f"global batch {global_batch}, {num_micro_batch} micro-batches, dp {dp}: expected at least 1 each"
-        )
+        raise PlanError(f"global batch {global_batch}, {num_micro_batch} micro-batches, dp {dp}: expected at least 1 each")
     if global_batch % (num_micro_batch * dp):
         raise PlanError(
-            f"a global batch of {global_batch} cannot be divided over {num_micro_batch} micro-batches x {dp} "
-            f"data-parallel replicas; use a "
-            f"multiple of {num_micro_batch * dp}"
-        )
+            f"a global batch of {global_batch} cannot be divided over {num_micro_batch} micro-batches x {dp} data-parallel "
+            f"replicas; use a multiple of {num_micro_batch * dp}")
     return global_batch // num_micro_batch
 
 
-def uniform_3d(
-    model: ModelGraph,
-    dp: int = 1,
-    tp: int = 1,
-    pp: int = 1,
-    num_micro_batch: int = 1,
-    schedule: str = "backward_first",
-    policy: str = "PA",
-    warmups: Optional[Sequence[int]] = None,
-    recompute: str = "none",
-    zero: str = "none",
-    partition_activations: bool = False,
-    offload: str = "none",
-    devices: Optional[Sequence[int]] = None,
-    chunks: int = 2,
-    parts: Optional[Sequence[Tuple[int, ...]]] = None,
-) -> Strategy:
+def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_micro_batch: int = 1,
+               schedule: str = "backward_first", policy: str = "PA", warmups: Optional[Sequence[int]] = None,
+               recompute: str = "none", zero: str = "none", offload: str = "none", devices: Optional[Sequence[int]] = None,
+               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None) -> Strategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
     Args:
@@ -82,9 +65,6 @@ def uniform_3d(
         raise PlanError(f"zero is {zero!r}, which divides state over data-parallel replicas, but dp is 1; use more replicas, or "
                         "zero 'none'")
     known = schedule_of(schedule)
-    if known.homes is not None and partition_activations:
-        raise PlanError(f"schedule {schedule!r} runs several stages on a device, but activations are kept in parts only if "
-                        "each has one; use backward_first, or zero_bubble_h1")
     homes = known.homes(pp * chunks, chunks) if known.homes is not None else tuple(range(pp))
     depths = tuple(warmups) if warmups is not None else warmup_depths(known.policy or policy, pp, None, num_micro_batch)
     if len(depths) != pp:
@@ -95,7 +75,7 @@ def uniform_3d(
         raise PlanError(f"devices are {placed}, expected {dp * tp * pp} different ones")
     tree = StrategyTree(model)
     tree.order = schedule
-    tree.zero, tree.partition_activations, tree.offload = zero, partition_activations, offload
+    tree.zero, tree.offload = zero, offload
     if parts is not None and len(parts) != len(homes):
         raise PlanError(f"ops are given for {len(parts)} stages, expected {len(homes)}")
     parts = parts or balanced_stages(model, len(homes))
@@ -185,8 +165,7 @@ def balanced_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
         blocks[-1].append(number)
     if count > len(blocks):
         raise PlanError(
-            f"{model.name!r} has {len(blocks)} blocks, which cannot make {count} stages; use at most {len(blocks)}"
-        )
+            f"{model.name!r} has {len(blocks)} blocks, which cannot make {count} stages; use at most {len(blocks)}")
     total = [0.0]
     for block in blocks:
         total.append(total[-1] + sum(model.ops[number].flops for number in block))

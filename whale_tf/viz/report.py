@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 from string import Template
-from typing import Iterable, List, Optional, Sequence
+from typing import Iterable, List, Sequence
 
 from whale_tf.simulator.result import Simulation
-from whale_tf.simulator.trace import Trace, trace_of
+from whale_tf.simulator.trace import trace_of
 from whale_tf.viz.timeline import GIB, memory_figure, svg_text, timeline_figure
 
 _PAGE = Template("""<!DOCTYPE html>
@@ -34,30 +34,23 @@ $pictures
 """)
 
 
-def html_report(result: Simulation, title: str = "", measured: Optional[Trace] = None) -> str:
-    """The page: the output of ``whale simulate``, the timeline and the memory curve, and below them the ``measured`` timeline.
+def html_report(result: Simulation) -> str:
+    """The page: the output of ``whale simulate``, the timeline and the memory curve.
 
     A plan that runs out of memory has no timeline; the page gives the reason instead.
     """
-    title = title or f"{result.subject.model} on {result.cluster.name}"
+    title = f"{result.subject.model} on {result.cluster.name}"
     stages, micro_batches = len(result.program.stages), result.subject.num_micro_batch
     subtitle = (f"{len(result.representative)} devices, {stages} stages, {micro_batches} micro-batches "
                 f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
-        title=html.escape(title),
-        subtitle=html.escape(subtitle),
-        facts=_facts(result),
-        bad=" bad" if result.oom else "",
-        bottleneck=html.escape(result.bottleneck()),
-        pictures=_pictures(result, measured),
-        devices=_devices(result),
-        links=_links(result),
-    )
+        title=html.escape(title), subtitle=html.escape(subtitle), facts=_facts(result), bad=" bad" if result.oom else "",
+        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result), devices=_devices(result), links=_links(result))
 
 
-def write_report(path: str, result: Simulation, title: str = "", measured: Optional[Trace] = None) -> None:
+def write_report(path: str, result: Simulation) -> None:
     with open(path, "w", encoding="utf8") as handle:
-        handle.write(html_report(result, title, measured))
+        handle.write(html_report(result))
 
 
 def _facts(result: Simulation) -> str:
@@ -73,20 +66,13 @@ def _facts(result: Simulation) -> str:
     return "".join('<div class="fact"><span>{}</span><b>{}</b></div>'.format(*fact) for fact in facts)
 
 
-def _pictures(result: Simulation, measured: Optional[Trace]) -> str:
+def _pictures(result: Simulation) -> str:
     if result.oom:
         return ""
     trace = trace_of(result)
     limits = {device: result.cluster.devices[device].memory_bytes for device in trace.devices}
-    parts = [
-        "<h2>Timeline</h2>",
-        svg_text(timeline_figure(trace)),
-        "<h2>Memory</h2>",
-        svg_text(memory_figure(trace, limits)),
-    ]
-    if measured is not None:
-        parts += ["<h2>Timeline, measured</h2>", svg_text(timeline_figure(measured))]
-    return "\n".join(parts)
+    return "\n".join(["<h2>Timeline</h2>", svg_text(timeline_figure(trace)),
+                      "<h2>Memory</h2>", svg_text(memory_figure(trace, limits))])
 
 
 def _devices(result: Simulation) -> str:
@@ -94,27 +80,17 @@ def _devices(result: Simulation) -> str:
     for use, size, curve in zip(result.devices, result.class_sizes(), result.memory):
         step = result.step_time_s
         largest = max(curve.at_peak, key=lambda name: curve.at_peak[name]) if curve.at_peak else ""
-        rows.append(
-            (
-                f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""),
-                str(use.stage),
-                f"{use.computation_s / step:.1%}",
-                f"{use.exposed_s / step:.1%}",
-                f"{use.bubble_s / step:.1%}",
-                f"{use.mfu:.1%}",
-                f"{use.peak_memory_bytes / GIB:.2f}",
-                "out of memory" if use.oom else "fits",
-                largest,
-            )
-        )
+        rows.append((
+            f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""), str(use.stage),
+            f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}", f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}",
+            f"{use.peak_memory_bytes / GIB:.2f}", "out of memory" if use.oom else "fits", largest))
     return _table(("", "stage", "computes", "communication exposed", "idle", "MFU", "peak GiB", "", "most of the peak"), rows)
 
 
 def _links(result: Simulation) -> str:
     return _table(
         ("", "MB in a step", "of the step at full speed"),
-        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]],
-    )
+        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]])
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

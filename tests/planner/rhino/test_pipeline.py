@@ -2,13 +2,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 import numpy as np
 import pytest
 
 from whale_tf.errors import InfeasibleError, PlanError
-from whale_tf.planner.rhino.pipeline import GAP, Flow, StageProblem, bounds, crossing_bytes, most_work, stage_program, stage_work
+from whale_tf.planner.rhino.pipeline import GAP, Flow, StageProblem, bounds, crossing_bytes, most_work, stage_program
+
+
+def stage_work(problem: StageProblem, of: Sequence[int]) -> List[float]:
+    """Work of every stage."""
+    found = [0.0] * (max(of) + 1)
+    for work, stage in zip(problem.work, of):
+        found[stage] += work
+    return found
 
 
 def random_problem(random: np.random.RandomState) -> StageProblem:

@@ -58,7 +58,8 @@ class Costs:
     """The cost model of one profile on one cluster.
 
     Args:
-        blocking: whether a stage waits for its messages (otherwise they overlap with its next micro-batch, section 6.1).
+        blocking: whether a stage waits for its messages in estimates (otherwise they overlap with its next micro-batch, as layers
+            are always assigned; section 6.1).
         shared_adapters: whether gradient rings that leave a node share its adapters.
     """
 
@@ -118,7 +119,7 @@ class Costs:
         alike = bool(numpy.all(times == times[:, :1]))
         edges = self.edge_times(degrees, micro_batch, placement).max(axis=0)
         gas = self.accumulation(degrees, micro_batch)
-        problem = (times[:, 0] if alike else times, edges, gas, degrees.pp, self.blocking)
+        problem = (times[:, 0] if alike else times, edges, gas, degrees.pp)
         found = layer_assignment.assign(*problem)
         if found is not None and not self._memory(Strategy(degrees, micro_batch, placement, found.cuts), gas)[1]:
             found = layer_assignment.assign(*problem, self._lowest(degrees, micro_batch, placement, gas)) or found
@@ -155,12 +156,8 @@ class Costs:
         """Parameter bytes of layers first to end - 1 on one device, a tied parameter once."""
         key = (first, end, tmp)
         if key not in self._parameters:
-            total, seen = 0.0, set()
-            for index, layer in enumerate(self.profile.layers[first:end], first):
-                if layer.tied is None or layer.tied not in seen:
-                    total += layer.parameter_bytes / (tmp if self._split[index] else 1)
-                seen.add(layer.tied)
-            self._parameters[key] = total
+            self._parameters[key] = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else tmp)
+                                        for layer in self.profile.distinct(first, end))
         return self._parameters[key]
 
     def link(self, group: numpy.ndarray) -> Link:

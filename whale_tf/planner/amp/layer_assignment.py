@@ -6,8 +6,6 @@ Choose ``0 = b_0 < b_1 < ... < b_k = L`` to minimise Eq. 5::
 
     (gas - 1) max_j t_j + sum_j e_j + sum_j t_j        t_j = sum of times[l][j] for b_j <= l < b_{j+1}
 
-With ``blocking`` communication a stage also waits for its messages, so the maximum is over ``t_j + e_{j-1} + e_j``.
-
 Method.  The paper's dynamic programming carries the maximum as a table dimension, O(k L^4).  Here the maximum is a cap m: the
 least sum under a cap is a shortest path over layers, O(k L) with a sliding-window minimum (window: the layers that fit under m).
 Caps are the possible stage times, sorted; the least sum falls as the cap rises, so an interval of caps (low, high) has the bound
@@ -37,6 +35,7 @@ def evaluate(times: numpy.ndarray, edges: numpy.ndarray, gas: int, cuts: Sequenc
     Args:
         times: ``[L]`` (alike on all stages) or ``[L, k]``.
         edges: ``[L - 1, k - 1]``.
+        blocking: a stage also waits for its messages, so the maximum is over ``t_j + e_{j-1} + e_j``.
     """
     count = len(cuts) - 1
     stage = [float(numpy.sum(times[a:b] if times.ndim == 1 else times[a:b, j]))
@@ -47,7 +46,7 @@ def evaluate(times: numpy.ndarray, edges: numpy.ndarray, gas: int, cuts: Sequenc
     return (gas - 1) * cycle + sum(edge) + sum(stage)
 
 
-def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blocking: bool = False,
+def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int,
            lowest: Optional[Sequence[Sequence[int]]] = None) -> Optional[Assignment]:
     """The assignment of least cost to ``count`` non-empty stages, or None if there is none.
 
@@ -61,12 +60,12 @@ def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blo
     if count == 1:
         if lowest is not None and lowest[0][layers] > 0:
             return None
-        return Assignment(evaluate(times, edges, gas, (0, layers), blocking), (0, layers))
-    problem = (_BlockingProblem if blocking else Problem)(times, edges, count, lowest)
+        return Assignment(evaluate(times, edges, gas, (0, layers)), (0, layers))
+    problem = Problem(times, edges, count, lowest)
     if lowest is not None and problem.probe(INFINITY)[0] == INFINITY:
         return None
     cuts = problem.trace(problem.probe(INFINITY)[1]) if gas == 1 else _branch_and_bound(problem, gas)
-    return Assignment(evaluate(times, edges, gas, cuts, blocking), cuts)
+    return Assignment(evaluate(times, edges, gas, cuts), cuts)
 
 
 def _branch_and_bound(problem: Problem, gas: int) -> Tuple[int, ...]:
@@ -206,45 +205,3 @@ def _window(sums: List[float], cap: float) -> List[int]:
             start += 1
         result[end] = start
     return result
-
-
-class _BlockingProblem(Problem):
-    """Stage times include the messages at both ends, so the layers that fit under a cap are no window: O(k L^2) per probe."""
-
-    def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int,
-                 lowest: Optional[Sequence[Sequence[int]]] = None) -> None:
-        super().__init__(times, edges, count, lowest)
-        size = self.layers + 1
-        self.stage_times = numpy.full((count, size, size), INFINITY)
-        for j, sums in enumerate(map(numpy.asarray, self.sums)):
-            span = sums[None, :] - sums[:, None]
-            before = numpy.concatenate([[0.0], edges[:, j - 1], [0.0]]) if j else numpy.zeros(size)
-            behind = numpy.concatenate([[0.0], edges[:, j], [0.0]]) if j < count - 1 else numpy.zeros(size)
-            cycle = span + before[:, None] + behind[None, :]
-            legal = numpy.triu(numpy.ones((size, size), bool), 1)
-            if lowest is not None:
-                legal &= numpy.arange(size)[:, None] >= numpy.asarray(lowest[j])[None, :]
-            self.stage_times[j] = numpy.where(legal, cycle, INFINITY)
-        self.most = float(numpy.max(self.stage_times[self.stage_times < INFINITY], initial=0.0))
-        self.work = [numpy.asarray(sums)[None, :] - numpy.asarray(sums)[:, None] for sums in self.sums]
-
-    def caps(self) -> List[float]:
-        result: List[float] = numpy.unique(self.stage_times[self.stage_times < INFINITY]).tolist()
-        return result
-
-    def _fits(self, cap: float) -> bool:
-        return self.probe(cap)[0] < INFINITY
-
-    def longest(self, cuts: Sequence[int]) -> float:
-        return max(float(self.stage_times[j, a, b]) for j, (a, b) in enumerate(zip(cuts, cuts[1:])))
-
-    def probe(self, cap: float) -> Tuple[float, _Back]:
-        cap = min(cap, self.most)
-        cost = numpy.where(self.stage_times[0][0] <= cap, self.work[0][0], INFINITY)
-        back: _Back = [[0] * (self.layers + 1)]
-        for j in range(1, self.count):
-            edge = numpy.array([INFINITY] + self.edges[j - 1] + [INFINITY])
-            value = numpy.where(self.stage_times[j] <= cap, (cost + edge)[:, None] + self.work[j], INFINITY)
-            back.append(numpy.argmin(value, axis=0).tolist())
-            cost = numpy.min(value, axis=0)
-        return float(cost[self.layers]), back

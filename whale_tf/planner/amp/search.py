@@ -1,36 +1,29 @@
-"""AMP's optimization procedure (Algorithm 1): enumerate degrees and micro-batches, place, assign layers, estimate, and, if a
-trial function is given, run the best ones."""
+"""AMP's optimization procedure (Algorithm 1): enumerate degrees and micro-batches, place, assign layers, estimate."""
 from __future__ import annotations
 
-from typing import Callable, Iterator, List, NamedTuple, Optional
+from typing import Iterator, List, NamedTuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.planner.amp.cost import Costs, Degrees, Estimate, Strategy, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.model_profile import ModelProfile
 
-# seconds of one iteration of a strategy, on the machine at hand
-Trial = Callable[[Strategy], float]
-
 
 class Candidate(NamedTuple):
-    """A strategy with its estimate, and with ``measured_s`` if it was run."""
+    """A strategy with its estimate."""
 
     strategy: Strategy
     estimate: Estimate
-    origin: str = "amp"
-    measured_s: Optional[float] = None
 
     @property
     def seconds(self) -> float:
-        return self.estimate.seconds if self.measured_s is None else self.measured_s
+        return self.estimate.seconds
 
     def describe(self) -> str:
         """``pp 4 x dp 4 x tmp 1, micro-batches of 1``."""
         degrees = self.strategy.degrees
-        return "pp {} x dp {} x tmp {}, micro-batches of {}{}{}".format(
+        return "pp {} x dp {} x tmp {}, micro-batches of {}{}".format(
             degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch,
-            "" if self.measured_s is None else f", measured {self.measured_s:.4g} s",
             "" if self.estimate.fits else ", does not fit memory")
 
 
@@ -52,12 +45,8 @@ def micro_batches(global_batch: int, dp: int, granularity: int) -> List[int]:
     return [size for size in sizes if size >= min(granularity, sizes[-1])]
 
 
-def search(costs: Costs, trial: Optional[Trial] = None, budget: int = 10) -> List[Candidate]:
-    """Every strategy, best first: those that fit memory, by estimated seconds, then those that do not.
-
-    Args:
-        trial: runs a strategy; the ``budget`` best that fit are run and ranked by their measured time, before all others.
-    """
+def search(costs: Costs) -> List[Candidate]:
+    """Every strategy, best first: those that fit memory, by estimated seconds, then those that do not."""
     record: List[Candidate] = []
     granularity = costs.profile.batch_granularity or 1
     for degree in degrees(costs.profile, costs.cluster):
@@ -66,17 +55,13 @@ def search(costs: Costs, trial: Optional[Trial] = None, budget: int = 10) -> Lis
             strategy = costs.assign(degree, size, placement)
             if strategy is not None:
                 record.append(Candidate(strategy, costs.estimate(strategy)))
-    record = ranked(record)
-    if trial is None:
-        return record
-    tried = [c._replace(measured_s=trial(c.strategy)) for c in record[:budget] if c.estimate.fits]
-    return sorted(tried, key=lambda c: c.seconds) + record[len(tried):]
+    return ranked(record)
 
 
 def ranked(record: List[Candidate]) -> List[Candidate]:
-    """Sort key: strategies that fit first; ties by fewer stages, less tensor parallelism, larger micro-batches."""
-    return sorted(record, key=lambda c: (not c.estimate.fits, c.estimate.seconds, c.strategy.degrees.pp,
-                                         c.strategy.degrees.tmp, -c.strategy.micro_batch))
+    """Strategies that fit first; ties by fewer stages, less tensor parallelism, larger micro-batches."""
+    return sorted(record, key=lambda c: (not c.estimate.fits, c.seconds, c.strategy.degrees.pp, c.strategy.degrees.tmp,
+                                         -c.strategy.micro_batch))
 
 
 def _divisors(number: int) -> List[int]:

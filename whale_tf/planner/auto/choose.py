@@ -14,7 +14,8 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
 from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
-from whale_tf.planner.joint import Joint, Layers
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.search import searched
 from whale_tf.profiler.model_profile import ModelProfile

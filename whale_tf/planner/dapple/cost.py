@@ -29,6 +29,7 @@ Eq. 1 leaves that out.  If all micro-batches fit, the term vanishes.
 """
 from __future__ import annotations
 
+import itertools
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
@@ -138,13 +139,9 @@ class Costs:
         self.num_layers = len(profile.layers)
         self.outputs = [layer.output_bytes for layer in profile.layers]
         self.parameters = _range_parameters(profile)
-        kept = [0.0]
-        for layer in profile.layers:
-            kept.append(kept[-1] + layer.activation_bytes)
-        self._kept = kept
-        self._passed = [0.0]  # bytes that layers take from the previous ones
-        for size in [self.outputs[0], *self.outputs[:-1]]:
-            self._passed.append(self._passed[-1] + size)
+        self._kept = [0.0, *itertools.accumulate(float(layer.activation_bytes) for layer in profile.layers)]
+        taken = [self.outputs[0], *self.outputs[:-1]]  # bytes that layers take from the previous ones
+        self._passed = [0.0, *itertools.accumulate(map(float, taken))]
         self._prefixes: Dict[Tuple[str, int], Tuple[List[float], List[float]]] = {}
         self._sets: Dict[Tuple[Counts, Counts], _SetCost] = {}
         self._wires: Dict[Tuple[Counts, Counts, Counts], Tuple[float, float]] = {}

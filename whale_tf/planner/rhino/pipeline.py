@@ -113,14 +113,6 @@ def most_work(problem: StageProblem, count: int, epsilon: float) -> float:
     return (1 + epsilon) * sum(problem.work) / count + max(problem.work, default=0.0)
 
 
-def stage_work(problem: StageProblem, of: Sequence[int]) -> List[float]:
-    """Work of every stage."""
-    found = [0.0] * (max(of) + 1)
-    for work, stage in zip(problem.work, of):
-        found[stage] += work
-    return found
-
-
 def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: bool = False) -> Stages:
     """SCIP's assignment with the fewest crossing bytes.
 
@@ -141,8 +133,7 @@ def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: b
     if of is None:
         raise InfeasibleError(
             f"{len(problem.work)} units cannot be divided into {count} stages with a tolerance of {epsilon} stages; "
-            f"use fewer stages, or a larger tolerance"
-            )
+            f"use fewer stages, or a larger tolerance")
     crossing = crossing_bytes(problem, of)
     if balanced:
         return Stages(of, crossing, 0)

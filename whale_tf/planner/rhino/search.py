@@ -9,10 +9,9 @@ from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mea
 from whale_tf.ir.graph import OpGraph
 from whale_tf.patterns.spread import Spread
 from whale_tf.planner.rhino import memory
-from whale_tf.planner.rhino.coarsening import solve_segments
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
-from whale_tf.planner.rhino.integer_program import integer_program, solve
+from whale_tf.planner.rhino.integer_program import solve
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Mesh, axes, meshes
@@ -22,8 +21,10 @@ from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, rep
 from whale_tf.planner.rhino.scope import Scope, find_scope
 
 GIB = float(1 << 30)
-LEVELS = ("O2", "O3")
 PRICES = 10  # number of byte prices to try
+
+Solver = Callable[[Problem, CostGraph], Solution]  # the problem, and its costs, possibly modified
+
 
 
 class Level(NamedTuple):
@@ -63,7 +64,12 @@ class Answer(NamedTuple):
         return tuple(level.problem.strategy(op, level.solution.choice).pattern for level in self.levels)
 
 
-def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[Mapping[str, str]] = None,
+def exact(problem: Problem, costs: CostGraph) -> Solution:
+    """Solves the whole graph exactly: the paper's level O3."""
+    return solve(costs)
+
+
+def search(graph: OpGraph, cluster: Cluster, solver: Solver = exact, pins: Optional[Mapping[str, str]] = None,
            memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None,
            divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset(),
            batch: Optional[Mapping[int, int]] = None, known: Optional[OpGraph] = None) -> Answer:
@@ -71,7 +77,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
 
     Args:
         graph: a captured graph; its shapes should be static, because dimensions of unknown size are not divided.
-        level: ``O3`` solves the whole graph exactly, ``O2`` fixes the critical nodes first.
+        solver: solves one dimension of a mesh.
         pins: op name -> pattern that it must take on every mesh dimension.
         memory_bytes: memory of one device; None means the memory that a step can use on the cluster's smallest device.
         shapes: the meshes to try; None means all of one or two dimensions.
@@ -82,12 +88,10 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         known: the same ops with the sizes by which to price them, if ``graph`` does not know all sizes.
 
     Raises:
-        ConfigError: a level or op is unknown, or an op does not have the requested pattern.
+        ConfigError: an op is unknown, or does not have the requested pattern.
         InfeasibleError: no plan that was found fits; the message gives the least memory that would suffice.
         PlanError: a mesh does not match the cluster's devices.
     """
-    if level not in LEVELS:
-        raise ConfigError("the optimisation level is {!r}, expected one of {}".format(level, ", ".join(LEVELS)))
     tried = list(shapes) if shapes is not None else meshes(len(cluster))
     for mesh in tried:
         if _product(mesh) != len(cluster):
@@ -96,15 +100,14 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     scope, limit = find_scope(graph, divisible, gradients), memory_bytes
     if limit is None:
         limit = float(min(device.usable_bytes for device in cluster.devices))
-    solver = _o2 if level == "O2" else _o3
     searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {}), batch, known or graph) for mesh in tried]
     found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]
     if not found:
         least = min(one.least_bytes for one in searches)
         raise InfeasibleError(
-            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if every variable is divided "
-            f"that can be divided, but the memory limit is "
-            f"{limit / GIB:.3g} GiB; use more devices, a smaller batch, or devices with at least {least:.0f} bytes")
+            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if every variable is divided that can "
+            f"be divided, but the memory limit is {limit / GIB:.3g} GiB; use more devices, a smaller batch, or devices with at "
+            f"least {least:.0f} bytes")
     found.sort(key=lambda answer: answer.seconds)
     return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.peak_bytes) for a in found[1:]))
 
@@ -112,8 +115,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
 class _Search:
     """One mesh."""
 
-    def __init__(self, graph: OpGraph, scope: Scope, cluster: Cluster, mesh: Mesh,
-                 solver: Callable[[Problem, CostGraph], Solution], pins: Mapping[int, str],
+    def __init__(self, graph: OpGraph, scope: Scope, cluster: Cluster, mesh: Mesh, solver: Solver, pins: Mapping[int, str],
                  batch: Optional[Mapping[int, int]], known: OpGraph) -> None:
         self.graph, self.scope, self.mesh, self.solver, self.pins = graph, scope, mesh, solver, pins
         self.axes = axes(cluster, mesh)
@@ -220,17 +222,6 @@ def _left(level: Level) -> LocalShapes:
         made.update(zip(problem.graph.ops[op].outputs, strategy.gives))
         needed.update({(op, t): need for t, need in zip(problem.graph.ops[op].inputs, strategy.needs)})
     return problem.shapes.divided(made, needed)
-
-
-def _o3(problem: Problem, costs: CostGraph) -> Solution:
-    return solve(costs)
-
-
-def _o2(problem: Problem, costs: CostGraph) -> Solution:
-    try:
-        return solve_segments(problem, costs)
-    except TableTooLarge:
-        return integer_program(costs, fold=True)
 
 
 def _pinned(graph: OpGraph, pins: Mapping[str, str]) -> Dict[int, str]:

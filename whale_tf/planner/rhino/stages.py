@@ -107,22 +107,11 @@ def staged_chain(chain: Chain, units: Units, of: Sequence[int]) -> Chain:
     rows: List[List[int]] = [[] for _ in range(count)]
     for unit, segments in enumerate(units.segments):
         rows[of[unit]].extend(segments)
-    ordered = [sorted(row) for row in rows]
-
-    def total(values: np.ndarray) -> np.ndarray:
-        return np.array([values[row].sum() for row in ordered])
-
-    def joined(ops: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
-        return tuple(tuple(op for segment in row for op in ops[segment]) for row in ordered)
-
     crossing = np.zeros(count)
     for flow in units.problem.flows:
         last = max(of[reader] for reader in flow.readers)
         crossing[of[flow.producer]:last] += flow.bytes
-    return chain._replace(
-        ops=joined(chain.ops), backward=joined(chain.backward), forward_flops=total(chain.forward_flops),
-        backward_flops=total(chain.backward_flops), traffic_bytes=total(chain.traffic_bytes), launches=total(chain.launches),
-        parameter_bytes=total(chain.parameter_bytes), activation_bytes=total(chain.activation_bytes), crossing_bytes=crossing)
+    return chain.grouped([sorted(row) for row in rows], crossing)
 
 
 def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int, micro_batches: Optional[int] = None,

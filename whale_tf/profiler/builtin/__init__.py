@@ -1,1 +1,1 @@
-"""The zoo's models as profiles: JSON that ``python -m whale_tf.simulator.zoo.make`` writes."""
+"""The zoo's models as profiles: JSON that ``python -m benchmarks.profiles.make`` writes."""

@@ -1,9 +1,7 @@
-"""The built-in models, each defined once.
+"""The built-in models that are defined by ops (:data:`MODELS`), which the simulator reads.
 
-A model is defined either by ops (:data:`MODELS`, which the simulator reads; :mod:`~whale_tf.simulator.zoo.derived` makes layers
-of them) or by layers (:mod:`~whale_tf.simulator.zoo.layered`: what the planners' papers say about their models;
-:func:`~whale_tf.simulator.layered.layered_model` makes ops of these).  ``make.py`` writes the layers of all models to JSON, where
-planners find them.
+Planners read the layers of all models from JSON (``whale_tf/profiler/builtin``).  ``benchmarks/profiles`` makes it of these ops,
+and of what papers say about the layers of their models.  :func:`~whale_tf.simulator.layered.layered_model` makes ops of layers.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ class Model(NamedTuple):
     is_sparse: bool = False
 
 
-def _transformer(
-    name: str, layers: int, hidden: int, heads: int, length: int, vocabulary: int, **options: object
-) -> Callable[[int], ModelGraph]:
+def _transformer(name: str, layers: int, hidden: int, heads: int, length: int, vocabulary: int,
+                 **options: object) -> Callable[[int], ModelGraph]:
     return lambda batch: transformer(name, batch, layers, hidden, heads, length, vocabulary, **options)  # type: ignore
 
 
@@ -76,7 +73,7 @@ MODELS: Dict[str, Model] = {
     "m6-moe-100b": Model(_moe("m6-moe-100b", 24, 512, 4096), MOE),
     "m6-moe-1t": Model(_moe("m6-moe-1t", 24, 960, 21248), MOE),
     "m6-moe-10t": Model(_moe("m6-moe-10t", 48, 10240, 9984), MOE),
-}  # fmt: skip
+}
 
 
 def model_names() -> Dict[str, bool]:
@@ -101,5 +98,4 @@ def built_in_model(name: str, batch: int) -> ModelGraph:
         raise PlanError(f"model {name!r} is defined by layers; use layered_model(ModelProfile.parse({name!r}), {batch}) with a "
                         f"LayerEstimator, or `whale simulate --model {name}`")
     raise PlanError(
-        "unknown model {!r}; built-in models: {}.{}".format(name, ", ".join(model_names()), did_you_mean(name, model_names()))
-    )
+        "unknown model {!r}; built-in models: {}.{}".format(name, ", ".join(model_names()), did_you_mean(name, model_names())))

@@ -1,4 +1,4 @@
-"""Writes every model's profile: ``python -m whale_tf.simulator.zoo.make`` (``--check``: compare, write nothing)."""
+"""Writes every model's profile: ``python -m benchmarks.profiles.make`` (``--check``: compare, write nothing)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 from typing import Dict, Sequence
 
+from benchmarks.profiles import layered
+from benchmarks.profiles.derived import layered_profile
 from whale_tf import profiler
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.simulator.zoo import MODELS, layered
-from whale_tf.simulator.zoo.derived import layered_profile
+from whale_tf.simulator.zoo import MODELS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "builtin")
 
@@ -17,7 +18,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "buil
 def every() -> Dict[str, ModelProfile]:
     """The profiles of all models, whether defined by layers or by ops."""
     made = {name: layered_profile(model.build(model.batch), model.source)
-            for name, model in MODELS.items() if not model.is_sparse}  # fmt: skip
+            for name, model in MODELS.items() if not model.is_sparse}
     made.update(layered.every())
     return made
 

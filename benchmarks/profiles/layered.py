@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, List, Sequence
 
+from benchmarks.profiles import convolutional, transformers
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.model_graph import OPTIMIZERS
-from whale_tf.simulator.zoo import layered_convolutional as convolutional
-from whale_tf.simulator.zoo import layered_transformers as transformers
 
 
 def profile(name: str, layers: Sequence[LayerProfile], granularity: int, optimizer: str, source: str) -> ModelProfile:

@@ -1,7 +1,7 @@
 """A model of ops as the chain of layers that planners read: every top-level node is a layer.
 
 FLOPs, parameters and the tensors at each cut are those of the ops.  The times are fitted to those of the ops on one V100, with
-the default :class:`~whale_tf.simulator.costs.Efficiency`: matrix products reach the same share of the peak as there, including
+:data:`whale_tf.simulator.costs.EFFICIENCY`: matrix products reach the same share of the peak as there, including
 reads; all other ops move their bytes at the attainable bandwidth, and every kernel takes its time to start.
 """
 
@@ -13,7 +13,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.compile import compile_strategy
-from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
+from whale_tf.simulator.costs import EFFICIENCY, OpEstimator, OpPart
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.synchronise import STATE_BYTES_PER_MASTER
 from whale_tf.simulator.uniform import uniform_3d
@@ -58,11 +58,11 @@ def layered_profile(model: ModelGraph, source: str) -> ModelProfile:
     return ModelProfile(
         name=model.name, source=source, precision=model.precision, batch_granularity=1, optimizer=model.optimizer.name,
         optimizer_bytes_per_parameter_byte=(model.optimizer.state_bytes + master) / itemsize,
-        layers=tuple(_profile(model, name, layers[name], tied, device) for name in names))  # fmt: skip
+        layers=tuple(_profile(model, name, layers[name], tied, device) for name in names))
 
 
 def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], device: Device) -> LayerProfile:
-    batch, efficiency = float(model.batch), Efficiency()
+    batch = float(model.batch)
     parameter_bytes = sum(model.tensors[number].bytes for number in layer.parameters)
     read_s = 3 * parameter_bytes / device.memory_bandwidth_bytes_per_s
     product_s = max(layer.product_s - read_s, LEAST_SHARE * read_s)
@@ -73,14 +73,14 @@ def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], 
         name=name,
         forward_flops=layer.flops[0] / batch,
         backward_flops=layer.flops[1] / batch,
-        traffic_bytes=layer.moved_bytes / efficiency.memory / 3 / batch,
-        overhead_s=layer.kernels / 3 * efficiency.launch_s,
-        utilization=flops / (device.peak_flops_per_s[model.precision] * product_s) if flops else efficiency.compute,
+        traffic_bytes=layer.moved_bytes / EFFICIENCY.memory / 3 / batch,
+        overhead_s=layer.kernels / 3 * EFFICIENCY.launch_s,
+        utilization=flops / (device.peak_flops_per_s[model.precision] * product_s) if flops else EFFICIENCY.compute,
         parameter_bytes=int(parameter_bytes),
         output_bytes=int(layer.crossing_bytes / batch),
         activation_bytes=int(layer.kept_bytes / batch),
         tensor_parallel_bytes=int(layer.exchanged_bytes / batch) if layer.is_split else None,
-        tied=shared[0] if shared else None)  # fmt: skip
+        tied=shared[0] if shared else None)
 
 
 class _Recorder(OpEstimator):
@@ -96,7 +96,7 @@ class _Recorder(OpEstimator):
         layer.kernels += 1
         if kind.compute_bound:
             layer.flops[part.backward] += part.flops
-            layer.product_s += seconds - self.efficiency.launch_s
+            layer.product_s += seconds - EFFICIENCY.launch_s
         else:
             times = 2 if part.backward and kind.saved == "inputs" else 1
             layer.moved_bytes += part.size_bytes - times * _parameter_bytes(self.model, op)

@@ -1,17 +1,36 @@
-"""Files that commands write: checked before the work whose result they hold."""
+"""What commands share: how they report errors, limit memory, and check the files that they write."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Dict, Optional
+from typing import Dict, Iterator, Optional
 
-from whale_tf.errors import PlanError
+import typer
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError, WhaleError
 
 PICTURES = (".png", ".svg")
 
 
+@contextlib.contextmanager
+def reported(status: int = 1) -> Iterator[None]:
+    """Prints an error that is the user's to mend as one line, and ends the command with an exit status."""
+    try:
+        yield
+    except (WhaleError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(status)
+
+
+def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
+    """The cluster with at most ``limit_gib`` GiB for a step on every device."""
+    return cluster if limit_gib is None else cluster.limited(limit_gib * 2.0**30)
+
+
 def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[str]]) -> None:
-    """Check paths by their options; None: not given.
+    """Check paths by their options before the work whose result they hold; None: not given.
 
     Raises:
         PlanError: a directory does not exist, a path is a directory, or the name of a picture ends in something else than

@@ -1,4 +1,4 @@
-"""Optimisation level O2: cuts the graph at its critical nodes (Rhino sections 4.3.1 and 4.3.2).
+"""Rhino's optimisation level O2: cuts the graph at its critical nodes (sections 4.3.1 and 4.3.2).
 
 If each op takes one unit of time, the ops whose earliest and latest start agree are the backbone.  The contractions and
 convolutions on it are the *critical nodes*, and the ops between two of them are a *segment*.  Each segment is solved for every
@@ -21,7 +21,8 @@ import numpy as np
 from whale_tf.ir.traits import traits
 from whale_tf.patterns.spread import everywhere
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
-from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, eliminate
+from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, TableTooLarge, eliminate
+from whale_tf.planner.rhino.integer_program import integer_program
 from whale_tf.planner.rhino.problem import Problem
 
 Edge = Tuple[int, int]
@@ -75,6 +76,14 @@ def coarsen(problem: Problem) -> Coarse:
         node = problem.node_of[variable]
         segment[node] = first.get(node, 0)
     return Coarse(critical, segment, len(graph.ops))
+
+
+def o2(problem: Problem, costs: CostGraph) -> Solution:
+    """Solves with O2, or the integer program if its tables become too large."""
+    try:
+        return solve_segments(problem, costs)
+    except TableTooLarge:
+        return integer_program(costs, fold=True)
 
 
 def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES, rounds: int = 0) -> Solution:
