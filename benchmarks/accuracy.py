@@ -219,13 +219,13 @@ def profile(model: str, batch: int) -> None:
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
     """Seconds of every op of a traced run, in all steps of it."""
-    from whale_tf.simulator.trace import executed_s, op_name
+    from whale_tf.simulator import trace_of_run_metadata
+    from whale_tf.simulator.trace import op_name
 
     found: Dict[str, float] = {}
-    for row in metadata.step_stats.dev_stats:
-        for node in row.node_stats if "/device:" in row.device and "stream" not in row.device else ():
-            name = STEP_SCOPE.sub("", op_name(node.node_name))
-            found[name] = found.get(name, 0.0) + executed_s(node)
+    for event in trace_of_run_metadata(metadata).events:
+        name = STEP_SCOPE.sub("", op_name(event.name))
+        found[name] = found.get(name, 0.0) + event.duration_s
     return found
 
 

@@ -256,7 +256,7 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
             name = op_name(node.node_name)
-            found[name] = found.get(name, 0.0) + executed_s(node)
+            found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
-from whale_tf.simulator import Simulator, StepGraph
+from whale_tf.simulator import Simulator, StepGraph, trace_of_run_metadata
 from whale_tf.simulator.program import COMPUTATION
 
 BATCH, WIDTH = 32, 16
@@ -30,15 +30,17 @@ def script(stages: Any) -> Tuple[Any, Any, Dict[Any, np.ndarray]]:
     return loss, tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss), {x: np.ones([BATCH, WIDTH], "float32")}
 
 
-def executed(loss: Any, update: Any, feed: Any, devices: int) -> List[str]:
-    """The ops that a step runs on its devices, one name for each time."""
+def traced(loss: Any, update: Any, feed: Any, devices: int) -> Any:
     metadata = tf.RunMetadata()
     with tf.Session(config=tf.ConfigProto(device_count={"CPU": devices})) as session:
         session.run(tf.global_variables_initializer())
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         session.run([loss, update], feed, options, metadata)
-    return [node.node_name.split(":")[0] for row in metadata.step_stats.dev_stats if "/device:" in row.device
-            for node in row.node_stats]
+    return trace_of_run_metadata(metadata)
+
+
+def executed(trace: Any) -> Dict[str, float]:
+    return {event.name.split(":")[0]: 1e-3 for event in trace.events}
 
 
 PLANS = {
@@ -56,14 +58,14 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
     scopes, devices, config = PLANS[name]
     with tf.Graph().as_default():
         loss, update, feed = script([lambda: tf.name_scope("") for _ in scopes()])
-        local = dict.fromkeys(executed(loss, update, feed, 1), 1e-3)
+        local = executed(traced(loss, update, feed, 1))
     with tf.Graph().as_default():
         wh.init(config, cluster=f"cpu:{devices}")
         try:
             loss, update, feed = script(scopes())
             plan = wh.parallelize()
             step = StepGraph.parse(wh.step_graph(name).to_json()).measured(BATCH, local)
-            measured = executed(loss, update, feed, devices)
+            measured = traced(loss, update, feed, devices)
             together = [op.name for op in step.ops if op.type == "NoOp" and op.waits]
             waiting = [op for op in step.ops if any(step.ops[before].name in together for before in op.waits)]
             assert all("control_dependency" in op.name for op in waiting) and len(waiting) >= 2 and devices == 2
@@ -73,7 +75,7 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
     names = [found.program.instructions[number].name for number, lane in zip(found.graph.instruction, found.graph.lane)
              if lane == COMPUTATION]  # fmt: skip
     predicted = collections.Counter(one for one in names if _counts(one))
-    ran = collections.Counter(_local(one, predicted) for one in measured)
+    ran = collections.Counter(_local(event.name.split(":")[0], predicted) for event in measured.events)
     assert predicted and predicted == {one: ran[one] for one in predicted}
     assert found.subject.samples == BATCH and len(found.devices) == devices
     held = [static.get("parameters", 0.0) for static in found.program.static_bytes.values()]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, List
 
 import pytest
 
@@ -14,10 +14,11 @@ from whale_tf.simulator import (
     simulate,
     to_chrome,
     trace_of,
+    trace_of_run_metadata,
     uniform_3d,
     write_chrome,
 )
-from whale_tf.simulator.trace import executed_s, op_name
+from whale_tf.simulator.trace import executed_s
 from whale_tf.simulator.zoo.vision import mlp
 from whale_tf.viz.report import html_report
 from whale_tf.viz.timeline import blocks_of, memory_figure, svg_text, timeline_figure
@@ -32,23 +33,24 @@ def test_every_simulated_task_is_an_event_on_each_of_its_devices() -> None:
     expected = sum(len(slots) for slots, lane in zip(result.graph.slots, result.graph.lane) if lane >= 0)
     trace = trace_of(result)
     assert len(trace.events) == expected and trace.end_s == result.step_time_s
+    assert len(trace_of(result, devices=[0]).devices) == 1
 
 
 def test_chrome_trace() -> None:
     trace = trace_of(pipeline())
-    rows = to_chrome(trace)["traceEvents"]
+    rows = to_chrome([trace, trace._replace(name="measured")])["traceEvents"]
     assert {row["ph"] for row in rows} == {"M", "X", "C"}
     names = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
-    assert names == [f"predicted: device {device}" for device in range(4)]
+    assert names[0] == "predicted: device 0" and names[4] == "measured: device 0" and len(names) == 8
     spans = [row for row in rows if row["ph"] == "X"]
-    assert len(spans) == len(trace.events)
+    assert len(spans) == 2 * len(trace.events)
     assert max(row["ts"] + row["dur"] for row in spans) == pytest.approx(trace.end_s * 1e6)
     assert {row["args"]["micro_batch"] for row in spans} == set(range(-1, 8))
 
 
 def test_chrome_file(tmp_path: Any) -> None:
     path = str(tmp_path / "trace.json")
-    write_chrome(path, trace_of(pipeline()))
+    write_chrome(path, [trace_of(pipeline())])
     with open(path, encoding="utf8") as handle:
         assert json.load(handle)["displayTimeUnit"] == "ms"
 
@@ -98,13 +100,59 @@ def test_a_plan_out_of_memory_has_no_trace_but_a_report() -> None:
     assert "<svg" not in page and "out of memory: device" in page
 
 
+def node(name: str, label: str, start: int, begin: int, end: int, memory: List[Any] = ()) -> Any:  # type: ignore
+    return SimpleNamespace(
+        node_name=name,
+        timeline_label=label,
+        all_start_micros=start,
+        op_start_rel_micros=begin,
+        op_end_rel_micros=end,
+        op_start_rel_nanos=0,
+        op_end_rel_nanos=0,
+        memory=memory,
+    )
+
+
 def test_nanoseconds_are_taken_where_they_are() -> None:
-    coarse = SimpleNamespace(op_start_rel_micros=1, op_end_rel_micros=1, op_start_rel_nanos=0, op_end_rel_nanos=0)
-    assert executed_s(coarse) == pytest.approx(0.0)
+    coarse = node("Add", "Add", 1000, 1, 1)
+    assert executed_s(coarse) == pytest.approx((1e-6, 0.0))
     coarse.op_start_rel_nanos, coarse.op_end_rel_nanos = 1200, 1700
-    assert executed_s(coarse) == pytest.approx(0.5e-6)
+    assert executed_s(coarse) == pytest.approx((1.2e-6, 0.5e-6))
 
 
-def test_ops_that_the_graph_optimizer_replaced_keep_their_names() -> None:
-    assert op_name("a/b/ArithmeticOptimizer/ReplaceMulWithSquare_mul") == "a/b/mul"
-    assert op_name("a/mul_1:Mul") == "a/mul_1"
+def test_a_real_step_s_metadata_gives_the_same_events() -> None:
+    """The fields of RunMetadata.step_stats, as a Session fills them."""
+    records = [SimpleNamespace(alloc_micros=1005, alloc_bytes=64), SimpleNamespace(alloc_micros=1030, alloc_bytes=-64)]
+    rows = [
+        SimpleNamespace(
+            device="/device:CPU:1",
+            node_stats=[
+                node("gradients/MatMul_grad", "MatMul", 1020, 1, 9),
+                node("all/CollectiveReduce", "CollectiveReduce(...)", 1030, 0, 20),
+            ],
+        ),
+        SimpleNamespace(
+            device="/device:CPU:0",
+            node_stats=[
+                node("dense/MatMul", "dense/MatMul = MatMul(x, w)", 1000, 2, 10, [SimpleNamespace(allocation_records=records)])
+            ],
+        ),
+        SimpleNamespace(device="/device:GPU:0/stream:all", node_stats=[node("x", "x", 900, 0, 1)]),
+    ]
+    trace = trace_of_run_metadata(SimpleNamespace(step_stats=SimpleNamespace(dev_stats=rows)))
+    found = {
+        event.name: (event.device, event.lane, event.kind, round(event.start_s * 1e6), round(event.duration_s * 1e6))
+        for event in trace.events
+    }
+    assert found == {
+        "dense/MatMul": (0, 0, "forward", 2, 8),
+        "gradients/MatMul_grad": (1, 0, "backward", 21, 8),
+        "all/CollectiveReduce": (1, 2, "all_reduce", 30, 20),
+    }
+    assert trace.memory[0][1] == [0.0, 64.0, 0.0]
+    assert to_chrome([trace])["traceEvents"] and timeline_figure(trace).axes
+
+
+def test_metadata_without_statistics_is_refused() -> None:
+    with pytest.raises(PlanError, match="FULL_TRACE"):
+        trace_of_run_metadata(SimpleNamespace(step_stats=SimpleNamespace(dev_stats=[])))

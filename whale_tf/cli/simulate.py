@@ -358,7 +358,7 @@ def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optiona
 def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str],
            report: Optional[str]) -> None:
     if trace is not None:
-        write_chrome(trace, trace_of(result))
+        write_chrome(trace, [trace_of(result)])
     if timeline is None and memory is None and report is None:
         return
     from whale_tf.viz.report import write_report  # matplotlib takes a second to load; only pictures need it

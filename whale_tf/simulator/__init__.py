@@ -28,7 +28,7 @@ from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
 from whale_tf.simulator.step_graph import StepGraph, under
 from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
-from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, write_chrome
+from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
 from whale_tf.simulator.zoo import MODELS, built_in_model, model_names
 
@@ -63,6 +63,7 @@ __all__ = [
     "tensor_parallel",
     "to_chrome",
     "trace_of",
+    "trace_of_run_metadata",
     "under",
     "uniform_3d",
     "write_chrome",

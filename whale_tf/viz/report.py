@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 from string import Template
-from typing import Iterable, List, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 from whale_tf.simulator.result import Simulation
-from whale_tf.simulator.trace import trace_of
+from whale_tf.simulator.trace import Trace, trace_of
 from whale_tf.viz.timeline import GIB, memory_figure, svg_text, timeline_figure
 
 _PAGE = Template("""<!DOCTYPE html>
@@ -34,23 +34,23 @@ $pictures
 """)
 
 
-def html_report(result: Simulation) -> str:
-    """The page: the output of ``whale simulate``, the timeline and the memory curve.
+def html_report(result: Simulation, title: str = "", measured: Optional[Trace] = None) -> str:
+    """The page: the output of ``whale simulate``, the timeline and the memory curve, and below them the ``measured`` timeline.
 
     A plan that runs out of memory has no timeline; the page gives the reason instead.
     """
-    title = f"{result.subject.model} on {result.cluster.name}"
+    title = title or f"{result.subject.model} on {result.cluster.name}"
     stages, micro_batches = len(result.program.stages), result.subject.num_micro_batch
     subtitle = (f"{len(result.representative)} devices, {stages} stages, {micro_batches} micro-batches "
                 f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
         title=html.escape(title), subtitle=html.escape(subtitle), facts=_facts(result), bad=" bad" if result.oom else "",
-        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result), devices=_devices(result), links=_links(result))
+        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result, measured), devices=_devices(result), links=_links(result))
 
 
-def write_report(path: str, result: Simulation) -> None:
+def write_report(path: str, result: Simulation, title: str = "", measured: Optional[Trace] = None) -> None:
     with open(path, "w", encoding="utf8") as handle:
-        handle.write(html_report(result))
+        handle.write(html_report(result, title, measured))
 
 
 def _facts(result: Simulation) -> str:
@@ -66,13 +66,20 @@ def _facts(result: Simulation) -> str:
     return "".join('<div class="fact"><span>{}</span><b>{}</b></div>'.format(*fact) for fact in facts)
 
 
-def _pictures(result: Simulation) -> str:
+def _pictures(result: Simulation, measured: Optional[Trace]) -> str:
     if result.oom:
         return ""
     trace = trace_of(result)
     limits = {device: result.cluster.devices[device].memory_bytes for device in trace.devices}
-    return "\n".join(["<h2>Timeline</h2>", svg_text(timeline_figure(trace)),
-                      "<h2>Memory</h2>", svg_text(memory_figure(trace, limits))])
+    parts = [
+        "<h2>Timeline</h2>",
+        svg_text(timeline_figure(trace)),
+        "<h2>Memory</h2>",
+        svg_text(memory_figure(trace, limits)),
+    ]
+    if measured is not None:
+        parts += ["<h2>Timeline, measured</h2>", svg_text(timeline_figure(measured))]
+    return "\n".join(parts)
 
 
 def _devices(result: Simulation) -> str:

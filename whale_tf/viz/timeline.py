@@ -1,4 +1,4 @@
-"""Draws timelines and memory curves (PNG or SVG) from a trace.
+"""Draws timelines and memory curves (PNG or SVG) from a predicted or measured trace.
 
 Colours are those of DAPPLE's Fig. 4: forward blue, backward green, idle grey; the number in a block is its micro-batch.
 """
@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Tuple[Figure, Any]:
     return figure, figure.add_subplot(1, 1, 1)
 
 
-def timeline_figure(trace: Trace) -> Figure:
+def timeline_figure(trace: Trace, title: str = "") -> Figure:
     """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below."""
     devices = trace.devices[:MAX_ROWS]
     end_s = trace.end_s or 1.0
@@ -84,7 +84,7 @@ def timeline_figure(trace: Trace) -> Figure:
     axes.set_xlim(0.0, end_s * 1e3)
     axes.set_xlabel("milliseconds")
     hidden = len(trace.devices) - len(devices)
-    axes.set_title("predicted" + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left")
+    axes.set_title((title or trace.name) + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left")
     kinds = {event.kind for event in trace.events if event.lane == 0}
     lanes = {event.lane for event in trace.events}
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds]
@@ -118,7 +118,7 @@ def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[n
             fontweight="bold")
 
 
-def memory_figure(trace: Trace, limits_bytes: Dict[int, int]) -> Figure:
+def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -> Figure:
     """Memory over the step, one line per device, with the devices' limits dashed."""
     figure, axes = new_figure(14, 3.6)
     stage_of = {event.device: event.stage for event in trace.events}
@@ -138,7 +138,7 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int]) -> Figure:
     axes.set_ylim(0.0, None)
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("GiB")
-    axes.set_title("memory", fontsize=11, loc="left")
+    axes.set_title(title or "memory", fontsize=11, loc="left")
     if len(trace.memory) <= 12:
         axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for side in ("top", "right"):
