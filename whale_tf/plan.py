@@ -238,7 +238,6 @@ class Plan(Record):
         if self.processes and driven != list(range(self.num_devices)):
             raise ValueError(f"processes must list each of the devices 0 to {self.num_devices - 1} once, got {self.processes}")
 
-
     def _check_batch_parts(self) -> None:
         whole = [task for task in self.task_graphs if task.batch_of is None]
         for number, task in enumerate(self.task_graphs):
