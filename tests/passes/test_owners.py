@@ -259,7 +259,6 @@ class TestMessages:
         found = self.of(step, {"v0": 0, "v1": 1, "v2": 0}, ("v0", "v1", "v2"))
         assert found == [(["v0", "v2"], 0), (["v1"], 1), (["v0", "v2", "late"], 0)]
 
-
     def test_values_go_before_the_step_under_v3(self) -> None:
         """Those of a bucket and owner together; and after it what says that they are updated."""
         step, homes = drawn(3), {"v0": 0, "v1": 1, "v2": 0}

@@ -130,8 +130,6 @@ class ModelProfile(Record):
         """Parameter bytes of layers ``first`` to ``end - 1``, counting a tied parameter once."""
         return sum(layer.parameter_bytes for layer in self.distinct(first, end))
 
-
-
     def to_json(self) -> str:
         """JSON text; equal consecutive layers are written once, with ``repeat``."""
         head = plain(self, defaults=False)

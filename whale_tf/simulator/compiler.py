@@ -229,7 +229,6 @@ class Compiler:
             return
         self._need(instruction, self._obtain(self.values, use.tensor, wanted, BACKWARD))
 
-
     def _add_gradient(self, tensor: int, held: Held) -> None:
         self.gradients.setdefault(tensor, []).append(held)
 

@@ -134,7 +134,6 @@ class Simulation(NamedTuple):
 
     # ---- bottleneck --------------------------------------------------------------------------------------------------
 
-
     def bottleneck(self) -> str:
         """Which stage or link limits the step, and what to change."""
         if self.oom:

@@ -45,7 +45,8 @@ def html_report(result: Simulation, title: str = "", measured: Optional[Trace] =
                 f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
         title=html.escape(title), subtitle=html.escape(subtitle), facts=_facts(result), bad=" bad" if result.oom else "",
-        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result, measured), devices=_devices(result), links=_links(result))
+        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result, measured), devices=_devices(result),
+        links=_links(result))
 
 
 def write_report(path: str, result: Simulation, title: str = "", measured: Optional[Trace] = None) -> None:
