@@ -81,11 +81,9 @@ class Invalid(ValueError):
         return self.text("the value")
 
 
-def field(
-    default: Any = _REQUIRED, *, factory: Optional[Callable[[], Any]] = None, at_least: Optional[float] = None,
-    above: Optional[float] = None, finite: bool = False, not_empty: bool = False, among: Sequence[str] = (),
-    check: Optional[Callable[[Any], bool]] = None, expected: str = "", description: str = "",
-) -> Any:
+def field(default: Any = _REQUIRED, *, factory: Optional[Callable[[], Any]] = None, at_least: Optional[float] = None,
+          above: Optional[float] = None, finite: bool = False, not_empty: bool = False, among: Sequence[str] = (),
+          check: Optional[Callable[[Any], bool]] = None, expected: str = "", description: str = "") -> Any:
     """A record's field with limits beyond its type.  It is required if it has neither a default nor a default factory.
 
     Args:

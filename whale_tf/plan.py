@@ -252,7 +252,8 @@ class Plan(Record):
             if task.strategy != "replicate" or task.devices != split.devices or task.warmup != split.warmup:
                 raise ValueError(
                     f"TaskGraph {task.name!r} holds the batch part of {split.name!r} and so needs strategy 'replicate', its "
-                    f"devices {split.devices} and warmup {split.warmup}; it has {task.strategy!r}, {task.devices} and {task.warmup}")
+                    f"devices {split.devices} and warmup {split.warmup}; it has {task.strategy!r}, {task.devices} and "
+                    f"{task.warmup}")
 
     def _check_homes(self) -> None:
         for task in self.task_graphs:

@@ -35,9 +35,8 @@ from whale_tf.playing import analysed, in_parts, trained_variables, undivided, w
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
 
 
-def decide_graph(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], parts: Sequence[Tuple[int, ...]]
-) -> Optional[Decided]:
+def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan],
+                 parts: Sequence[Tuple[int, ...]]) -> Optional[Decided]:
     """Everything before emission, which leaves the graph alone."""
     if plan is None and config.loss_scale is not None and scales_itself(graph):
         config = config.without_loss_scale()
@@ -75,9 +74,8 @@ def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
     return config.changed(**dict.fromkeys(open_keys, "none"))
 
 
-def decide(
-    local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
-) -> Decided:
+def decide(local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options,
+           parts: Sequence[Tuple[int, ...]]) -> Decided:
     """The plan of a captured step: the given one, otherwise the one that its annotations ask for, otherwise the best one of a
     search.
 
@@ -103,9 +101,7 @@ def decide(
     return _recomputing(_at_home(decided, cluster, config, plan, options), cluster, config, plan, options)
 
 
-def _fastest(
-    local: Captured, cluster: Cluster, config: Config, options: Options, parts: Sequence[Tuple[int, ...]]
-) -> Decided:
+def _fastest(local: Captured, cluster: Cluster, config: Config, options: Options, parts: Sequence[Tuple[int, ...]]) -> Decided:
     """The annotated step under the schedule and homes that fit and are played fastest.
 
     Raises:

@@ -74,9 +74,8 @@ class Decided(NamedTuple):
     division: Division
 
 
-def decided_by_annotations(
-    division: Division, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
-) -> Decided:
+def decided_by_annotations(division: Division, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options,
+                           parts: Sequence[Tuple[int, ...]]) -> Decided:
     """A plan for the existing TaskGraphs, unless a plan is given."""
     captured, (batch, region) = division.captured, analysed(division.captured, options)
     if plan is None:

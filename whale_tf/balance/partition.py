@@ -52,9 +52,8 @@ def exact_stages(problem: PartitionProblem) -> StagePartition:
     slowest = tables.solve(math.inf)
     if slowest is None:
         raise InfeasibleError(
-            f"no way to cut {len(problem.flops)} ops into {len(problem.speeds)} stages fits in memory; use more "
-            f"stages, more micro-batches, recomputation or "
-            "larger devices")
+            f"no way to cut {len(problem.flops)} ops into {len(problem.speeds)} stages fits in memory; use more stages, more "
+            "micro-batches, recomputation or larger devices")
     best = _branch_and_bound(problem, tables, slowest)
     return StagePartition("exact", best.cuts, tables.devices(best.kinds))
 
@@ -125,9 +124,8 @@ class _Tables:
             return {line[used]: [_Step(used, line[used + 1])] for used in reversed(range(stages))}
         count = int(np.prod([size + 1 for size in self.full]))
         if count > MAX_STATES:
-            raise PlanError(f"{len(self.kinds)} unlike devices have {count} combinations, more than {MAX_STATES}; "
-                            f"give fixed_order=True with the "
-                            "devices in the order of the stages")
+            raise PlanError(f"{len(self.kinds)} unlike devices have {count} combinations, more than {MAX_STATES}; give "
+                            "fixed_order=True with the devices in the order of the stages")
         states = [tuple(int(part) for part in index) for index in np.ndindex(*[size + 1 for size in self.full])]
         return {state: [_Step(kind, state[:kind] + (used + 1,) + state[kind + 1:])
                         for kind, used in enumerate(state) if used < self.full[kind]]

@@ -82,14 +82,12 @@ class BalanceProblem:
         if short:
             raise InfeasibleError(
                 f"device {short[0]} has {self.memory_bytes[short[0]]:.4g} bytes, its smallest share needs "
-                f"{self.need_bytes(self.minimum):.4g}; use fewer devices, or divide the model"
-                )
+                f"{self.need_bytes(self.minimum):.4g}; use fewer devices, or divide the model")
         if sum(capacities) < self.units:
             missing = (self.units - sum(capacities)) * self.load_bytes / self.units
             raise InfeasibleError(
-                f"{self.units} units do not fit: the devices have memory for {sum(capacities)}; {missing:.4g} bytes "
-                f"are missing. Use a batch of at most "
-                f"{sum(capacities)}, more micro-batches, or more devices")
+                f"{self.units} units do not fit: the devices have memory for {sum(capacities)}; {missing:.4g} bytes are missing. "
+                f"Use a batch of at most {sum(capacities)}, more micro-batches, or more devices")
         return capacities
 
 

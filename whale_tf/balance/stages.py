@@ -51,9 +51,8 @@ class PartitionProblem:
             raise PlanError(f"a partition needs at least one op and one device, got {n} and {stages}")
         lengths = (len(self.resident_bytes), len(self.activation_bytes), len(self.handover_s) + 1)
         if lengths != (n, n, n):
-            raise PlanError(f"a partition of {n} ops needs {n} resident and activation sizes and {n - 1} hand-overs, "
-                            f"got {lengths[0]}, "
-                            f"{lengths[1]} and {lengths[2] - 1}")
+            raise PlanError(f"a partition of {n} ops needs {n} resident and activation sizes and {n - 1} hand-overs, got "
+                            f"{lengths[0]}, {lengths[1]} and {lengths[2] - 1}")
         if len(self.memory_bytes) != stages or len(self.kept) not in (0, stages):
             raise PlanError(f"{stages} devices need {stages} memory sizes (and numbers of kept micro-batches), got "
                             f"{len(self.memory_bytes)} ({len(self.kept)})")

@@ -68,9 +68,8 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
     if auto and workers > 1:
-        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use "
-                          f"--workers 1 and "
-                          "--devices-per-worker")
+        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use --workers 1 "
+                          "and --devices-per-worker")
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 

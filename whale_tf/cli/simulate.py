@@ -269,8 +269,7 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
     if model is None:
         raise PlanError(
             "the cost of the ops is unknown: a plan holds names, not times; add --model gpt2, or --profile with "
-            "a profile that `whale profile` wrote"
-        )
+            "a profile that `whale profile` wrote")
     if model_names().get(model):
         layers = ModelProfile.parse(model)
         if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # as searches write plans
@@ -313,8 +312,7 @@ def _check_size(simulator: Simulator, plan: Plan) -> None:
     if plan.num_devices > len(simulator.cluster.devices):
         raise PlanError(
             f"the plan is for {plan.num_devices} devices, but cluster {simulator.cluster.name!r} has "
-            f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size"
-        )
+            f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size")
 
 
 def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
@@ -328,10 +326,8 @@ def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Op
     return simulator.run(strategy, source.estimator(strategy))
 
 
-def _run_ops(
-    simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
-    execution: Execution,
-) -> Simulation:
+def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
+             execution: Execution) -> Simulation:
     if plan is None or other is not None:
         raise PlanError("--ops gives a captured step; use it with --plan, and without --model and --profile")
     _check_size(simulator, plan)
@@ -359,9 +355,8 @@ def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optiona
         _print(result, proved)
 
 
-def _write(
-    result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str], report: Optional[str]
-) -> None:
+def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str],
+           report: Optional[str]) -> None:
     if trace is not None:
         write_chrome(trace, trace_of(result))
     if timeline is None and memory is None and report is None:

@@ -151,9 +151,8 @@ def _task(task: Any, groups: Mapping[str, Tuple[str, ...]]) -> Tuple[str, int]:
         raise ClusterError("TF_CONFIG says this task is a {!r}, but its cluster has only {}".format(
             role, ", ".join(sorted(groups))))
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(groups[role]):
-        raise ClusterError(f"TF_CONFIG says this task is {role} number {index!r}, but there are {len(groups[role])} "
-                           f"of them (0..{len(groups[role]) - 1}): its own "
-                           "address is missing")
+        raise ClusterError(f"TF_CONFIG says this task is {role} number {index!r}, but there are {len(groups[role])} of them "
+                           f"(0..{len(groups[role]) - 1}): its own address is missing")
     return role, index
 
 
@@ -183,9 +182,8 @@ def _kubernetes(environ: Mapping[str, str]) -> Environment:
     port = ":" + environ["MASTER_PORT"] if environ.get("MASTER_PORT") else ""
     match = re.match(r"^(?P<job>.+)-0(?P<domain>\..*)?$", master)
     if match is None and size > 1:
-        raise ClusterError(f"MASTER_ADDR={master!r} is not a pod name ending in -0, so the addresses of the other "
-                           f"{size - 1} pods cannot "
-                           "be derived; set TF_CONFIG")
+        raise ClusterError(f"MASTER_ADDR={master!r} is not a pod name ending in -0, so the addresses of the other {size - 1} "
+                           "pods cannot be derived; set TF_CONFIG")
     addresses = [master]
     for number in range(1, size):
         assert match is not None
@@ -217,9 +215,8 @@ def _on_one_host(environ: Mapping[str, str], source: str, keys: _Keys) -> Enviro
     """Ranks on this host; torchrun's processes use the ports after its own, so that two jobs do not collide."""
     size, rank = _number(environ, keys.size, 1), _number(environ, keys.rank)
     if _number(environ, keys.local_size, 1) != size:
-        raise ClusterError(f"{source} started {size} processes ({keys.size}), {environ[keys.local_size]} of them on "
-                           f"this host, and does not say where the others are; "
-                           "set TF_CONFIG")
+        raise ClusterError(f"{source} started {size} processes ({keys.size}), {environ[keys.local_size]} of them on this host, "
+                           "and does not say where the others are; set TF_CONFIG")
     first = _number(environ, "MASTER_PORT", 1) + 1 if source == "torchrun" else None
     addresses = tuple("127.0.0.1" + (f":{first + each}" if first else "") for each in range(size))
     return Environment(source, addresses, _rank_in(rank, addresses, keys.rank))

@@ -84,8 +84,7 @@ class _Part(NamedTuple):
 def _part(part: str, text: str) -> _Part:
     match = _PART.match(part)
     if match is None:
-        raise ClusterError(f"{part!r} in cluster {text!r} is not TYPE:COUNT or NODESxTYPE:COUNT, e.g. 'cpu:4', "
-                           "'2xV100-32GB:8'")
+        raise ClusterError(f"{part!r} in cluster {text!r} is not TYPE:COUNT or NODESxTYPE:COUNT, e.g. 'cpu:4', '2xV100-32GB:8'")
     nodes, name, count = match.group("nodes"), match.group("type"), match.group("count")
     return _Part(1 if nodes is None else whole(nodes, "the nodes in " + repr(part)), name,
                  1 if count is None else whole(count, "the count in " + repr(part)))

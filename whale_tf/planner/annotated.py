@@ -23,9 +23,7 @@ from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assem
 from whale_tf.planner.virtual_device import dealt
 
 
-def annotated_plan(
-    facts: ModelFacts, cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()
-) -> Plan:
+def annotated_plan(facts: ModelFacts, cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()) -> Plan:
     """See the module's docstring.
 
     Args:
@@ -56,9 +54,8 @@ def across_nodes(rows: Sequence[Tuple[Tuple[int, ...], ...]]) -> List[Tuple[Tupl
     return found
 
 
-def placed(
-    specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()
-) -> List[Tuple[Tuple[int, ...], ...]]:
+def placed(specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config,
+           processes: Sequence[Tuple[int, ...]] = ()) -> List[Tuple[Tuple[int, ...], ...]]:
     """``[TaskGraph][model replica][replica]`` device numbers.  The batch part of a TaskGraph is on the same devices.
 
     Raises:
@@ -72,8 +69,7 @@ def placed(
         if colocate:
             raise ConfigError(
                 "cluster.colocate_split_and_replicate puts TaskGraphs on the same devices, and "
-                "cluster.device_place_prefer_intra_node = false on different nodes; leave one of them out"
-            )
+                "cluster.device_place_prefer_intra_node = false on different nodes; leave one of them out")
         rows = across_nodes(virtual_devices(whole, len(cluster.devices), is_pipeline))
     elif processes and not spans(specs, processes, config):
         rows = _in_each_process(whole, processes, is_pipeline, colocate)
@@ -87,9 +83,8 @@ def placed(
     return rows + [rows[spec.batch_of] for spec in specs if spec.batch_of is not None]
 
 
-def hardware_aware(
-    rows: Sequence[Tuple[Tuple[int, ...], ...]], cluster: Cluster, is_pipeline: bool
-) -> List[Tuple[Tuple[int, ...], ...]]:
+def hardware_aware(rows: Sequence[Tuple[Tuple[int, ...], ...]], cluster: Cluster,
+                   is_pipeline: bool) -> List[Tuple[Tuple[int, ...], ...]]:
     """The same counts on unequal devices: every model replica with the same mix, a pipeline's earlier stages on larger ones."""
     needed = sum(len(row[0]) for row in rows)
     if len({index for row in rows for index in row[0]}) < needed:
@@ -98,9 +93,8 @@ def hardware_aware(
     return [tuple(tuple(order[index] for index in replica) for replica in row) for row in rows]
 
 
-def _in_each_process(
-    specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], is_pipeline: bool, colocate: bool
-) -> List[Tuple[Tuple[int, ...], ...]]:
+def _in_each_process(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], is_pipeline: bool,
+                     colocate: bool) -> List[Tuple[Tuple[int, ...], ...]]:
     """Virtual devices within every process; ``device_count`` None means all devices of a process."""
     local = virtual_devices(specs, len(processes[0]), is_pipeline, colocate)
     return [tuple(tuple(part[i] for i in row) for part in processes for row in rows) for rows in local]
@@ -111,15 +105,12 @@ def _check_count(specs: Sequence[TaskGraphSpec], config: Config) -> None:
     stages = config.pipeline.num_stages
     if stages is not None and stages != len(specs):
         raise ConfigError(
-            f"num_task_graph is {stages}, but the model is annotated with {len(specs)} TaskGraphs; leave "
-            f"num_task_graph out, or remove the "
-            "annotations so that the model is divided automatically"
-        )
+            f"num_task_graph is {stages}, but the model is annotated with {len(specs)} TaskGraphs; leave num_task_graph out, or "
+            "remove the annotations so that the model is divided automatically")
 
 
-def virtual_devices(
-    specs: Sequence[TaskGraphSpec], total: int, is_pipeline: bool, colocate: bool = False
-) -> List[Tuple[Tuple[int, ...], ...]]:
+def virtual_devices(specs: Sequence[TaskGraphSpec], total: int, is_pipeline: bool,
+                    colocate: bool = False) -> List[Tuple[Tuple[int, ...], ...]]:
     """``[TaskGraph][model replica][replica]`` device numbers.
 
     Args:
@@ -131,36 +122,29 @@ def virtual_devices(
     """
     counts = [total if spec.device_count is None else spec.device_count for spec in specs]
     asked = ", ".join(
-        "{}({})".format(spec.strategy, "" if spec.device_count is None else spec.device_count) for spec in specs
-    )
+        "{}({})".format(spec.strategy, "" if spec.device_count is None else spec.device_count) for spec in specs)
     for spec, count in zip(specs, counts):
         if count > total:
             raise AnnotationError(
                 f"TaskGraph {spec.name!r} asks for {count} devices, but the cluster has {total}; use "
-                f"{spec.strategy}({total}) or a larger cluster"
-            )
+                f"{spec.strategy}({total}) or a larger cluster")
     needed = max(counts) if colocate else sum(counts)
     if colocate and is_pipeline:
         raise AnnotationError(
             f"cluster.colocate_split_and_replicate lets the TaskGraphs ({asked}) share devices, but there are several "
-            f"micro-batches, "
-            "and each stage of a pipeline needs its own devices; use one micro-batch, or leave the setting out"
-        )
+            "micro-batches, and each stage of a pipeline needs its own devices; use one micro-batch, or leave the setting out")
     if needed > total:
         if all(count == total for count in counts) and not is_pipeline:
             return [(tuple(range(total)),) for _ in counts]
         raise AnnotationError(
             "the TaskGraphs ask for {} devices together ({}), but the cluster has {}; use counts whose sum divides {}, or{} let "
             "every TaskGraph ask for all {} devices to share them".format(
-                needed, asked, total, total, " with one micro-batch" if is_pipeline else "", total
-            )
-        )
+                needed, asked, total, total, " with one micro-batch" if is_pipeline else "", total))
     if total % needed:
         raise AnnotationError(
-            f"the TaskGraphs ask for {needed} devices together ({asked}), which does not divide the cluster's "
-            f"{total}; model replicas need a "
-            f"multiple: use {total // needed * needed} or {(total // needed + 1) * needed} devices, or other counts"
-        )
+            f"the TaskGraphs ask for {needed} devices together ({asked}), which does not divide the cluster's {total}; model "
+            f"replicas need a multiple: use {total // needed * needed} or {(total // needed + 1) * needed} devices, or other "
+            "counts")
     rows = []
     start = 0
     for count in counts:
@@ -178,11 +162,8 @@ def check_plan(plan: Plan, cluster: Cluster, processes: Sequence[Tuple[int, ...]
     if plan.num_devices != len(cluster.devices):
         raise PlanError(
             f"the plan was made for {plan.num_devices} devices, but the cluster has {len(cluster.devices)}; pass the "
-            f"cluster it was made for"
-        )
+            f"cluster it was made for")
     if plan.processes != tuple(processes):
         raise PlanError(
             f"the plan was made for {len(plan.processes) or 1} process(es) with devices {plan.processes}, but there are "
-            f"{len(processes) or 1} with {tuple(processes)}; start as many as it was made for, or "
-            "change its \"processes\""
-        )
+            f"{len(processes) or 1} with {tuple(processes)}; start as many as it was made for, or change its \"processes\"")

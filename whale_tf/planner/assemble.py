@@ -122,8 +122,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     batch = static_batch(graph, inputs)
     slices = decision.slices or tuple(
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
-        for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
-    )
+        for spec, stage, row, warmup in zip(specs, stages, rows, warmups))
     slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes, config) else decision.processes
     return Plan(
@@ -141,34 +140,21 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         loss_scale=config.loss_scale,
         task_graphs=tuple(
             TaskGraphPlan(
-                name=spec.name,
-                strategy=spec.strategy,
-                ops=stage.ops,
-                devices=row,
-                warmup=warmup,
-                slices=parts_of_batch,
-                batch_of=spec.batch_of,
-                xla=config.xla,
-                variables=variables_of(stage.read_in_loops, row, cluster, config, decision.processes, bool(sums)),
-            )
-            for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
-        ),
+                name=spec.name, strategy=spec.strategy, ops=stage.ops, devices=row, warmup=warmup, slices=parts_of_batch,
+                batch_of=spec.batch_of, xla=config.xla,
+                variables=variables_of(stage.read_in_loops, row, cluster, config, decision.processes, bool(sums)))
+            for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         processes=decision.processes,
         bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
-                task_graph=i,
-                backend=backend_of(config, decision.processes, sums),
-                buckets=buckets_of(stage.gradients, cluster, config, sums),
-                bytes=stage.gradient_bytes,
-                fp16=travels_as_fp16(config, decision.processes, sums),
-            )
+                task_graph=i, backend=backend_of(config, decision.processes, sums),
+                buckets=buckets_of(stage.gradients, cluster, config, sums), bytes=stage.gradient_bytes,
+                fp16=travels_as_fp16(config, decision.processes, sums))
             for i, (stage, count) in enumerate(zip(stages, counts))
-            if replicas * count > 1 and stage.gradients
-        ),
-        estimate=decision.estimate,
-    )
+            if replicas * count > 1 and stage.gradients),
+        estimate=decision.estimate)
 
 
 def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
@@ -180,12 +166,8 @@ def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
     return None
 
 
-def _as_beside(
-    number: int,
-    specs: Sequence[TaskGraphSpec],
-    rows: Sequence[Tuple[Tuple[int, ...], ...]],
-    slices: Sequence[Optional[Tuple[int, ...]]],
-) -> Optional[Tuple[int, ...]]:
+def _as_beside(number: int, specs: Sequence[TaskGraphSpec], rows: Sequence[Tuple[Tuple[int, ...], ...]],
+               slices: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Tuple[int, ...]]:
     """The batch part of a ``split`` TaskGraph divides the batch like the ``replicate`` one that shares its devices."""
     if specs[number].batch_of is not None:
         for spec, row, parts in zip(specs, rows, slices):
@@ -194,30 +176,16 @@ def _as_beside(
     return slices[number]
 
 
-def _slices(
-    spec: TaskGraphSpec,
-    stage: StageStatistics,
-    rows: Tuple[Tuple[int, ...], ...],
-    cluster: Cluster,
-    config: Config,
-    batch: Optional[int],
-    parts: int,
-    warmup: int,
-) -> Optional[Tuple[int, ...]]:
+def _slices(spec: TaskGraphSpec, stage: StageStatistics, rows: Tuple[Tuple[int, ...], ...], cluster: Cluster, config: Config,
+            batch: Optional[int], parts: int, warmup: int) -> Optional[Tuple[int, ...]]:
     """Uneven slices on unequal devices.  On equal devices a mini-batch must divide evenly."""
     if spec.strategy != "replicate" or (batch is not None and batch % parts):
         return None
     if not follows_devices(rows, cluster, config.balance.algorithm):
         return None
     return replica_slices(
-        spec.name,
-        rows,
-        cluster,
-        None if batch is None else batch // parts,
-        warmup * stage.activation_bytes / parts,
-        stage.resident_bytes,
-        config.balance.algorithm,
-    )
+        spec.name, rows, cluster, None if batch is None else batch // parts, warmup * stage.activation_bytes / parts,
+        stage.resident_bytes, config.balance.algorithm)
 
 
 def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
@@ -277,14 +245,8 @@ def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
     return 1 if spec.strategy == "split" else len(row[0])
 
 
-def _warmups(
-    facts: ModelFacts,
-    rows: Sequence[Tuple[Tuple[int, ...], ...]],
-    counts: Sequence[int],
-    cluster: Cluster,
-    config: Config,
-    micro_batches: int,
-) -> Tuple[int, ...]:
+def _warmups(facts: ModelFacts, rows: Sequence[Tuple[Tuple[int, ...], ...]], counts: Sequence[int], cluster: Cluster,
+             config: Config, micro_batches: int) -> Tuple[int, ...]:
     """DAPPLE's K_i for every stage, with D from the device's memory if the size of activations is known.  The batch part of a
     ``split`` TaskGraph belongs to the stage of that TaskGraph."""
     whole = sum(spec.batch_of is None for spec in facts.specs)
@@ -306,12 +268,8 @@ def _warmups(
     return depths + tuple(depths[number] for number in beside)
 
 
-def _activation_communication_ratio(
-    stages: Sequence[StageStatistics],
-    rows: Sequence[Tuple[Tuple[int, ...], ...]],
-    crossings: Sequence[Crossing],
-    cluster: Cluster,
-) -> float:
+def _activation_communication_ratio(stages: Sequence[StageStatistics], rows: Sequence[Tuple[Tuple[int, ...], ...]],
+                                    crossings: Sequence[Crossing], cluster: Cluster) -> float:
     """DAPPLE's ACR from bytes alone: the transfer time at the busiest boundary, divided by the least time that a stage needs to
     move its activations through memory, forward and backward."""
     if len(stages) < 2:
@@ -326,8 +284,7 @@ def _activation_communication_ratio(
         times.append(size / cluster.link(rows[producer][0][0], rows[other][0][0]).bandwidth_bytes_per_s)
     work = [
         2.0 * stage.activation_bytes / cluster.devices[row[0][0]].memory_bandwidth_bytes_per_s
-        for stage, row in zip(stages, rows)
-    ]
+        for stage, row in zip(stages, rows)]
     mean = sum(work) / len(work)
     return max(times) / mean if times and mean else 0.0
 
@@ -336,10 +293,6 @@ def _bridge(crossing: Crossing, counts: Sequence[int], micro_batches: int) -> Br
     producers, consumers = (cuts(counts[index]) for index in (crossing.producer, crossing.consumer))
     per_step = crossing.layout is None
     return BridgePlan(
-        tensor=crossing.tensor,
-        producer=crossing.producer,
-        consumer=crossing.consumer,
+        tensor=crossing.tensor, producer=crossing.producer, consumer=crossing.consumer,
         pattern="one-to-one" if per_step else pattern(producers, consumers),
-        bytes=crossing.bytes // (1 if per_step else micro_batches),
-        per_step=per_step,
-    )
+        bytes=crossing.bytes // (1 if per_step else micro_batches), per_step=per_step)

@@ -156,9 +156,10 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     table = _table("TaskGraphs", "#", "name", "strategy", "forward ops", "warm-up", "variables", *rows)
     for index, task in enumerate(plan.task_graphs):
         slices = " " + ":".join(map(str, task.slices)) if task.slices else ""
+        variables = task.variables if task.replica_count * count > 1 else ""
         table.add_row(
             str(index), task.name, f"{task.strategy}({task.device_count}){slices}", str(len(task.ops)), str(task.warmup),
-            task.variables if task.replica_count * count > 1 else "", *[_short([devices[d] for d in row]) for row in task.devices])
+            variables, *[_short([devices[d] for d in row]) for row in task.devices])
     return table
 
 

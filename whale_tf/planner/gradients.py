@@ -11,9 +11,8 @@ from whale_tf.planner.buckets import Gradient, buckets, limits
 from whale_tf.planner.homes import STAGE
 
 
-def buckets_of(
-    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
-) -> Tuple[Tuple[str, ...], ...]:
+def buckets_of(gradients: Sequence[Gradient], cluster: Cluster, config: Config,
+               processes: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[str, ...], ...]:
     """Inside one process no message is sent, so every gradient is summed separately."""
     if not processes:
         return tuple((gradient.variable,) for gradient in gradients)
@@ -34,27 +33,18 @@ def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Seque
         return "collective" if sums else "local"
     if backend == "horovod" and processes and not sums:
         raise ConfigError(
-            "communication.backend is 'horovod', which sums between processes, but model replicas span the "
-            f"{len(processes)} processes, and the "
-            "first one drives all devices; leave it out, or use TaskGraphs that fit the devices of one process"
+            f"communication.backend is 'horovod', which sums between processes, but model replicas span the {len(processes)} "
+            "processes, and the first one drives all devices; leave it out, or use TaskGraphs that fit the devices of one process"
         )
     if backend == "local" and sums:
         raise ConfigError(
-            f"communication.backend is 'local', which sums inside one process, but there are {len(processes)} "
-            f"processes; use 'auto' or "
-            "'collective'"
-        )
+            f"communication.backend is 'local', which sums inside one process, but there are {len(processes)} processes; use "
+            "'auto' or 'collective'")
     return backend
 
 
-def variables_of(
-    read_in_loops: Sequence[str],
-    rows: Sequence[Tuple[int, ...]],
-    cluster: Cluster,
-    config: Config,
-    processes: Sequence[Tuple[int, ...]],
-    is_between_graphs: bool,
-) -> str:
+def variables_of(read_in_loops: Sequence[str], rows: Sequence[Tuple[int, ...]], cluster: Cluster, config: Config,
+                 processes: Sequence[Tuple[int, ...]], is_between_graphs: bool) -> str:
     """Whether the replicas of a TaskGraph share one copy of its variables.
 
     A version 1 loop reads its variables on its own device, because its stacks are there too.
@@ -78,14 +68,11 @@ def variables_of(
     if wanted == "shared" and by_collective:
         raise ConfigError(
             f"variables is {config.variables!r} and communication.backend is 'collective': inside one process a collective gives "
-            "every replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
-        )
+            "every replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'")
     if wanted == "shared" and read_in_loops:
         raise ConfigError(
             f"variables is {config.variables!r}, but a while loop reads {read_in_loops[0]!r} on the loop's own device; use "
-            f"variables 'auto' or 'mirrored', or "
-            "read the variable before the loop"
-        )
+            "variables 'auto' or 'mirrored', or read the variable before the loop")
     if wanted != "auto":
         return wanted
     used = {index for row in rows for index in row}
@@ -103,8 +90,6 @@ def travels_as_fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: 
     """
     if config.communication.fp16 and processes and not sums:
         raise ConfigError(
-            f"communication.fp16 is true, but model replicas span the {len(processes)} processes, and their gradients "
-            f"are summed in the graph "
-            "of the first; leave it out, or use TaskGraphs that fit the devices of one process"
-        )
+            f"communication.fp16 is true, but model replicas span the {len(processes)} processes, and their gradients are summed "
+            "in the graph of the first; leave it out, or use TaskGraphs that fit the devices of one process")
     return config.communication.fp16 and bool(sums)

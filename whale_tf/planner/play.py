@@ -45,9 +45,8 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan)))
 
 
-def played_peaks(
-    step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], emit: str = INLINE
-) -> Tuple[int, ...]:
+def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held],
+                 emit: str = INLINE) -> Tuple[int, ...]:
     """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
     plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
     return _peaks(_tasks(step, plan, cluster, compile_program(step, plan))[0], plan, variables)

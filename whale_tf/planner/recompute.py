@@ -106,9 +106,8 @@ def redone(readers: Readers, task_graph: int, kept: Set[int]) -> Redone:
         kept.update(t for op in ops - found.keys() for t in graph.ops[op].outputs)
 
 
-def kept_tensors(
-    region: Region, plan: Plan, cluster: Cluster, mode: str, batch: int, resident_bytes: Sequence[int]
-) -> Dict[int, Tuple[int, ...]]:
+def kept_tensors(region: Region, plan: Plan, cluster: Cluster, mode: str, batch: int,
+                 resident_bytes: Sequence[int]) -> Dict[int, Tuple[int, ...]]:
     """The tensors that each TaskGraph keeps.  TaskGraphs that need no recomputation are left out.
 
     Args:
@@ -281,9 +280,8 @@ class TaskGraphRow:
         parts: the parts in numbers.
     """
 
-    def __init__(
-        self, readers: Readers, number: int, plan: Plan, task: TaskGraphPlan, cluster: Cluster, costs: Sequence[OpCost]
-    ) -> None:
+    def __init__(self, readers: Readers, number: int, plan: Plan, task: TaskGraphPlan, cluster: Cluster,
+                 costs: Sequence[OpCost]) -> None:
         self._readers, self._graph, self._region = readers, readers.region.graph, readers.region
         self._parts = plan.num_micro_batch * plan.num_model_replicas * task.device_count
         self._number = number

@@ -37,8 +37,9 @@ ON_GRAPHS: Mapping[str, str] = {
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
            allowed: Allowed = Allowed(), micro_batches: Optional[int] = None) -> Candidate:
-    """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation.  See
-    :func:`searched`."""
+    """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation.
+
+    See :func:`searched`."""
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
 
     def under(measures: Measures) -> List[Candidate]:

@@ -18,15 +18,8 @@ def follows_devices(rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: 
     return algorithm != "even" and len({cluster.devices[index].type for row in rows for index in row}) > 1
 
 
-def replica_slices(
-    name: str,
-    rows: Sequence[Sequence[int]],
-    cluster: Cluster,
-    samples: Optional[int],
-    load_bytes: float,
-    fixed_bytes: float,
-    algorithm: str,
-) -> Optional[Tuple[int, ...]]:
+def replica_slices(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, samples: Optional[int], load_bytes: float,
+                   fixed_bytes: float, algorithm: str) -> Optional[Tuple[int, ...]]:
     """Slice sizes that follow the devices' speed and memory; None means equal sizes.
 
     Args:

@@ -12,14 +12,8 @@ from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
 
 
-def stage_statistics(
-    region: Region,
-    gradients: Sequence[Tuple[int, int]],
-    variable_homes: Dict[int, int],
-    count: int,
-    calls: Mapping[int, int],
-    sizes: Mapping[int, Tuple[int, int]],
-) -> List[StageStatistics]:
+def stage_statistics(region: Region, gradients: Sequence[Tuple[int, int]], variable_homes: Dict[int, int], count: int,
+                     calls: Mapping[int, int], sizes: Mapping[int, Tuple[int, int]]) -> List[StageStatistics]:
     """The statistics of each TaskGraph.
 
     Args:
@@ -37,11 +31,8 @@ def stage_statistics(
         if op.phase is Phase.FORWARD:
             ops[home].append(op.name)
         if index in region.late:
-            kept[home].update(
-                t
-                for t in op.inputs
-                if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late
-            )
+            kept[home].update(t for t in op.inputs
+                              if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late)
     parameters, state, summed = [0] * count, [0] * count, [0] * count
     for variable in dict.fromkeys(variable for _, variable in gradients):
         own, kept_for_it = sizes.get(variable, (0, 0))
@@ -55,16 +46,9 @@ def stage_statistics(
     loops = _read_in_loops(graph, variable_homes)
     return [
         StageStatistics(
-            tuple(ops[i]),
-            sum(tensor_bytes(graph, t) for t in kept[i]),
-            parameters[i],
-            state[i],
-            tuple(found[i]),
-            tuple(name for name, home in loops if home == i),
-            summed[i],
-        )
-        for i in range(count)
-    ]
+            tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], state[i], tuple(found[i]),
+            tuple(name for name, home in loops if home == i), summed[i])
+        for i in range(count)]
 
 
 def _read_in_loops(graph: OpGraph, variable_homes: Dict[int, int]) -> List[Tuple[str, int]]:
@@ -72,8 +56,7 @@ def _read_in_loops(graph: OpGraph, variable_homes: Dict[int, int]) -> List[Tuple
     return [
         (graph.ops[variable].name, home)
         for variable, home in variable_homes.items()
-        if any(graph.ops[user].type in ENTERS for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
-    ]
+        if any(graph.ops[user].type in ENTERS for user, _ in graph.consumers(graph.ops[variable].outputs[0]))]
 
 
 def _gradient(region: Region, tensor: int, variable: int, home: int, call: int) -> Gradient:
@@ -101,10 +84,6 @@ def crossings(region: Region) -> List[Crossing]:
             if (tensor, home, consumer) not in found:
                 per_batch = producer in region.batch_level
                 found[tensor, home, consumer] = Crossing(
-                    graph.tensor_name(tensor),
-                    home,
-                    consumer,
-                    region.batch.layout(tensor) if per_batch else None,
-                    tensor_bytes(graph, tensor),
-                )
+                    graph.tensor_name(tensor), home, consumer, region.batch.layout(tensor) if per_batch else None,
+                    tensor_bytes(graph, tensor))
     return list(found.values())

@@ -34,9 +34,7 @@ class OpTimes(NamedTuple):
     seconds: Mapping[str, float]
 
 
-def graph_profile(
-    chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None
-) -> ModelProfile:
+def graph_profile(chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None) -> ModelProfile:
     """A profile with repeated blocks as layers; the rest is divided where the fewest bytes cross."""
     return profile_of(chain.merged(layer_starts(chain, max_layers)), source, measured)
 

@@ -181,8 +181,7 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
         if factor not in sizes:
             raise PlanError(
                 f"the FLOPs of op {op.name!r} ({op.type}) are not known: the graph does not give all of the sizes "
-                f"{[graph.tensors[t].shape for t in op.inputs]}; give a batch size, or make "
-                "the model's other dimensions static")
+                f"{[graph.tensors[t].shape for t in op.inputs]}; give a batch size, or make the model's other dimensions static")
         product *= sizes[factor]
     return 2.0 * product
 

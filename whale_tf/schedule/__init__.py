@@ -93,9 +93,7 @@ def schedule_of(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-def orders(
-    name: str, num_micro_batch: int, warmups: Sequence[int], homes: Optional[Sequence[int]] = None
-) -> Tuple[Order, ...]:
+def orders(name: str, num_micro_batch: int, warmups: Sequence[int], homes: Optional[Sequence[int]] = None) -> Tuple[Order, ...]:
     """The order of steps at each place.
 
     Args:

@@ -22,14 +22,12 @@ def auto_policy(activation_communication_ratio: float) -> str:
     if not activation_communication_ratio >= 0:
         raise PlanError(
             f"activation_communication_ratio is {activation_communication_ratio}, expected a number of at least 0: "
-            f"transfer time / average stage time"
-        )
+            f"transfer time / average stage time")
     return "PB" if activation_communication_ratio >= POLICY_B_RATIO else "PA"
 
 
-def warmup_depths(
-    policy: str, num_stages: int, memory_limits: Optional[Sequence[int]] = None, num_micro_batch: Optional[int] = None
-) -> Tuple[int, ...]:
+def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence[int]] = None,
+                  num_micro_batch: Optional[int] = None) -> Tuple[int, ...]:
     """K_i of every stage: ``min(S - i, D_i)`` (``PA``) or ``min(2 (S - i) - 1, D_i)`` (``PB``), DAPPLE section V-C.
 
     Depths never increase from a stage to the next: a later stage that waits for more forwards than an earlier one ever
@@ -45,8 +43,7 @@ def warmup_depths(
     """
     if policy not in POLICIES:
         raise PlanError(
-            "warm-up policy is {!r}, expected one of {}.{}".format(policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES))
-        )
+            "warm-up policy is {!r}, expected one of {}.{}".format(policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES)))
     if num_stages < 1:
         raise PlanError(f"num_stages is {num_stages}, expected at least 1")
     if memory_limits is not None and len(memory_limits) != num_stages:
@@ -83,7 +80,6 @@ def check_warmups(warmups: Sequence[int], num_micro_batch: int) -> None:
     for stage, (before, after) in enumerate(zip(warmups, warmups[1:])):
         if min(after, num_micro_batch) > min(before, num_micro_batch):
             raise PlanError(
-                f"warmup {after} of stage {stage + 1} is larger than warmup {before} of stage {stage}: stage "
-                f"{stage + 1} would wait for forward "
-                f"micro-batches that stage {stage} starts only after a backward; use warmup <= {before} on stage {stage + 1}"
-            )
+                f"warmup {after} of stage {stage + 1} is larger than warmup {before} of stage {stage}: stage {stage + 1} would "
+                f"wait for forward micro-batches that stage {stage} starts only after a backward; use warmup <= {before} on "
+                f"stage {stage + 1}")

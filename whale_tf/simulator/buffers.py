@@ -62,25 +62,17 @@ class BufferRows:
         return BufferTable(
             np.tile(np.array([row[0] for row in self.rows], np.int64), count),
             np.tile(np.array([row[1] for row in self.rows], np.float64), count),
-            np.tile(np.array([row[2] for row in self.rows], np.int64), count),
-            producer,
-            np.concatenate(reader_buffer),
-            np.concatenate(reader_task),
-            np.zeros(sum(map(len, reader_task)), bool),
-        )
+            np.tile(np.array([row[2] for row in self.rows], np.int64), count), producer, np.concatenate(reader_buffer),
+            np.concatenate(reader_task), np.zeros(sum(map(len, reader_task)), bool))
 
 
 def joined(first: BufferTable, second: BufferTable) -> BufferTable:
     """Both tables as one."""
     return BufferTable(
-        np.concatenate([first.slot, second.slot]),
-        np.concatenate([first.bytes, second.bytes]),
-        np.concatenate([first.kind, second.kind]),
-        np.concatenate([first.producer, second.producer]),
+        np.concatenate([first.slot, second.slot]), np.concatenate([first.bytes, second.bytes]),
+        np.concatenate([first.kind, second.kind]), np.concatenate([first.producer, second.producer]),
         np.concatenate([first.reader_buffer, second.reader_buffer + len(first.slot)]),
-        np.concatenate([first.reader_task, second.reader_task]),
-        np.concatenate([first.may_overwrite, second.may_overwrite]),
-    )
+        np.concatenate([first.reader_task, second.reader_task]), np.concatenate([first.may_overwrite, second.may_overwrite]))
 
 
 def is_per_step(block: BlockKey) -> bool:

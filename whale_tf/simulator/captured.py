@@ -26,10 +26,9 @@ from whale_tf.simulator.tasks import Tasks
 NEW_OPS = "shards"  # ops that `wh.split` adds to those of the local script
 
 
-def captured_step(
-    plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator, global_batch: Optional[int] = None,
-    numbers: Optional[Mapping[int, int]] = None
-) -> Tuple[Program, Subject, Tasks]:
+def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator,
+                  global_batch: Optional[int] = None,
+                  numbers: Optional[Mapping[int, int]] = None) -> Tuple[Program, Subject, Tasks]:
     """The tasks of a step.
 
     Args:
@@ -118,9 +117,8 @@ class StepCosts(Costs):
     values: a variable's own tensor -> bytes of its value.
     """
 
-    def __init__(
-        self, graph: StepGraph, cluster: Cluster, estimator: OpEstimator, examples: float, values: Mapping[int, float]
-    ) -> None:
+    def __init__(self, graph: StepGraph, cluster: Cluster, estimator: OpEstimator, examples: float,
+                 values: Mapping[int, float]) -> None:
         self._values = values
         self.graph, self.cluster, self.estimator, self.examples = graph, cluster, estimator, examples
         self._bytes = [tensor.bytes for op in graph.ops for tensor in op.outputs]

@@ -92,8 +92,7 @@ class Collapse:
                         entry = (index, link, load)
                         table[entry] = table.get(entry, 0) + 1
         entries = tuple(
-            _by_algorithm(table, len(self._network.algorithms_of(label, groups[number]))) for table, number in zip(counts, kept)
-        )
+            _by_algorithm(table, len(self._network.algorithms_of(label, groups[number]))) for table, number in zip(counts, kept))
         return GroupClasses(tuple(kept), of_device, entries)
 
 

@@ -21,8 +21,7 @@ def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimato
     if worst >= len(cluster.devices):
         raise PlanError(
             f"the strategy uses device {worst}, but cluster {cluster.name!r} has devices 0 to {len(cluster.devices) - 1}; "
-            f"use a larger cluster or fewer devices"
-        )
+            f"use a larger cluster or fewer devices")
     compiler = Compiler(strategy, cluster, estimator)
     for number in range(len(strategy.model.ops)):
         compiler.forward(number, compiler.values, FORWARD, "forward")

@@ -70,8 +70,7 @@ class Compiler:
             for device in stage.devices:
                 self._stages_of_device.setdefault(device, []).append(number)
         self._unit_of_tensor: Dict[int, str] = {
-            use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs
-        }
+            use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs}
         self._done_units: Dict[Tuple[str, int], None] = {}
         self._scratch: Dict[Tuple[int, str], int] = {}
         self._parts: Dict[Tuple, Parts] = {}
@@ -186,8 +185,7 @@ class Compiler:
                 self.parameter_gradients.append((use.tensor, gradient, instruction.id))
             else:
                 buffer = self._write(
-                    instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes
-                )
+                    instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes)
                 self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
 
     def _sum_seconds(self, parts: Parts, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
@@ -300,9 +298,8 @@ class Compiler:
                 return sharded_over_replicas(tensor_config(config, dims, True))
         return value
 
-    def _obtain(
-        self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False, category: str = ""
-    ) -> Held:
+    def _obtain(self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False,
+                category: str = "") -> Held:
         """``tensor`` in config ``wanted``; inserts communication if it is not available in that config."""
         held = table[tensor]
         for one in held:
@@ -375,15 +372,8 @@ class Compiler:
             moved.append((tensor.bytes, fractions(tensor_config(config, use.dims, True))))
         return moved
 
-    def _seconds(
-        self,
-        number: int,
-        parts: Parts,
-        flops: float,
-        moved: List[Tuple[float, Tuple[float, ...]]],
-        backward: bool = False,
-        share: float = 1.0,
-    ) -> Tuple[float, ...]:
+    def _seconds(self, number: int, parts: Parts, flops: float, moved: List[Tuple[float, Tuple[float, ...]]],
+                 backward: bool = False, share: float = 1.0) -> Tuple[float, ...]:
         shares = op_fractions(self.strategy.op_configs[number])
         found = []
         for first in parts.first:

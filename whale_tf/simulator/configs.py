@@ -70,9 +70,7 @@ class TensorConfig(NamedTuple):
     def summed(self) -> TensorConfig:
         """The same with every partial axis replicated, as after an all-reduce."""
         return TensorConfig(
-            self.devices,
-            tuple(TensorAxis(axis.degree, REPLICATED) if axis.what == PARTIAL else axis for axis in self.axes),
-        )
+            self.devices, tuple(TensorAxis(axis.degree, REPLICATED) if axis.what == PARTIAL else axis for axis in self.axes))
 
 
 class ScheduleConfig(NamedTuple):
@@ -99,11 +97,8 @@ def op_config(devices: Sequence[int], *axes: Sequence) -> OpConfig:
             raise PlanError(f"{len(axis.slices)} slices for a {axis.degree}-way partition of {axis.dim!r}")
         product *= axis.degree
     if not devices or len(devices) % product:
-        raise PlanError(
-            "{} devices cannot hold a {} partition; the product of its degrees must divide their number".format(
-                len(devices), "x".join(str(axis.degree) for axis in parsed)
-            )
-        )
+        raise PlanError("{} devices cannot hold a {} partition; the product of its degrees must divide their number".format(
+            len(devices), "x".join(str(axis.degree) for axis in parsed)))
     if product < len(devices):
         parsed.append(OpAxis(len(devices) // product, None))
     return OpConfig(tuple(devices), tuple(parsed))

@@ -93,9 +93,7 @@ class _Core:
 
 
 class _OnCores(_Engine):
-    def __init__(
-        self, graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool
-    ) -> None:
+    def __init__(self, graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> None:
         super().__init__(graph, bandwidths, [0.0] * len(graph.devices), sharing)
         self.hosts = hosts
         self.overlap = overlap

@@ -65,7 +65,8 @@ class OpEstimator:
         self._rates: Dict[Tuple[str, bool], Tuple[float, float]] = {}
         for op in model.ops:
             if op.kind not in KINDS:
-                raise PlanError(f"op {op.name!r} is of kind {op.kind!r}, which has no cost; known kinds: {', '.join(sorted(KINDS))}")
+                raise PlanError(
+                    f"op {op.name!r} is of kind {op.kind!r}, which has no cost; known kinds: {', '.join(sorted(KINDS))}")
 
     def seconds(self, part: OpPart, device: Device) -> float:
         """Time of a part of an op on a device."""

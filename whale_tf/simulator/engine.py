@@ -37,13 +37,8 @@ class Times(NamedTuple):
         return max(self.end, default=0.0)
 
 
-def run(
-    graph: ExecutionGraph,
-    bandwidths: Sequence[float],
-    gammas: Sequence[float],
-    sharing: bool = True,
-    overlap: bool = True,
-) -> Times:
+def run(graph: ExecutionGraph, bandwidths: Sequence[float], gammas: Sequence[float], sharing: bool = True,
+        overlap: bool = True) -> Times:
     """Simulate the graph.
 
     Args:
@@ -101,8 +96,7 @@ class _Engine:
         if finished < len(self.done):
             raise PlanError(
                 f"deadlock: {len(self.done) - finished} of {len(self.done)} tasks never run; tasks {self._blocked()} "
-                f"wait for each other"
-            )
+                f"wait for each other")
         return Times(self.start, self.end)
 
     # ---- one instant ------------------------------------------------------------------------------------------------

@@ -164,8 +164,7 @@ class Unfolder:
             if costs[best] > 0:
                 per_second = instruction.size_bytes / costs[best]
                 template.links[local] = tuple(
-                    (link, load * per_second, count) for link, load, count in classes.entries[place][best]
-                )
+                    (link, load * per_second, count) for link, load, count in classes.entries[place][best])
             tasks = {(source, task) for source in instruction.dependencies for device in devices
                      for task in [self._covering(source, device)] if task is not None}
             for source, task in sorted(tasks):
@@ -209,8 +208,7 @@ class Unfolder:
         found = self._parts_slots.get(id(parts))
         if found is None:
             found = self._parts_slots[id(parts)] = [
-                (device, self.slot_of[device], kind) for device, kind in zip(parts.devices, parts.kind) if device in self.slot_of
-            ]
+                (device, self.slot_of[device], kind) for device, kind in zip(parts.devices, parts.kind) if device in self.slot_of]
         return found
 
     # ---- over micro-batches -----------------------------------------------------------------------------------------
@@ -225,8 +223,7 @@ class Unfolder:
         if strategy.schedule == "backward_first":
             check_warmups(warmups, strategy.num_micro_batch)
         offsets: Dict[BlockKey, np.ndarray] = {
-            key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates
-        }
+            key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates}
         order: List[Tuple[BlockKey, int]] = []
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
@@ -276,12 +273,8 @@ class Unfolder:
             slots += template.task_slots
         return seconds, lane, instruction, micro_batches, slots
 
-    def _edges(
-        self,
-        offsets: Dict[BlockKey, np.ndarray],
-        chains: Sequence[Sequence[Tuple[BlockKey, int]]],
-        last: Dict[BlockKey, int],
-    ) -> Tuple[np.ndarray, np.ndarray]:
+    def _edges(self, offsets: Dict[BlockKey, np.ndarray], chains: Sequence[Sequence[Tuple[BlockKey, int]]],
+               last: Dict[BlockKey, int]) -> Tuple[np.ndarray, np.ndarray]:
         sources: List[np.ndarray] = []
         targets: List[np.ndarray] = []
         for key, template in self.templates.items():

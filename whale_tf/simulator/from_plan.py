@@ -37,9 +37,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
             if number is None:
                 raise PlanError(
                     f"the plan's TaskGraph {task_graph.name!r} has op {name!r}, which model {model.name!r} does not have; "
-                    f"simulate it with the model for which it "
-                    f"was made.{did_you_mean(name, numbers)}"
-                )
+                    f"simulate it with the model for which it was made.{did_you_mean(name, numbers)}")
             if number not in configs:
                 op = model.ops[number]
                 configs[number] = _config(task_graph, op, plan.shards.get(name) if plan.shards else op.split)
@@ -47,26 +45,15 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     if not configs:
         raise PlanError(
             "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
-            "the graph, or simulate the plan of wh.current_plan()"
-        )
+            "the graph, or simulate the plan of wh.current_plan()")
     complete = propagate_configs(model, configs)
     groups = device_groups(complete) if schedule_of(plan.schedule).homes is None else _by_task_graph(plan, model, aliases or {})
     stages = tuple(
         Stage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
-        for ops, devices in groups
-    )
+        for ops, devices in groups)
     return Strategy(
-        model,
-        complete,
-        plan.num_micro_batch,
-        plan.schedule,
-        stages,
-        _recomputed(plan, model, stages, aliases or {}),
-        plan.zero,
-        offload=plan.offload,
-        buckets=_buckets(plan, model, stages),
-        micro_batch_slices=plan.micro_batch_slices,
-    )
+        model, complete, plan.num_micro_batch, plan.schedule, stages, _recomputed(plan, model, stages, aliases or {}), plan.zero,
+        offload=plan.offload, buckets=_buckets(plan, model, stages), micro_batch_slices=plan.micro_batch_slices)
 
 
 def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
@@ -128,11 +115,8 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
             axes.append(OpAxis(task_graph.device_count, "b", task_graph.slices))
         else:
             if shard is not None and shard not in op.dims:
-                raise PlanError(
-                    "the plan shards op {!r} by {!r}, but its dimensions are {}".format(
-                        op.name, shard, ", ".join(repr(dim) for dim in op.dims)
-                    )
-                )
+                raise PlanError("the plan shards op {!r} by {!r}, but its dimensions are {}".format(
+                    op.name, shard, ", ".join(repr(dim) for dim in op.dims)))
             axes.append(OpAxis(task_graph.device_count, shard, None if shard is None else task_graph.slices))
     return checked_config(op, OpConfig(devices, tuple(axes)))
 

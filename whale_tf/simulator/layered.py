@@ -51,17 +51,10 @@ def _layer(b: Builder, x: int, layer: LayerProfile, tied: Dict[str, int]) -> int
         inputs += (tied[layer.tied or layer.name],)
         spec += ", w"
     z = b.op(
-        "layer",
-        "layer",
-        spec + " -> b z",
-        inputs,
-        layer.forward_flops * b.batch,
-        whole=("v", "z"),
+        "layer", "layer", spec + " -> b z", inputs, layer.forward_flops * b.batch, whole=("v", "z"),
         split=("w" if layer.parameter_bytes else None) if split else None,
-        sizes={"z": moved, "w": max(1.0, layer.parameter_bytes / 4.0)},
-        scratch_bytes=int(layer.activation_bytes * b.batch),
-        itemsize=BYTE,
-    )
+        sizes={"z": moved, "w": max(1.0, layer.parameter_bytes / 4.0)}, scratch_bytes=int(layer.activation_bytes * b.batch),
+        itemsize=BYTE)
     return b.op("join", "wire", "b z -> b u", (z,), 0.0, sizes={"u": float(layer.output_bytes)}, itemsize=BYTE)
 
 

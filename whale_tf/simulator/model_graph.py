@@ -182,9 +182,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
 class Builder:
     """Builds a :class:`ModelGraph` op by op; ``scope`` nests nodes of the strategy tree."""
 
-    def __init__(
-        self, name: str, batch: int, precision: str = "fp32", optimizer: Union[str, Optimizer] = "adam"
-    ) -> None:
+    def __init__(self, name: str, batch: int, precision: str = "fp32", optimizer: Union[str, Optimizer] = "adam") -> None:
         """``optimizer``: a key of :data:`OPTIMIZERS`, or an Optimizer.
 
         Raises:
@@ -212,25 +210,10 @@ class Builder:
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
-    def tensor(
-        self,
-        name: str,
-        dims: str,
-        shape: Tuple[float, ...],
-        role: str,
-        itemsize: Optional[int] = None,
-        sparse_rows: Optional[int] = None,
-    ) -> int:
-        self.tensors.append(
-            ModelTensor(
-                "/".join(self._scope + (name,)),
-                tuple(dims.split()),
-                tuple(shape),
-                itemsize or self.itemsize,
-                role,
-                sparse_rows,
-            )
-        )
+    def tensor(self, name: str, dims: str, shape: Tuple[float, ...], role: str, itemsize: Optional[int] = None,
+               sparse_rows: Optional[int] = None) -> int:
+        self.tensors.append(ModelTensor(
+            "/".join(self._scope + (name,)), tuple(dims.split()), tuple(shape), itemsize or self.itemsize, role, sparse_rows))
         return len(self.tensors) - 1
 
     def input(self, name: str, dims: str, shape: Tuple[float, ...], itemsize: int = 4) -> int:
@@ -242,19 +225,9 @@ class Builder:
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
-    def op(
-        self,
-        name: str,
-        kind: str,
-        spec: str,
-        inputs: Tuple[int, ...],
-        flops: Optional[float] = None,
-        whole: Tuple[str, ...] = (),
-        split: Optional[str] = None,
-        sizes: Optional[Dict[str, float]] = None,
-        scratch_bytes: float = 0,
-        itemsize: Optional[int] = None,
-    ) -> int:
+    def op(self, name: str, kind: str, spec: str, inputs: Tuple[int, ...], flops: Optional[float] = None,
+           whole: Tuple[str, ...] = (), split: Optional[str] = None, sizes: Optional[Dict[str, float]] = None,
+           scratch_bytes: float = 0, itemsize: Optional[int] = None) -> int:
         """An op with one output.  ``spec`` is ``"b s h, h o -> b s o"``; ``sizes``: sizes of dimensions that no input has.
 
         ``flops`` None: two per point of the iteration space.
@@ -273,31 +246,13 @@ class Builder:
             for extent in dims.values():
                 flops *= extent
         output = self.tensor(name, " ".join(out), tuple(dims[dim] for dim in out), ACTIVATION, itemsize)
-        self.ops.append(
-            ModelOp(
-                self._scope + (name,),
-                kind,
-                dims,
-                tuple(map(Use, inputs, terms)),
-                (Use(output, out),),
-                flops,
-                whole,
-                split,
-                scratch_bytes,
-            )
-        )
+        self.ops.append(ModelOp(
+            self._scope + (name,), kind, dims, tuple(map(Use, inputs, terms)), (Use(output, out),), flops, whole, split,
+            scratch_bytes))
         return output
 
-    def pointwise(
-        self,
-        name: str,
-        kind: str,
-        x: int,
-        flops: float = 1.0,
-        whole: Tuple[str, ...] = (),
-        split: Optional[str] = None,
-        mask: bool = False,
-    ) -> int:
+    def pointwise(self, name: str, kind: str, x: int, flops: float = 1.0, whole: Tuple[str, ...] = (),
+                  split: Optional[str] = None, mask: bool = False) -> int:
         """An op on one tensor that keeps its shape; ``flops``: per element; ``mask``: one byte per element is kept."""
         dims = " ".join(self.tensors[x].dims)
         size = self.tensors[x].size
@@ -320,9 +275,7 @@ class Builder:
         dims, last = " ".join(tensor.dims), tensor.dims[-1]
         gamma = self.parameter(name + "_gamma", last, tensor.shape[-1:])
         beta = self.parameter(name + "_beta", last, tensor.shape[-1:])
-        return self.op(
-            name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * tensor.size, whole=(last,)
-        )
+        return self.op(name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * tensor.size, whole=(last,))
 
 
 class _Scope:

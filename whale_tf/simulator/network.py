@@ -65,17 +65,12 @@ class Network:
             path, as in NCCL's own model, which Proteus follows.
     """
 
-    def __init__(
-        self, cluster: Cluster, correction: Optional[Mapping[str, float]] = None, algorithms: Sequence[str] = ALGORITHMS,
-        protocols: Sequence[Protocol] = (SIMPLE,), near_adapters: bool = False,
-    ) -> None:
+    def __init__(self, cluster: Cluster, correction: Optional[Mapping[str, float]] = None, algorithms: Sequence[str] = ALGORITHMS,
+                 protocols: Sequence[Protocol] = (SIMPLE,), near_adapters: bool = False) -> None:
         for name in algorithms:
             if name not in ALGORITHMS:
-                raise ConfigError(
-                    "collective algorithm is {!r}, expected one of {}.{}".format(
-                        name, ", ".join(ALGORITHMS), did_you_mean(name, ALGORITHMS)
-                    )
-                )
+                raise ConfigError("collective algorithm is {!r}, expected one of {}.{}".format(
+                    name, ", ".join(ALGORITHMS), did_you_mean(name, ALGORITHMS)))
         self.cluster = cluster
         self.correction = dict(correction or {})
         self.algorithms = tuple(algorithms)
@@ -298,8 +293,7 @@ def host_link(cluster: Cluster, device: int) -> Link:
         return links.local.link("local")
     raise ClusterError(
         f"cluster {cluster.name!r} has no link between device {device} and its host, which offloading needs; add "
-        '"pcie": {"bandwidth_gbytes_per_s": 12} to its node\'s links'
-    )
+        '"pcie": {"bandwidth_gbytes_per_s": 12} to its node\'s links')
 
 
 def fair_share(bandwidth: float, demands: Sequence[Tuple[float, int]]) -> float:

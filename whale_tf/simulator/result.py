@@ -140,7 +140,8 @@ class Simulation(NamedTuple):
         if self.oom:
             return self._memory_words()
         slowest = max(self.devices, key=lambda use: use.computation_s)
-        busy = f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the step"
+        busy = (f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the "
+                "step")
         idle = self._mean([use.bubble_s for use in self.devices]) / self.step_time_s
         exposed = self.exposed_communication_s / self.step_time_s
         if exposed > 0.1 and exposed >= idle and self.links:
@@ -179,9 +180,7 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
-                f"{self.subject.num_micro_batch} micro-batches: use more "
-                "micro-batches or fewer stages"
-            )
+                f"{self.subject.num_micro_batch} micro-batches: use more micro-batches or fewer stages")
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
 
 
@@ -224,9 +223,8 @@ def _union(intervals: np.ndarray) -> float:
     return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
 
 
-def link_uses(
-    graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float], step_time_s: float
-) -> Tuple[LinkUse, ...]:
+def link_uses(graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float],
+              step_time_s: float) -> Tuple[LinkUse, ...]:
     """The links, busiest first."""
     carried: Dict[int, float] = {}
     for task, entries in graph.links.items():

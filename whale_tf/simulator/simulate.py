@@ -156,9 +156,8 @@ class Simulator:
             return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
         return self._run_step(plan, step, global_batch)
 
-    def _run_step(
-        self, plan: Plan, step: StepGraph, global_batch: Optional[int], numbers: Optional[Mapping[int, int]] = None
-    ) -> Simulation:
+    def _run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int],
+                  numbers: Optional[Mapping[int, int]] = None) -> Simulation:
         began = time.process_time()
         known = self.options.calibration
         costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), known)

@@ -96,11 +96,7 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
         grown = size / use.bytes if use.bytes else 0.0  # messages without bytes
         links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * grown / step_time_s))
     return longer._replace(
-        step_time_s=step_time_s,
-        subject=strategy.subject(),
-        devices=tuple(devices),
-        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))),
-        steady=True,
+        step_time_s=step_time_s, subject=strategy.subject(), devices=tuple(devices),
+        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))), steady=True,
         simulate_seconds=run.simulate_seconds + longer.simulate_seconds,
-        compile_seconds=run.compile_seconds + longer.compile_seconds,
-    )
+        compile_seconds=run.compile_seconds + longer.compile_seconds)

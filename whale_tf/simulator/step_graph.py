@@ -106,8 +106,7 @@ class StepGraph(NamedTuple):
         """The graph with the measurements of another traced run, at a mini-batch of ``batch``."""
         return self._replace(
             seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
-            scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}),
-        )
+            scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}))
 
     def resized(self, batch: int) -> StepGraph:
         """The same step with mini-batches of another size; everything that follows the examples grows with them."""
@@ -194,8 +193,7 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
     ops = tuple(
         StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[7]), outputs=tuple(StepTensor(*t) for t in row[8]),
                               waits=tuple(map(int, row[13])), whole=tuple(map(int, row[14])))
-        for row in data["ops"]
-    )
+        for row in data["ops"])
     for number, op in enumerate(ops):
         for source, output in op.inputs:
             if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
@@ -204,8 +202,7 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
             raise ValueError(f"op {op.name!r} waits for ops {list(op.waits)}, which are not all before it")
     seconds, scratch = (
         {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
-        for key in ("seconds", "scratch")
-    )
+        for key in ("seconds", "scratch"))
     variables = tuple(StepVariable(*row) for row in data["variables"])
     gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
     return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
@@ -224,15 +221,12 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
     divided = [task.name for task in plan.task_graphs if task.strategy == "split" and task.device_count > 1]
     if divided:
         raise PlanError(
-            f"the plan divides the ops of TaskGraph {divided[0]!r}, but a graph that was recorded without it does not "
-            f"have their parts; call "
-            "wh.step_graph() after wh.parallelize(), and simulate its result"
-        )
+            f"the plan divides the ops of TaskGraph {divided[0]!r}, but a graph that was recorded without it does not have their "
+            "parts; call wh.step_graph() after wh.parallelize(), and simulate its result")
     if not same_graph(graph.fingerprint, plan.graph):
         raise PlanError(
             f"the plan was made for graph {plan.graph!r}, but the step graph is of {graph.fingerprint!r}; record the "
-            f"script for which the plan was made"
-        )
+            f"script for which the plan was made")
     named = {name: number for number, task in enumerate(plan.task_graphs) for name in task.ops}
     ops: List[StepOp] = []
     for op in graph.ops:

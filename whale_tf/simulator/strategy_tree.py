@@ -152,8 +152,7 @@ class StrategyTree:
         chosen = [node for path, node in paths if fnmatch.fnmatchcase(path, pattern)]
         if not chosen:
             raise PlanError(
-                f"no subgraph of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, [path for path, _ in paths])}"
-            )
+                f"no subgraph of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, [path for path, _ in paths])}")
         for node in chosen:
             node.config = config
         return self
@@ -174,16 +173,7 @@ class StrategyTree:
             raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all subgraphs of a model need the same number")
         for ops, devices in groups:
             stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
-        return Strategy(
-            self.model,
-            op_configs,
-            counts.pop(),
-            self.order,
-            tuple(stages),
-            units,
-            self.zero,
-            self.offload,
-        )
+        return Strategy(self.model, op_configs, counts.pop(), self.order, tuple(stages), units, self.zero, self.offload)
 
     def _schedules(self) -> Tuple[List[ScheduleConfig], Tuple[str, ...]]:
         """For each op, the schedule config that it inherits, and the topmost node that asks to recompute it."""
@@ -217,17 +207,13 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
         if axis.dim is None:
             continue
         if axis.dim in op.whole:
-            raise PlanError(
-                "op {!r} needs dimension {!r} whole; partition one of {}".format(
-                    op.name, axis.dim, ", ".join(repr(dim) for dim in op.dims if dim not in op.whole)
-                )
-            )
+            raise PlanError("op {!r} needs dimension {!r} whole; partition one of {}".format(
+                op.name, axis.dim, ", ".join(repr(dim) for dim in op.dims if dim not in op.whole)))
         degree, extent = fitted.degree(axis.dim), op.dims[axis.dim]
         if degree > extent:
             raise PlanError(
                 f"op {op.name!r} has only {int(extent)} elements along {axis.dim!r}, so it cannot be partitioned {degree} ways; "
-                f"use a degree of at most {int(extent)}"
-            )
+                f"use a degree of at most {int(extent)}")
     return fitted
 
 
@@ -254,8 +240,7 @@ def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[Op
                     break
             else:
                 raise PlanError(
-                    f"no config reaches op {op.name!r}; set one with tree.set({op.name!r}, op_config(devices, ...))"
-                )
+                    f"no config reaches op {op.name!r}; set one with tree.set({op.name!r}, op_config(devices, ...))")
         for use in op.inputs:
             consumed[use.tensor] = tensor_config(configs[number], use.dims, False)
     return tuple(configs[number] for number in range(len(model.ops)))
@@ -289,8 +274,7 @@ def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:
     """ZeRO's memory config: of a partial tensor (whose value is thus replicated) every device keeps one part, cut along the
     first dimension (Proteus section II)."""
     return TensorConfig(
-        gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes)
-    )
+        gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes))
 
 
 def parameter_uses(model: ModelGraph) -> Dict[int, List[Tuple[int, Tuple[str, ...]]]]:

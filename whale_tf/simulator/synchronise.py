@@ -49,8 +49,7 @@ class Synchroniser:
         self.optimizer = self.model.optimizer
         self._bucket_of: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> buffer of its summed gradient
         self.static_bytes: Dict[int, Dict[str, float]] = {
-            device: {} for stage in self.strategy.stages for device in stage.devices
-        }
+            device: {} for stage in self.strategy.stages for device in stage.devices}
 
     def run(self) -> Dict[int, Dict[str, float]]:
         """Emit collectives and updates; returns the bytes that every device holds for the whole step, by category."""
@@ -132,12 +131,9 @@ class Synchroniser:
     def _reduce(self, bucket: Bucket, synchronised: Dict[Tuple[int, int], int]) -> None:
         first = bucket.members[0]
         name = "gradients of {}{}".format(
-            self.model.tensors[first.parameter].name,
-            f" and {len(bucket.members) - 1} more" if len(bucket.members) > 1 else "",
-        )
+            self.model.tensors[first.parameter].name, f" and {len(bucket.members) - 1} more" if len(bucket.members) > 1 else "")
         instruction = self._collective(
-            name, first.stage, bucket.kind, bucket.groups, sum(self._gradient_bytes(one) for one in bucket.members)
-        )
+            name, first.stage, bucket.kind, bucket.groups, sum(self._gradient_bytes(one) for one in bucket.members))
         if sums_every_micro_batch(self.strategy):
             instruction.block = (first.stage, BACKWARD)
         for one in bucket.members:
@@ -170,12 +166,8 @@ class Synchroniser:
             else:
                 groups = (Group(tuple(device for row in devices for device in row)),)
             instruction = self._collective(
-                f"gradient of {self.model.tensors[parameter].name} over stages",
-                owners[0].stage,
-                ALL_REDUCE,
-                groups,
-                max(self._gradient_bytes(owner) for owner in owners),
-            )
+                f"gradient of {self.model.tensors[parameter].name} over stages", owners[0].stage, ALL_REDUCE, groups,
+                max(self._gradient_bytes(owner) for owner in owners))
             for owner in owners:
                 before = synchronised.get((parameter, owner.stage))
                 instruction.dependencies += [before] if before is not None else list(owner.after)
@@ -187,12 +179,8 @@ class Synchroniser:
         """Under ZeRO 1 and 2, send every replica the other parts of the values after the updates."""
         steps = transformation(self._stored(members[0]), members[0].value)
         instruction = self._collective(
-            "values of " + self.model.tensors[members[0].parameter].name,
-            members[0].stage,
-            ALL_GATHER,
-            steps[0].groups,
-            sum(self._bytes(one, one.value) for one in members),
-        )
+            "values of " + self.model.tensors[members[0].parameter].name, members[0].stage, ALL_GATHER, steps[0].groups,
+            sum(self._bytes(one, one.value) for one in members))
         for one in members:
             instruction.dependencies.append(updated[one.parameter, one.stage])
         self.compiler.place(instruction)
@@ -213,8 +201,7 @@ class Synchroniser:
         copied = tensor.gradient_bytes
         instruction.seconds = tuple(
             self._update_seconds(device, moved * share, copied * share)
-            for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first)
-        )
+            for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first))
         self.compiler.place(instruction)
         return instruction.id
 
@@ -251,8 +238,7 @@ class Synchroniser:
         held = (
             ("parameters", tensor.bytes, cut if zero >= 3 else one.value),
             ("gradients", tensor.gradient_bytes, cut if zero >= 2 else one.gradient),
-            ("optimizer state", tensor.size * per_element, cut),
-        )
+            ("optimizer state", tensor.size * per_element, cut))
         for category, size, config in held:
             if offload == "v0" or (category == "optimizer state" and offload == "states"):
                 continue

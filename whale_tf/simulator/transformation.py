@@ -116,10 +116,7 @@ _MATCHES: Dict[str, Callable[[int, int], bool]] = {
 }
 
 # Steps that make tensors smaller come first; if an all-to-all would remove an outer cut, the inner ones are gathered first.
-ORDERS = (
-    (REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, ALL_GATHER),
-    (REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER, ALL_TO_ALL),
-)
+ORDERS = ((REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, ALL_GATHER), (REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER, ALL_TO_ALL))
 
 
 def _along_axes(devices: Tuple[int, ...], before: Axes, after: Axes, order: Sequence[str]) -> Optional[List[Communication]]:
@@ -214,5 +211,4 @@ def connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     for pair in pairs:
         members.setdefault(group_of[pair[0]], []).append(pair)
     return tuple(
-        Group(tuple(sorted({device for pair in group for device in pair[:2]})), tuple(group)) for group in members.values()
-    )
+        Group(tuple(sorted({device for pair in group for device in pair[:2]})), tuple(group)) for group in members.values())

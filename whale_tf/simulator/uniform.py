@@ -30,34 +30,18 @@ def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> in
         PlanError: the global batch cannot be divided like that.
     """
     if min(global_batch, num_micro_batch, dp) < 1:
-        raise PlanError(
-            f"global batch {global_batch}, {num_micro_batch} micro-batches, dp {dp}: expected at least 1 each"
-        )
+        raise PlanError(f"global batch {global_batch}, {num_micro_batch} micro-batches, dp {dp}: expected at least 1 each")
     if global_batch % (num_micro_batch * dp):
         raise PlanError(
-            f"a global batch of {global_batch} cannot be divided over {num_micro_batch} micro-batches x {dp} "
-            f"data-parallel replicas; use a "
-            f"multiple of {num_micro_batch * dp}"
-        )
+            f"a global batch of {global_batch} cannot be divided over {num_micro_batch} micro-batches x {dp} data-parallel "
+            f"replicas; use a multiple of {num_micro_batch * dp}")
     return global_batch // num_micro_batch
 
 
-def uniform_3d(
-    model: ModelGraph,
-    dp: int = 1,
-    tp: int = 1,
-    pp: int = 1,
-    num_micro_batch: int = 1,
-    schedule: str = "backward_first",
-    policy: str = "PA",
-    warmups: Optional[Sequence[int]] = None,
-    recompute: str = "none",
-    zero: str = "none",
-    offload: str = "none",
-    devices: Optional[Sequence[int]] = None,
-    chunks: int = 2,
-    parts: Optional[Sequence[Tuple[int, ...]]] = None,
-) -> Strategy:
+def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_micro_batch: int = 1,
+               schedule: str = "backward_first", policy: str = "PA", warmups: Optional[Sequence[int]] = None,
+               recompute: str = "none", zero: str = "none", offload: str = "none", devices: Optional[Sequence[int]] = None,
+               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None) -> Strategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
     Args:
@@ -181,8 +165,7 @@ def balanced_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
         blocks[-1].append(number)
     if count > len(blocks):
         raise PlanError(
-            f"{model.name!r} has {len(blocks)} blocks, which cannot make {count} stages; use at most {len(blocks)}"
-        )
+            f"{model.name!r} has {len(blocks)} blocks, which cannot make {count} stages; use at most {len(blocks)}")
     total = [0.0]
     for block in blocks:
         total.append(total[-1] + sum(model.ops[number].flops for number in block))

@@ -44,15 +44,8 @@ def html_report(result: Simulation) -> str:
     subtitle = (f"{len(result.representative)} devices, {stages} stages, {micro_batches} micro-batches "
                 f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
-        title=html.escape(title),
-        subtitle=html.escape(subtitle),
-        facts=_facts(result),
-        bad=" bad" if result.oom else "",
-        bottleneck=html.escape(result.bottleneck()),
-        pictures=_pictures(result),
-        devices=_devices(result),
-        links=_links(result),
-    )
+        title=html.escape(title), subtitle=html.escape(subtitle), facts=_facts(result), bad=" bad" if result.oom else "",
+        bottleneck=html.escape(result.bottleneck()), pictures=_pictures(result), devices=_devices(result), links=_links(result))
 
 
 def write_report(path: str, result: Simulation) -> None:
@@ -87,27 +80,17 @@ def _devices(result: Simulation) -> str:
     for use, size, curve in zip(result.devices, result.class_sizes(), result.memory):
         step = result.step_time_s
         largest = max(curve.at_peak, key=lambda name: curve.at_peak[name]) if curve.at_peak else ""
-        rows.append(
-            (
-                f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""),
-                str(use.stage),
-                f"{use.computation_s / step:.1%}",
-                f"{use.exposed_s / step:.1%}",
-                f"{use.bubble_s / step:.1%}",
-                f"{use.mfu:.1%}",
-                f"{use.peak_memory_bytes / GIB:.2f}",
-                "out of memory" if use.oom else "fits",
-                largest,
-            )
-        )
+        rows.append((
+            f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""), str(use.stage),
+            f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}", f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}",
+            f"{use.peak_memory_bytes / GIB:.2f}", "out of memory" if use.oom else "fits", largest))
     return _table(("", "stage", "computes", "communication exposed", "idle", "MFU", "peak GiB", "", "most of the peak"), rows)
 
 
 def _links(result: Simulation) -> str:
     return _table(
         ("", "MB in a step", "of the step at full speed"),
-        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]],
-    )
+        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]])
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

@@ -92,20 +92,12 @@ def timeline_figure(trace: Trace) -> Figure:
         Patch(color=colour, label=label)
         for lane, colour, label in (
             (1, FEATURE_COLOUR, "feature communication"),
-            (2, GRADIENT_COLOUR, "gradient communication"),
-        )
+            (2, GRADIENT_COLOUR, "gradient communication"))
         if lane in lanes
     ]
     axes.legend(
-        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")],
-        loc="lower right",
-        ncol=7,
-        frameon=False,
-        bbox_to_anchor=(1.0, 1.0),
-        fontsize=9,
-        borderaxespad=0.2,
-        handlelength=1.2,
-    )
+        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower right", ncol=7, frameon=False,
+        bbox_to_anchor=(1.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -116,26 +108,14 @@ def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[n
     start_ms, wide_ms = block.start_s * 1e3, (block.end_s - block.start_s) * 1e3
     if block.lane:
         axes.barh(
-            row + (0.335 if block.lane == 1 else 0.41),
-            wide_ms,
-            0.07,
-            left=start_ms,
-            color=FEATURE_COLOUR if block.lane == 1 else GRADIENT_COLOUR,
-            linewidth=0,
-        )
+            row + (0.335 if block.lane == 1 else 0.41), wide_ms, 0.07, left=start_ms,
+            color=FEATURE_COLOUR if block.lane == 1 else GRADIENT_COLOUR, linewidth=0)
         return
     axes.barh(row, wide_ms, 0.56, left=start_ms, color=COLOURS.get(block.kind, "#999999"), edgecolor="white", linewidth=0.6)
     if block.micro_batch >= 0 and wide_ms > end_s * 1e3 * 0.008:
         axes.text(
-            start_ms + wide_ms / 2.0,
-            row,
-            str(block.micro_batch),
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="white",
-            fontweight="bold",
-        )
+            start_ms + wide_ms / 2.0, row, str(block.micro_batch), ha="center", va="center", fontsize=8, color="white",
+            fontweight="bold")
 
 
 def memory_figure(trace: Trace, limits_bytes: Dict[int, int]) -> Figure:
@@ -145,24 +125,15 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int]) -> Figure:
     for device in sorted(trace.memory)[:MAX_ROWS]:
         times, level = trace.memory[device]
         axes.step(
-            [t * 1e3 for t in times],
-            [size / GIB for size in level],
-            where="post",
-            linewidth=1.1,
-            label=f"stage {stage_of.get(device, device)}, device {device}",
-        )
+            [t * 1e3 for t in times], [size / GIB for size in level], where="post", linewidth=1.1,
+            label=f"stage {stage_of.get(device, device)}, device {device}")
     highest = max((max(level) for _, level in trace.memory.values()), default=0.0) / GIB
     for limit in sorted(set(limits_bytes.values())):
         if limit / GIB < 3 * highest:
             axes.axhline(limit / GIB, color="#444444", linestyle="--", linewidth=1.0)
             axes.annotate(
-                f"limit {limit / GIB:.0f} GiB",
-                (0.995, limit / GIB),
-                ha="right",
-                va="bottom",
-                xycoords=("axes fraction", "data"),
-                fontsize=8,
-            )
+                f"limit {limit / GIB:.0f} GiB", (0.995, limit / GIB), ha="right", va="bottom", xycoords=("axes fraction", "data"),
+                fontsize=8)
     axes.set_xlim(0.0, (trace.end_s or 1.0) * 1e3)
     axes.set_ylim(0.0, None)
     axes.set_xlabel("milliseconds")

@@ -52,9 +52,8 @@ def request_of(config: Config, batch: int) -> Request:
     search, stages = config.auto.auto_parallel, config.pipeline.num_stages
     if isinstance(search, str) and stages is not None:
         raise ConfigError(
-            f"auto.auto_parallel is {search!r}, which chooses the number of TaskGraphs itself, but "
-            f"pipeline.num_stages is {stages}; leave it "
-            "out, or set auto.auto_parallel to true")
+            f"auto.auto_parallel is {search!r}, which chooses the number of TaskGraphs itself, but pipeline.num_stages is "
+            f"{stages}; leave it out, or set auto.auto_parallel to true")
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
     return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm, allowed_of(config))
 
@@ -83,8 +82,7 @@ def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) ->
     if not config.cluster.device_place_prefer_intra_node:
         raise ConfigError(
             "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
-            "leave it out, or annotate the model"
-        )
+            "leave it out, or annotate the model")
     request, more = request_of(config, chain.batch), []  # type: Request, List[Candidate]
     if request.method in ("all", RHINO):
         try:

@@ -133,8 +133,7 @@ def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: b
     if of is None:
         raise InfeasibleError(
             f"{len(problem.work)} units cannot be divided into {count} stages with a tolerance of {epsilon} stages; "
-            f"use fewer stages, or a larger tolerance"
-            )
+            f"use fewer stages, or a larger tolerance")
     crossing = crossing_bytes(problem, of)
     if balanced:
         return Stages(of, crossing, 0)

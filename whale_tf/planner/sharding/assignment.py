@@ -118,9 +118,8 @@ def _divides(problem: Problem, choice: Choice) -> bool:
     return choice.pattern not in ("once", BATCH) or (choice.pattern == BATCH and wanted)
 
 
-def _choices(
-    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float], forced: Mapping[int, str]
-) -> List[Choice]:
+def _choices(problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float],
+             forced: Mapping[int, str]) -> List[Choice]:
     ops = problem.forward_ops(task_graph)
     units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
     unit_of: Dict[int, int] = {}  # an op that follows a unit belongs to it

@@ -22,9 +22,8 @@ from whale_tf.planner.sharding.assignment import Assignment
 from whale_tf.planner.sharding.problem import BATCH, Problem
 
 
-def batch_ops(
-    problem: Problem, assignment: Assignment, region: Region, listed: Optional[Collection[str]] = None
-) -> Dict[int, Set[int]]:
+def batch_ops(problem: Problem, assignment: Assignment, region: Region,
+              listed: Optional[Collection[str]] = None) -> Dict[int, Set[int]]:
     """Split TaskGraph -> its ops that every device runs for its own examples.
 
     Args:

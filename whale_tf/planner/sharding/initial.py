@@ -76,8 +76,6 @@ class _Walk:
 
 
 def _whole(variable: Op, op: Op) -> str:
-    return (f"init is 'sharded', but the initial value of {variable.name!r}, which wh.split divides over devices, "
-            f"cannot be made in parts: op "
-            f"{op.name!r} ({op.type}) gives it whole; use an initializer that works element by element (zeros, "
-            f"constants, random numbers and "
-            "arithmetic on them), or init 'exact'")
+    return (f"init is 'sharded', but the initial value of {variable.name!r}, which wh.split divides over devices, cannot be made "
+            f"in parts: op {op.name!r} ({op.type}) gives it whole; use an initializer that works element by element (zeros, "
+            "constants, random numbers and arithmetic on them), or init 'exact'")

@@ -61,19 +61,10 @@ class Problem:
         bound: ops of loops and conditions without bodies of their own, which stay where they are and run once.
     """
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        task_graph: Sequence[int],
-        splits: Sequence[SplitTaskGraph],
-        batch: Mapping[int, int],
-        variables: Mapping[int, int],
-        slots: Mapping[int, Sequence[int]],
-        gradients: Mapping[int, int],
-        factored: Mapping[int, Factored] = MappingProxyType({}),
-        whole: AbstractSet[int] = frozenset(),
-        bound: FrozenSet[int] = frozenset(),
-    ) -> None:
+    def __init__(self, graph: OpGraph, task_graph: Sequence[int], splits: Sequence[SplitTaskGraph], batch: Mapping[int, int],
+                 variables: Mapping[int, int], slots: Mapping[int, Sequence[int]], gradients: Mapping[int, int],
+                 factored: Mapping[int, Factored] = MappingProxyType({}), whole: AbstractSet[int] = frozenset(),
+                 bound: FrozenSet[int] = frozenset()) -> None:
         self.graph = graph
         self.view = Sizes(graph)
         self.task_graph = task_graph

@@ -27,9 +27,8 @@ WIDTH = 32
 RIVALS = 4  # number of cheapest states with which others are compared
 
 
-def cheapest(
-    problem: Problem, task_graph: int, forced: Mapping[int, str]
-) -> Tuple[Dict[int, Strategy], Dict[int, Spread], Dict[int, float]]:
+def cheapest(problem: Problem, task_graph: int,
+             forced: Mapping[int, str]) -> Tuple[Dict[int, Strategy], Dict[int, Spread], Dict[int, float]]:
     """The strategy of each forward op that is not simply computed once, the spread of each variable, the bytes of each op.
 
     Args:
@@ -123,8 +122,7 @@ def _owed(problem: Problem, state: State) -> float:
     return sum(
         problem.price(tensor, spread, once, state.count)
         for tensor, spread in state.spreads.items()
-        if spread.is_partial and not any(root == tensor for root, _ in state.made)
-    )
+        if spread.is_partial and not any(root == tensor for root, _ in state.made))
 
 
 def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:

@@ -21,16 +21,8 @@ from whale_tf.patterns.strategy import STACK, strategies
 from whale_tf.planner.slices import UNITS_PER_DEVICE, follows_devices, replica_slices
 
 
-def device_shares(
-    name: str,
-    rows: Sequence[Sequence[int]],
-    cluster: Cluster,
-    algorithm: str,
-    ops: Iterable[Op],
-    view: View,
-    batch: Mapping[int, int],
-    resident_bytes: float,
-) -> Tuple[int, ...]:
+def device_shares(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: str, ops: Iterable[Op], view: View,
+                  batch: Mapping[int, int], resident_bytes: float) -> Tuple[int, ...]:
     """Shares that follow the devices' speed and memory.  They are equal on equal devices, and if the configuration says so.
 
     Args:

@@ -29,9 +29,8 @@ class Factored(NamedTuple):
         return shard(self.dims.index(variable.dim), variable.sizes)
 
 
-def factored_slots(
-    graph: OpGraph, view: View, gradients: Mapping[int, int], rows: Mapping[int, int], slots: Set[int]
-) -> Dict[int, Factored]:
+def factored_slots(graph: OpGraph, view: View, gradients: Mapping[int, int], rows: Mapping[int, int],
+                   slots: Set[int]) -> Dict[int, Factored]:
     """Slot -> the variable's dimensions to which its dimensions belong.
 
     Args:

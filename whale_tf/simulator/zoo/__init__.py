@@ -1,6 +1,6 @@
 """The built-in models that are defined by ops (:data:`MODELS`), which the simulator reads.
 
-Planners read the layers of all models from JSON (``whale_tf/profiler/builtin``), which ``benchmarks/profiles`` makes of these ops,
+Planners read the layers of all models from JSON (``whale_tf/profiler/builtin``).  ``benchmarks/profiles`` makes it of these ops,
 and of what papers say about the layers of their models.  :func:`~whale_tf.simulator.layered.layered_model` makes ops of layers.
 """
 
@@ -34,9 +34,8 @@ class Model(NamedTuple):
     is_sparse: bool = False
 
 
-def _transformer(
-    name: str, layers: int, hidden: int, heads: int, length: int, vocabulary: int, **options: object
-) -> Callable[[int], ModelGraph]:
+def _transformer(name: str, layers: int, hidden: int, heads: int, length: int, vocabulary: int,
+                 **options: object) -> Callable[[int], ModelGraph]:
     return lambda batch: transformer(name, batch, layers, hidden, heads, length, vocabulary, **options)  # type: ignore
 
 
@@ -99,5 +98,4 @@ def built_in_model(name: str, batch: int) -> ModelGraph:
         raise PlanError(f"model {name!r} is defined by layers; use layered_model(ModelProfile.parse({name!r}), {batch}) with a "
                         f"LayerEstimator, or `whale simulate --model {name}`")
     raise PlanError(
-        "unknown model {!r}; built-in models: {}.{}".format(name, ", ".join(model_names()), did_you_mean(name, model_names()))
-    )
+        "unknown model {!r}; built-in models: {}.{}".format(name, ", ".join(model_names()), did_you_mean(name, model_names())))

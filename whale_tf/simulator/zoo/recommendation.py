@@ -11,13 +11,7 @@ def _tower(b: Builder, x: int, widths: Tuple[int, ...]) -> int:
     """Dense layers with ReLU; tensor parallelism alternates between columns and rows."""
     for number, width in enumerate(widths):
         weight = b.parameter(f"fc{number}_w", "f o", (b.tensors[x].shape[-1], width))
-        x = b.op(
-            f"fc{number}",
-            "matmul",
-            "b f, f o -> b o",
-            (x, weight),
-            split="fo"[number % 2] if width > 1 else None,
-        )
+        x = b.op(f"fc{number}", "matmul", "b f, f o -> b o", (x, weight), split="fo"[number % 2] if width > 1 else None)
         x = b.pointwise(f"fc{number}_relu", "relu", b.bias(f"fc{number}_bias", x))
     return x
 
@@ -38,14 +32,8 @@ def dlrm(batch: int, tables: int = 8, rows: int = 1_000_000, width: int = 64) ->
     with b.scope("interaction"):
         pairs = b.op("pairs", "matmul", "b n h, b m h -> b n m", (vectors, vectors), whole=("n", "m", "h"))
         joined = b.op(
-            "concat",
-            "concat",
-            "b f, b n m -> b c",
-            (dense, pairs),
-            float(batch * (width + tables**2)),
-            whole=("f", "n", "m", "c"),
-            sizes={"c": 576},
-        )
+            "concat", "concat", "b f, b n m -> b c", (dense, pairs), float(batch * (width + tables**2)),
+            whole=("f", "n", "m", "c"), sizes={"c": 576})
     with b.scope("top"):
         x = _tower(b, joined, (1024, 1024, 1024, 1))
         b.op("loss", "loss", "b o -> b", (x,), 6.0 * batch)

@@ -87,17 +87,8 @@ def _token_loss(b: Builder, x: int, vocabulary: int, table: Optional[int]) -> No
     b.op("loss", "loss", "b s v -> b s", (logits,), 6.0 * b.tensors[logits].size)
 
 
-def _block(
-    b: Builder,
-    x: int,
-    heads: int,
-    inner: int,
-    pre_norm: bool,
-    memory: Optional[int] = None,
-    experts: int = 0,
-    capacity_factor: float = 1.25,
-    top_k: int = 1,
-) -> int:
+def _block(b: Builder, x: int, heads: int, inner: int, pre_norm: bool, memory: Optional[int] = None, experts: int = 0,
+           capacity_factor: float = 1.25, top_k: int = 1) -> int:
     def residual(name: str, value: int, layer) -> int:  # type: ignore[no-untyped-def]
         with b.scope(name):
             y = layer(b.layer_norm("norm", value) if pre_norm else value)
@@ -113,23 +104,10 @@ def _block(
     return residual("feed_forward", x, lambda y: _feed_forward(b, y, inner))
 
 
-def transformer(
-    name: str,
-    batch: int,
-    layers: int,
-    hidden: int,
-    heads: int,
-    length: int,
-    vocabulary: int,
-    inner: Optional[int] = None,
-    pre_norm: bool = True,
-    tied: bool = True,
-    precision: str = "fp32",
-    optimizer: Union[str, Optimizer] = "adam",
-    experts: int = 0,
-    decoder_layers: int = 0,
-    predicted: int = 0,
-) -> ModelGraph:
+def transformer(name: str, batch: int, layers: int, hidden: int, heads: int, length: int, vocabulary: int,
+                inner: Optional[int] = None, pre_norm: bool = True, tied: bool = True, precision: str = "fp32",
+                optimizer: Union[str, Optimizer] = "adam", experts: int = 0, decoder_layers: int = 0,
+                predicted: int = 0) -> ModelGraph:
     """A stack of equal blocks over tokens, with a loss over the vocabulary at every position.
 
     ``decoder_layers`` > 0: this many blocks with cross-attention follow those of the encoder.  ``predicted`` > 0: the loss covers

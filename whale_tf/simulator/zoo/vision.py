@@ -17,9 +17,8 @@ def _image(b: Builder, size: int) -> int:
     return b.input("image", "b y x c", (b.batch, size, size, 3))
 
 
-def _convolution(
-    b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1, same: bool = True
-) -> int:
+def _convolution(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1,
+                 same: bool = True) -> int:
     """A convolution, whose channels may be partitioned, but not its image axes (halos)."""
     rows, columns = _pair(kernel)
     batch, height, width, depth = (int(extent) for extent in b.tensors[x].shape)
@@ -28,15 +27,8 @@ def _convolution(
     weight = b.parameter(name + "_w", "i j c o", (rows, columns, depth, channels))
     flops = 2.0 * batch * out_y * out_x * channels * rows * columns * depth
     return b.op(
-        name,
-        "convolution",
-        "b y x c, i j c o -> b p q o",
-        (x, weight),
-        flops,
-        whole=("y", "x", "i", "j", "p", "q"),
-        split="o",
-        sizes={"p": out_y, "q": out_x, "o": channels},
-    )
+        name, "convolution", "b y x c, i j c o -> b p q o", (x, weight), flops, whole=("y", "x", "i", "j", "p", "q"), split="o",
+        sizes={"p": out_y, "q": out_x, "o": channels})
 
 
 def _batch_norm(b: Builder, name: str, x: int) -> int:
@@ -48,16 +40,8 @@ def _batch_norm(b: Builder, name: str, x: int) -> int:
     return b.op(name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * b.tensors[x].size)
 
 
-def _unit(
-    b: Builder,
-    name: str,
-    x: int,
-    channels: int,
-    kernel: Union[int, Pair],
-    stride: int = 1,
-    same: bool = True,
-    relu: bool = True,
-) -> int:
+def _unit(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1, same: bool = True,
+          relu: bool = True) -> int:
     """Convolution, batch norm, ReLU."""
     y = _batch_norm(b, name + "_bn", _convolution(b, name, x, channels, kernel, stride, same))
     return b.pointwise(name + "_relu", "relu", y) if relu else y
@@ -69,14 +53,8 @@ def _pool(b: Builder, name: str, x: int, kernel: int, stride: int, same: bool = 
     out_x = -(-width // stride) if same else (width - kernel) // stride + 1
     size = b.tensors[x].shape[0] * out_y * out_x * b.tensors[x].shape[3]
     return b.op(
-        name,
-        "pool",
-        "b y x c -> b p q c",
-        (x,),
-        float(size * kernel * kernel),
-        whole=("y", "x", "p", "q"),
-        sizes={"p": out_y, "q": out_x},
-    )
+        name, "pool", "b y x c -> b p q c", (x,), float(size * kernel * kernel), whole=("y", "x", "p", "q"),
+        sizes={"p": out_y, "q": out_x})
 
 
 def _global_pool(b: Builder, x: int) -> int:
@@ -167,14 +145,9 @@ def _towers(b: Builder, x: int, towers: Sequence[Tower], pool_units: int = 0, po
         ends.append(_unit(b, "pool_conv", _pool(b, "pool", x, 3, 1), pool_units, 1))
     names = [f"c{number}" for number in range(len(ends))]
     return b.op(
-        "concat",
-        "concat",
-        ", ".join("b y x " + name for name in names) + " -> b y x c",
-        tuple(ends),
-        float(sum(b.tensors[end].size for end in ends)),
-        whole=tuple(names) + ("c",),
-        sizes={"c": sum(b.tensors[end].shape[-1] for end in ends)},
-    )
+        "concat", "concat", ", ".join("b y x " + name for name in names) + " -> b y x c", tuple(ends),
+        float(sum(b.tensors[end].size for end in ends)), whole=tuple(names) + ("c",),
+        sizes={"c": sum(b.tensors[end].shape[-1] for end in ends)})
 
 
 def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph:
@@ -206,17 +179,11 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
                 [
                     Tower([one(192)]),
                     Tower([one(c), one(c, (1, 7)), one(192, (7, 1))]),
-                    Tower([one(c), one(c, (7, 1)), one(c, (1, 7)), one(c, (7, 1)), one(192, (1, 7))]),
-                ],
-                192,
-            )
+                    Tower([one(c), one(c, (7, 1)), one(c, (1, 7)), one(c, (7, 1)), one(192, (1, 7))])],
+                192)
     with b.scope("reduce_b"):
         x = _towers(
-            b,
-            x,
-            [Tower([one(192), half(320)]), Tower([one(192), one(192, (1, 7)), one(192, (7, 1)), half(192)])],
-            pool_stride=2,
-        )
+            b, x, [Tower([one(192), half(320)]), Tower([one(192), one(192, (1, 7)), one(192, (7, 1)), half(192)])], pool_stride=2)
     for number in range(2):
         with b.scope(f"mixed_c{number}"):
             ends = [one(384, (1, 3)), one(384, (3, 1))]
