@@ -12,11 +12,10 @@ from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
-from whale_tf.profiler.op_time import LAUNCH_S
+from whale_tf.profiler.op_time import LAUNCH_S, PRECISIONS
 
 MAX_LAYERS = 64  # exact searches of this size take seconds
 
-_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
 
 
@@ -108,7 +107,7 @@ def precision_of(graph: OpGraph) -> str:
              if op.phase is Phase.FORWARD and traits(op.type).is_contraction}
     for dtype in ("bfloat16", "float16", "float32", "float64"):
         if dtype in found:
-            return _PRECISIONS[dtype]
+            return PRECISIONS[dtype]
     return "fp32"
 
 

@@ -11,7 +11,7 @@ from whale_tf.profiler.op_cost import OpCost
 
 LAUNCH_S = 5e-6  # per op: TensorFlow's executor and a kernel launch; a rough figure, replaced by measured times
 UTILIZATION = LayerProfile.utilization
-_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def op_seconds(cost: OpCost, device: Device, dtype: str, parameter_bytes: float = 0.0) -> float:
@@ -27,5 +27,5 @@ def op_seconds(cost: OpCost, device: Device, dtype: str, parameter_bytes: float 
     moved, seconds = cost.bytes, LAUNCH_S
     if cost.is_contraction:
         moved = parameter_bytes
-        seconds += cost.flops / (device.peak_flops_per_s[_PRECISIONS.get(dtype, "fp32")] * UTILIZATION)
+        seconds += cost.flops / (device.peak_flops_per_s[PRECISIONS.get(dtype, "fp32")] * UTILIZATION)
     return seconds + moved / device.memory_bandwidth_bytes_per_s
