@@ -3,9 +3,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
+from tests.emit.staged import context_of
 from tests.passes.drawings import chain, plan
-from whale_tf._tf_compat import v1
-from whale_tf.emit.context import Context
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Phase
@@ -15,33 +14,12 @@ from whale_tf.plan import Plan
 from whale_tf.program import Clone
 
 
-class Staged:
-    """Nodes by name; those of clones are made as they are asked for, with an input for each of their op's."""
-
-    def __init__(self, step: TrainingStep) -> None:
-        self.graph, self.nodes, self.waits = step.graph, {}, {}  # type: Any, Dict[str, Any], Dict[str, List[str]]
-
-    def add(self, op_type: str, name: str, inputs: Any = (), *, device: str = "", control_inputs: Any = (),
-            attrs: Any = None) -> str:
-        self.nodes[name] = v1.NodeDef(op=op_type, name=name, input=list(inputs), device=device)
-        self.waits[name] = list(control_inputs)
-        return name
-
-    def node(self, name: str) -> Any:
-        if name not in self.nodes:
-            op = self.graph.op(name.rpartition("/")[2])
-            self.nodes[name] = v1.NodeDef(op=op.type, name=name, input=[self.graph.tensor_name(t)[:-2] for t in op.inputs])
-        return self.nodes[name]
+def ordered(step: TrainingStep, chosen: Plan, is_called: bool = False) -> Tuple[Order, Any]:
+    context = context_of(step, chosen, is_called)
+    return Order(context, Nodes(context.edit)), context.edit
 
 
-def ordered(step: TrainingStep, chosen: Plan, is_called: bool = False) -> Tuple[Order, Staged]:
-    edit = Staged(step)
-    context = Context(None, (), step.graph, step.region, chosen, ["CPU:0", "CPU:1"], edit,  # type: ignore[arg-type]
-                      program=compile_program(step, chosen), is_called=is_called)
-    return Order(context, Nodes(edit)), edit
-
-
-def barriers(edit: Staged) -> Dict[str, List[str]]:
+def barriers(edit: Any) -> Dict[str, List[str]]:
     """Barrier -> what it waits for, with the tensors that Identities hand on in their place."""
     def handed_on(wait: str) -> str:
         node = edit.nodes.get(wait)

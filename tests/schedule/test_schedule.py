@@ -196,14 +196,14 @@ def test_dapple_figure_3_and_11() -> None:
 
 @pytest.mark.parametrize("policy, expected", [("PA", (4, 3, 2, 1)), ("PB", (7, 5, 3, 1))])
 def test_policies_without_limits(policy: str, expected: Tuple[int, ...]) -> None:
-    assert warmup_depths(policy, 4, None, 16) == expected
+    assert warmup_depths(policy, 4, None, 16) == warmup_depths(policy, 4) == expected
 
 
 def test_a_stage_short_of_memory_holds_back_the_stages_after_it() -> None:
-    assert warmup_depths("PB", 4, (2, 9, 9, 9), 16) == (2, 2, 2, 1)
+    assert warmup_depths("PB", 4, (2, 9, 9, 9), 16) == warmup_depths("PB", 4, (2, 9, 9, 9)) == (2, 2, 2, 1)
 
 
-@pytest.mark.parametrize("ratio, policy", [(0.16, "PB"), (0.10, "PB"), (0.06, "PA"), (0.03, "PA"), (0.0, "PA")])
+@pytest.mark.parametrize("ratio, policy", [(0.16, "PB"), (0.10, "PB"), (0.08, "PB"), (0.06, "PA"), (0.03, "PA"), (0.0, "PA")])
 def test_auto_policy_is_that_of_dapple_table_iv(ratio: float, policy: str) -> None:
     assert auto_policy(ratio) == policy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 
@@ -48,8 +48,8 @@ def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence
         raise PlanError(f"num_stages is {num_stages}, expected at least 1")
     if memory_limits is not None and len(memory_limits) != num_stages:
         raise PlanError(f"memory_limits has {len(memory_limits)} entries, expected one for each of {num_stages} stages")
-    depths = []
-    deepest = num_micro_batch if num_micro_batch is not None else 2 * num_stages
+    depths: List[int] = []
+    deepest = num_micro_batch
     for stage in range(num_stages):
         to_end = num_stages - stage
         wanted = to_end if policy == "PA" else 2 * to_end - 1
@@ -58,7 +58,7 @@ def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence
             raise InfeasibleError(
                 f"the activations of a single micro-batch do not fit on stage {stage}: use more "
                 "micro-batches, recompute, or more stages")
-        deepest = min(deepest, wanted, fits)
+        deepest = min(wanted, fits) if deepest is None else min(deepest, wanted, fits)
         depths.append(deepest)
     return tuple(depths)
 
