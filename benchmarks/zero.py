@@ -7,7 +7,7 @@ words has 60% of all parameters, which ZeRO divides into parts. Parameters and s
 are from traced steps: one is there from the end of the op that made it to the end of its last reader. Logical CPU devices hand
 tensors over without a copy, so that one counts where it was made; "gathered" are the parameters of other devices' variables that
 devices with memories of their own would have received and not freed yet. "Gradients" are sums over micro-batches and replicas.
-TensorFlow runs ready ops in another order in each step, so that figures are the highest of several steps.
+TensorFlow runs ready ops in another order in each step, so figures are the highest of several steps.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS: Dict[str, Dict[str, Any]] = {
 MODELS: Dict[str, Dict[str, int]] = {  # of ``models.bert.BertConfig``
     "12 equal layers": {"layers": 12},
     "one variable of 60%": {"layers": 2, "vocab": 2400}}
-STEPS = 5  # that are traced
+STEPS = 20  # that are traced
 DEVICES, BATCH, KINDS = 4, 16, ("parameters", "states", "gradients", "gathered")
 HANDED_ON, INT64 = ("Const", "VarHandleOp", "ReadVariableOp", "Placeholder", "_Arg", "_Send", "_HostSend"), 9
 

@@ -131,12 +131,24 @@ def test_values_stay_until_the_slowest_device_that_shares_the_cores_has_read_the
         work = tasks.add(COMPUTATION, 1.0, (device,), [made])
         tasks.read(work, value)
         tasks.buffer("later", "activations", tasks.add(COMPUTATION, 1e-6, (device,), [work]), device, 10.0)
-    graph = tasks.graph()
+    graph, ops = tasks.graph(), [range(len(tasks.instructions))]
     program = Program(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}, 1: {}}, ())
     found = [(times.makespan, memory_curves(program, graph, times)[0].peak_bytes)
-             for times in (tasks.times(graph), tasks.times_on_cores(graph, 2), tasks.times_on_cores(graph, 1))]
+             for times in (tasks.times(graph), tasks.times_on_cores(graph, 2, ops), tasks.times_on_cores(graph, 1, ops))]
     assert [peak for _, peak in found] == [100.0, 100.0, 110.0]
     assert [seconds for seconds, _ in found] == pytest.approx([2.0, 2.0, 3.0], abs=1e-5)
+
+
+def test_additions_wait_in_the_queue_of_a_thread_that_can_go_on() -> None:
+    """The first of three ops in line also makes an addition ready: it runs last, and on two cores another thread takes it."""
+    tasks = Tasks(Cluster.parse("cpu:1"), Links(Cluster.parse("cpu:1")), in_queues=False)
+    ops = [tasks.add(COMPUTATION, 1.0, (0,))]
+    ops.append(tasks.add(COMPUTATION, 1.0, (0,), ops))
+    addition = tasks.add(COMPUTATION, 1.0, (0,), ops[:1])
+    ops.append(tasks.add(COMPUTATION, 1.0, (0,), ops[1:]))
+    one, two = (tasks.times_on_cores(tasks.graph(), cores, [ops]).start for cores in (1, 2))
+    assert [one[task] for task in (*ops, addition)] == [0.0, 1.0, 2.0, 3.0]
+    assert [two[task] for task in (*ops, addition)] == [0.0, 1.0, 2.0, 1.0]
 
 
 def test_micro_batches_in_flight_hold_their_activations() -> None:

@@ -9,7 +9,10 @@ Memory comes from a second run, in the order of TensorFlow's executor: an op run
 from the op that writes it to its last reader.  Where CPU devices pass each other the values of variables and pieces of gradients
 without copying them (ZeRO, offload), a value stays until the slowest device has read it, and how far devices are apart depends
 on the machine's cores, which no plan knows.  The peak is then the higher one of two runs: with cores for all devices, and with
-cores for half of them.
+cores for half of them.  In the second run additions of gradients wait.  When an op of the backward pass ends, the next op and the
+addition of its gradient become ready.  A thread continues with one of them and puts the other in its queue, from which it takes
+work only when nothing else is ready.  Which one waits differs from gradient to gradient, so this run shows the most that a device
+may hold.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: It
                  emit: str = INLINE) -> Tuple[int, ...]:
     """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
     plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
-    return _peaks(_tasks(step, plan, cluster, compile_program(step, plan))[0], plan, variables)
+    return _peaks(*_tasks(step, plan, cluster, compile_program(step, plan)), plan, variables)
 
 
 def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[float, Tuple[int, ...]]:
@@ -66,7 +69,7 @@ def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable
     compiled = compile_program(step, plan)
     tasks, chains = _tasks(step, plan, cluster, compiled)
     is_open = plan.emit != CALL and choose_form(compiled, step.region, plan).is_called
-    peaks = played_peaks(step, plan, cluster, variables) if is_open else _peaks(tasks, plan, variables)
+    peaks = played_peaks(step, plan, cluster, variables) if is_open else _peaks(tasks, chains, plan, variables)
     return _seconds(tasks, chains), peaks
 
 
@@ -108,7 +111,7 @@ def _seconds(tasks: Tasks, chains: Sequence[Sequence[int]]) -> float:
     return tasks.makespan()
 
 
-def _peaks(tasks: Tasks, plan: Plan, variables: Iterable[Held]) -> Tuple[int, ...]:
+def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables: Iterable[Held]) -> Tuple[int, ...]:
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
@@ -116,7 +119,7 @@ def _peaks(tasks: Tasks, plan: Plan, variables: Iterable[Held]) -> Tuple[int, ..
     program, graph = Program(tuple(tasks.instructions), tuple(tasks.buffers), static, ()), tasks.graph()
     runs = [tasks.times(graph)]
     if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
-        runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2)))
+        runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2), chains))
     peaks = [[int(curve.peak_bytes) for curve in memory_curves(program, graph, times)[:plan.num_devices]] for times in runs]
     return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
 

@@ -5,7 +5,8 @@ logical devices run on them.  The rules are those of the executor (tensorflow/co
 and of its pool (Eigen's NonBlockingThreadPool):
 
 * when an op ends, the short ops that it makes ready run next on the same thread; if there are none, one long op does.  The
-  others go to the front of the thread's queue, as do all ops that a received tensor makes ready;
+  others go to the front of the thread's queue, as do all ops that a received tensor makes ready.  The order of edges in
+  TensorFlow's optimized graph decides which long op continues; here it is the last one that is not in :attr:`Hosts.put_off`;
 * a thread without work takes some from the front of its own queue, then from the back of another's; one that has waited for
   work so long that it sleeps has to wake up first (:attr:`Calibration.wake`), and takes what the others have left by then;
 * a tensor for another device of the process is handed over by a send on the thread that made it;
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappush
-from typing import Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import LOOK, Times, _Engine
@@ -44,6 +45,7 @@ class Hosts(NamedTuple):
     wake_s: seconds for which a thread has waited for work -> seconds until it has woken up.
     far_s: bytes of an operand that another thread has written -> additional seconds for an op that reads it.
     operands: task -> (the task that wrote it, bytes) of everything that it reads.
+    put_off: computations that go to the queue if another long op becomes ready at the same time.
     """
 
     of_slot: Sequence[int]
@@ -53,6 +55,7 @@ class Hosts(NamedTuple):
     wake_s: Callable[[float], float]
     far_s: Callable[[float], float]
     operands: Mapping[int, Sequence[Tuple[int, float]]]
+    put_off: AbstractSet[int] = frozenset()
 
 
 def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> Times:
@@ -181,7 +184,7 @@ class _OnCores(_Engine):
         made_here = [task for task in ops if task not in self.received]
         short = [task for task in made_here if seconds[task] < SHORT_S or self.graph.lane[task] > 0]  # sends are short, too
         core.next.extend(short)
-        long = [task for task in made_here if task not in short]
+        long = sorted((task for task in made_here if task not in short), key=lambda task: task not in self.hosts.put_off)
         if long and not core.next and core.task < 0:
             core.next.append(long.pop())
         core.queue.extendleft(received + long)

@@ -166,10 +166,12 @@ class Tasks:
         """The times at which the tasks run."""
         return run(graph, self.network.bandwidths, [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used])
 
-    def times_on_cores(self, graph: ExecutionGraph, cores: int) -> Times:
-        """The times if the devices of each node share so many threads, which do not slow each other down."""
-        nodes = [self.cluster.devices[device].node for device in self.used]
-        hosts = Hosts(nodes, cores, lambda task: MEMORY, lambda one, other: 1.0, lambda waited: 0.0, lambda size: 0.0, {})
+    def times_on_cores(self, graph: ExecutionGraph, cores: int, chains: Sequence[Sequence[int]]) -> Times:
+        """The times if the devices of each node share so many threads, which do not slow each other down.  A thread continues
+        with an op of a call (``chains``) and puts off additions."""
+        nodes, ops = [self.cluster.devices[device].node for device in self.used], {task for chain in chains for task in chain}
+        hosts = Hosts(nodes, cores, lambda task: MEMORY, lambda one, other: 1.0, lambda waited: 0.0, lambda size: 0.0, {},
+                      {one.id for one in self.instructions if one.lane == COMPUTATION}.difference(ops))
         return run_on_cores(graph, self.network.bandwidths, hosts, sharing=True, overlap=False)
 
     def makespan(self) -> float:
