@@ -93,6 +93,8 @@ class Body(NamedTuple):
         waits: (repeated op, its own op for which that one waits).
         reads: (tensor, op) if each call reads a variable at its home again: a value from there, and the body's own op after which
             it is sent (-1: none).
+        donated: (tensor, number of the function that reads it) for what the TaskGraph's forward body donates
+            (:mod:`whale_tf.passes.donate`).
         home: the one device on which it runs, where its variables are (:mod:`whale_tf.passes.homes`); None means the devices of
             its TaskGraph.
     """
@@ -106,6 +108,7 @@ class Body(NamedTuple):
     functions: Tuple[Tuple[int, ...], ...] = ()
     waits: Tuple[Tuple[int, int], ...] = ()
     reads: Tuple[Tuple[int, int], ...] = ()
+    donated: Tuple[Tuple[int, int], ...] = ()
     home: Optional[int] = None
 
     @property
@@ -179,7 +182,8 @@ class Program(NamedTuple):
             name = body.name if place == len(body.functions) - 1 else f"{body.name}/{place}"
             outputs = tuple([tensor for op in ops for tensor in self.graph.ops[op].outputs if tensor in given])
             waits = tuple([wait for wait in body.waits if own.issuperset(wait)])
-            found.append(body._replace(name=name, functions=(ops,), outputs=outputs, waits=waits))
+            donated = tuple([(tensor, 0) for tensor, reader in body.donated if reader == place])
+            found.append(body._replace(name=name, functions=(ops,), outputs=outputs, waits=waits, donated=donated))
         return found
 
     def with_calls(self, bodies: Sequence[Body], calls: Sequence[Call]) -> Program:
@@ -212,6 +216,7 @@ class Program(NamedTuple):
         width = max([len(body.name) for body in self.bodies], default=0)
         lines = [f"{body.name:{width}} {len(body.ops):5} ops  takes {self._names(body.inputs)}  gives {self._names(body.outputs)}"
                  + (f"  in {len(body.functions)} functions" if len(body.functions) > 1 else "")
+                 + (f"  owns {self._names(dict.fromkeys(tensor for tensor, _ in body.donated))}" if body.donated else "")
                  + (f"  reads anew {self._reads(body)}" if body.reads else "") for body in self.bodies if not body.is_recipe]
         digits = len(str(max(len(self.calls) - 1, 0)))
         return "\n".join(lines + [f"#{number:<{digits}} {self._line(call, devices, width)}"

@@ -230,6 +230,33 @@ def test_a_backward_pass_is_several_functions(monkeypatch: pytest.MonkeyPatch) -
     assert functions == [f"whale/g0_m1_r0/t0_backward{part}" for part in ("/0", "/1", "/2", "")]
 
 
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_forward_call_donates_what_its_backward_calls_own(
+    micro_batches: int, static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors inside the stages are fetched too, and then have other owners."""
+    monkeypatch.setattr("whale_tf.passes.donate.LEAST", 1)
+    monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
+    names = ("loss", "hidden", "logits", "error")
+    close(values("call", names, micro_batches=micro_batches, static=static), values("", names, static=static))
+    close(values("call", names[:1], micro_batches=micro_batches, resource=False), values("", names[:1], resource=False))
+
+
+def test_the_array_of_a_clone_holds_what_is_donated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_tf.passes.donate.LEAST", 1)
+    with v1.Graph().as_default() as graph:
+        Model("call", 4)
+        wh.parallelize()
+        arrays = [op for op in graph.get_operations() if op.type == "TensorArrayV3"]
+        assert len(arrays) == 2 * 2 * 4  # model replicas x stages x micro-batches
+        for array in arrays:
+            donor, taker = sorted(array.outputs[0].consumers(), key=lambda op: op.name, reverse=True)
+            assert donor.name == taker.name.replace("backward", "forward") and donor.device == taker.device == array.device
+            written = [t.name for t in taker.inputs if t.op.name.endswith("_forward")]
+            assert written == [donor.outputs[-1].name], "no activation is an argument"
+
+
 def test_a_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
     monkeypatch.setattr("whale_tf.planning.called_too_large", lambda step, plan, cluster, held: (1 << 20, 3 << 30, 0, 0))

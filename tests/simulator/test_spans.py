@@ -14,7 +14,7 @@ from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import About, Tasks
 
 
-def played(is_called: bool) -> Tuple[float, float]:
+def played(is_called: bool, is_donated: bool = False) -> Tuple[float, float]:
     """Seconds and peak of a value of 100 bytes, which the first of two ops of one second may overwrite, while another argument
     takes two seconds; they make 100 and 50 bytes."""
     cluster = Cluster.parse("cpu:1")
@@ -33,7 +33,7 @@ def played(is_called: bool) -> Tuple[float, float]:
     for task in (first, second):
         spans.run(0, 0, task)
     if is_called:
-        spans.take(0, 0, [(early, value), (late, -1), (first, between)])
+        spans.take(0, 0, [(early, -1 if is_donated else value), (late, -1), (first, between)])
     graph = tasks.graph()
     times = tasks.times(graph)
     curve, = memory_curves(Program(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}}, ()), graph, times)
@@ -43,6 +43,10 @@ def played(is_called: bool) -> Tuple[float, float]:
 def test_a_function_begins_with_its_last_argument_and_overwrites_none() -> None:
     assert played(is_called=False) == pytest.approx((3.0, 150.0))
     assert played(is_called=True) == pytest.approx((4.0, 250.0))
+
+
+def test_a_function_overwrites_what_is_donated_to_it() -> None:
+    assert played(is_called=True, is_donated=True) == pytest.approx((4.0, 150.0))
 
 
 def test_functions_of_a_call_run_one_after_another() -> None:

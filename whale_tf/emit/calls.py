@@ -23,6 +23,7 @@ from whale_tf.emit.bodies import Bodies, BodyContext
 from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Number, Shares
+from whale_tf.emit.donations import Donations
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.xla import MUST_COMPILE
@@ -81,6 +82,7 @@ class Calls:
         self._operands = operands
         self._bodies = bodies
         self._after = after
+        self._donations = Donations(context, operands.converter.nodes)
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}
         self._count = 0
@@ -140,7 +142,7 @@ class Calls:
                 f"the fetch, and random op {drawn[0]!r} draws other numbers than in the step; set emit to 'inline' to see the "
                 "step's own value")
         part = body._replace(name=f"{body.name}/{context.flat(tensor)}", functions=(tuple(sorted(needed)),), waits=(),
-                             outputs=(tensor,))
+                             outputs=(tensor,), donated=())
         for clone in context.clones(body.task_graph):
             self._call(part, clone, ())
         context.exported(tensor, f"{part.name}:0")
@@ -209,7 +211,11 @@ class Calls:
                 waits.append(graph.ops[also[index]].name)
             copy.insert(node, [""] * len(graph.ops[index].inputs), waits)
 
+        donated = self._donations.read(body, copy, arguments.add)
+
         def value(tensor: int) -> str:
+            if tensor in donated:
+                return donated[tensor]
             record = graph.tensors[tensor]
             producer = graph.ops[record.op]
             if record.op in originals:
@@ -228,13 +234,17 @@ class Calls:
             self._attributes(op, copy, clone, arguments)
         for number, tensor in enumerate(body.outputs):
             copy.return_also(value(tensor), context.dtype(tensor), f"result_{number}")
+        flows = self._donations.write(body, copy, arguments.add, value)
+        for number, flow in enumerate(flows):
+            copy.return_also(flow, tf.float32, f"flow_{number}")
         name = self._fresh(body.name)
         definition = copy.finish(name)
         definition.attr["_noinline"].b = True
         if body.name in context.compiled:
             definition.attr[MUST_COMPILE].b = True
         context.edit.add_function(definition)
-        return Function(name, definition.signature.is_stateful, arguments.items(), [context.dtype(t) for t in body.outputs])
+        results = [context.dtype(t) for t in body.outputs] + [tf.float32] * len(flows)
+        return Function(name, definition.signature.is_stateful, arguments.items(), results)
 
     def _value(self, body: Body, tensor: int, clone: Clone) -> str:
         if tensor in self._before.get(body.name, {}):

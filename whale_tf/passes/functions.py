@@ -13,7 +13,7 @@ one saves, because it repeats cheap ops, for the other micro-batches in flight.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import AbstractSet, Dict, List, Mapping, Sequence, Tuple
 
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.training_step import TrainingStep
@@ -27,18 +27,21 @@ LEAST = 1 << 15  # bytes that a function may hold needlessly in any case, since 
 EXAMPLES = 8  # in a clone's part of a micro-batch, if the graph leaves their number open
 
 
-def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body) -> Body:
+def in_functions(
+    step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body, donated: AbstractSet[int] = frozenset()
+) -> Body:
     """``called`` with as few functions as the room allows.
 
     Args:
         sizes: the step's graph with a number for every size (1 for those that it leaves open).
         inlined: the same body as an inlined step runs it.
         called: the body as one function.
+        donated: tensors that are no arguments, because the forward body donates them.
     """
     made = _gradient_bytes(step, sizes, called)
     if called.reads or not made:  # where variables are read anew, a value is sent for one call
         return called
-    before, taken = (_taken_bytes(step, plan, sizes, body) for body in (inlined, called))
+    before, taken = (taken_bytes(step, plan, sizes, body) for body in (inlined, called))
     sums = sum(made.values()) if plan.num_micro_batch > 1 else 0.0
     in_flight = plan.task_graphs[called.task_graph].warmup
     held, saved = sum(before.values()), sum(before.values()) - sum(taken.values())
@@ -46,7 +49,8 @@ def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, 
     last = {tensor: op for op in called.runs for tensor in step.graph.ops[op].inputs}
     late = dict(made)
     for tensor, size in taken.items():
-        late[last[tensor]] = late.get(last[tensor], 0.0) + size
+        if tensor not in donated:
+            late[last[tensor]] = late.get(last[tensor], 0.0) + size
     return called._replace(functions=tuple(_cut(called.runs, late, room)))
 
 
@@ -78,7 +82,7 @@ def _gradient_bytes(step: TrainingStep, sizes: OpGraph, body: Body) -> Dict[int,
     return found
 
 
-def _taken_bytes(step: TrainingStep, plan: Plan, sizes: OpGraph, body: Body) -> Dict[int, float]:
+def taken_bytes(step: TrainingStep, plan: Plan, sizes: OpGraph, body: Body) -> Dict[int, float]:
     """Tensor that one clone's call of a body takes from other clones' calls -> its bytes."""
     batch, task = step.region.batch, plan.task_graphs[body.task_graph]
     parts = plan.num_micro_batch * task.replica_count * (1 if takes_own(step, plan) else plan.num_model_replicas)

@@ -6,12 +6,15 @@ A TaskGraph's forward body does not pass two kinds of tensors to its backward bo
   TensorFlow 1 each of the two gradients waits for both);
 - tensors that cheap ops can compute again (``whale_tf.passes.redo``).
 
-Its results live until it ends, so a backward body with large gradients becomes several functions (``whale_tf.passes.functions``).
+What does cross is donated where that is possible (``whale_tf.passes.donate``): the backward body frees or overwrites it.
+
+A call's results live until it ends, so a backward body with large gradients becomes several functions
+(``whale_tf.passes.functions``).
 """
 
 from __future__ import annotations
 
-from typing import Sequence, Set, Tuple
+from typing import Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -19,8 +22,9 @@ from whale_tf.ir.region import Region, groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.ir.walk import reached
+from whale_tf.passes.donate import donatable, donate
 from whale_tf.passes.form import choose_form
-from whale_tf.passes.functions import in_functions
+from whale_tf.passes.functions import in_functions, taken_bytes
 from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
 from whale_tf.passes.redo import Redo, in_order, one_example, waits
 from whale_tf.plan import Plan
@@ -43,8 +47,7 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
     for number, body in enumerate(bodies):
         if body.step in (BACKWARD, WEIGHT):
             forward = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
-            called = body if forward is None else _in_backward(region, sizes, forward, body)
-            bodies[number] = in_functions(step, plan, sizes, body, called)
+            bodies[number] = _in_backward(step, plan, sizes, forward, body)
     read = read_elsewhere(region).union(*(body.inputs for body in bodies))
     return program._replace(bodies=tuple(
         body._replace(outputs=tuple(
@@ -93,7 +96,17 @@ def _with_runs(region: Region, body: Body, runs: Sequence[int], waits: Sequence[
     return body._replace(functions=(tuple(runs),), inputs=tuple(inputs), waits=tuple(waits))
 
 
-def _in_backward(region: Region, sizes: OpGraph, forward: Body, backward: Body) -> Body:
+def _in_backward(step: TrainingStep, plan: Plan, sizes: OpGraph, forward: Optional[Body], backward: Body) -> Body:
+    """The backward body with the ops that it repeats, in functions, which own what the forward body donates."""
+    if forward is None:
+        return in_functions(step, plan, sizes, backward, backward)
+    called = _repeating(step.region, sizes, forward, backward)
+    taken = taken_bytes(step, plan, sizes, called)
+    donated = donatable(step.graph, plan.task_graphs[backward.task_graph], forward, taken)
+    return donate(step.region, in_functions(step, plan, sizes, backward, called, donated), donated)
+
+
+def _repeating(region: Region, sizes: OpGraph, forward: Body, backward: Body) -> Body:
     """The backward body with the ops that it repeats."""
     graph, batch, members = region.graph, region.batch, set(forward.runs)
     reduced = {op for (op, _), steps in batch.conversions.items() if any(isinstance(step, Reduce) for step in steps)}

@@ -51,6 +51,8 @@ def _bodies(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
         own = {tensor for op in body.ops for tensor in program.graph.ops[op].outputs}
         if not body.is_recipe and not own.issuperset(body.outputs):
             wrong.append(f"{body.name} gives what it does not compute")
+        if any(tensor not in body.inputs or place >= len(body.functions) for tensor, place in body.donated):
+            wrong.append(f"{body.name} owns what it does not take")
     names = [body.name for body in program.bodies]
     wrong += [f"two bodies are called {name!r}" for name in set(names) if names.count(name) > 1]
     missing = set(step.region.batch_level).difference(seen, step.region.drawn_once)

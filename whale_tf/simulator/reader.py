@@ -102,6 +102,7 @@ class _Reader(CallFacts):
         self.tasks, self.peers = tasks, [self]
         self.ran: Dict[Tuple[int, int], int] = {}
         self.spans = Spans(tasks)
+        self._donated = [frozenset(body.donated) for body in program.bodies]
         self._gates: Dict[int, List[int]] = {}  # call -> tasks before values that are read anew for it
         self._known: Dict[Tuple[int, int, bool], Value] = {}
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
@@ -198,7 +199,8 @@ class _Reader(CallFacts):
             if value.waits:
                 waits |= self._on(device, value.waits)
             if number in self.spans:
-                self.spans.take(number, piece.function, [(part.task, part.buffer) for part in parts])
+                is_donated = (tensor, piece.function) in self._donated[self.program.calls[number].body]
+                self.spans.take(number, piece.function, [(part.task, -1 if is_donated else part.buffer) for part in parts])
         if piece.op.control_inputs:
             waits |= self._on(device, self._controls(number, piece))
         waits.discard(START)

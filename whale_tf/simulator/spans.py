@@ -1,5 +1,6 @@
 """Calls of functions as played: a function begins when all its arguments are there, which live until it ends, and its results
-appear when it ends. It cannot write its results over its arguments, because its end counts as a reader of these."""
+appear when it ends. It cannot write its results over its arguments, because its end counts as a reader of these. A donated tensor
+(:mod:`whale_tf.passes.donate`) has to be there too, but its last reader frees it or overwrites it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Spans:
             self._tasks.wait(span.end, [task])
 
     def take(self, call: int, function: int, values: Iterable[Tuple[int, int]]) -> None:
-        """Pass (task, buffer) of values that a task of a function reads; those of other tasks are arguments."""
+        """Pass (task, buffer) of values that a task of a function reads; those of other tasks are arguments.  A donated one is
+        passed without its buffer (-1): it is waited for, and not held."""
         span = self._spans[call][function]
         for task, buffer in values:
             if self._owner.get(task) != (call, function):
