@@ -1,8 +1,8 @@
 """Compiles a training step and a Plan to a Program, by pure passes in this order.
 
     outline       ops -> bodies: for each TaskGraph once, early, forward, backward and update bodies
-    spare         bodies that are called: without dead ops, with less to carry from forward to backward (which is donated), cut into
-                  functions
+    spare         bodies that are called: without dead ops, with less to carry from forward to backward (which is donated),
+                  cut into functions
     replicate     bodies -> calls on devices: model replicas, micro-batches, replicas, copies
     divide        the mini-batch's parts for the clones
     bridge        between TaskGraphs that divide a micro-batch in different ways
