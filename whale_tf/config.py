@@ -228,15 +228,15 @@ class Config(Record):
         "again for every micro-batch, forward and backward, instead of holding the values for a whole step. Over several "
         "processes, one process updates a variable, keeps its optimizer state, and sends the new value to the others; under v3 "
         "only that process stores the variable, and it sends the value before the forward pass. auto: as little as makes the "
-        "step fit the devices' memory according to the simulation; none in a tf.function of several processes. EPL's zero.level "
-        "counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
+        "step fit the devices' memory according to the simulation. EPL's zero.level counts from zero: its v0, v1 and v2 are v1, "
+        "v2 and v3.")
     offload: Literal["none", "states", "v0", "auto"] = field(
         "none",
         description="Use the host's memory instead of the devices'. states: variables are kept and updated on the host, and "
         "devices read each once a step. v0: devices read them again for every micro-batch, forward and backward (EPL's offload "
-        "of weights). auto: as little as makes the step fit according to the simulation; none in a tf.function of several "
-        "processes. If the devices are CPU devices themselves, an additional logical CPU device stands for the host. Each of "
-        "several processes has all variables on its own host.")
+        "of weights). auto: as little as makes the step fit according to the simulation. If the devices are CPU devices "
+        "themselves, an additional logical CPU device stands for the host. Each of several processes has all variables on its "
+        "own host.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation uses the statistics of the whole mini-batch instead of each replica's part.")

@@ -40,7 +40,7 @@ def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     """Everything before emission, which leaves the graph alone."""
     if plan is None and config.loss_scale is not None and scales_itself(graph):
         config = config.without_loss_scale()
-    config = _allowed_in(graph, config, max(1, len(parts)))
+    config = _allowed_in(graph, config)
     settings = config if plan is None else plan
     if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
         warnings.warn(
@@ -63,15 +63,12 @@ def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     return _in_memory(decided, cluster, config)
 
 
-def _allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
-    """The configuration without choices that cannot be made in a function: ``auto`` divides nothing over several processes.  In
-    other graphs, variables are made on their TaskGraphs' first devices."""
-    if not graph.building_function:
-        return config.changed(variables="shared") if config.variables == STAGE else config
-    if processes == 1:
-        return config
-    open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
-    return config.changed(**dict.fromkeys(open_keys, "none"))
+def _allowed_in(graph: tf.Graph, config: Config) -> Config:
+    """The configuration without choices that cannot be made in this graph: where no function is built, variables are made on
+    their TaskGraphs' first devices."""
+    if config.variables == STAGE and not graph.building_function:
+        return config.changed(variables="shared")
+    return config
 
 
 def decide(local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options,

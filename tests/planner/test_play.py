@@ -274,7 +274,7 @@ def test_devices_with_one_memory_may_share_half_as_many_cores(
     """Where they do, the higher peak counts: here everything is alive at once."""
     asked = []
 
-    def late(tasks: Tasks, graph: Any, count: int) -> Any:
+    def late(tasks: Tasks, graph: Any, count: int, chains: Any) -> Any:
         asked.append(count)
         times = tasks.times(graph)
         return times._replace(start=[0.0] * len(times.start), end=[times.makespan] * len(times.end))

@@ -57,7 +57,10 @@ class Held(NamedTuple):
         if home is not None:
             others = range(len(plan.processes)) if plan.zero != "v3" else ()
             return {**{plan.here(home, rank): self.parameter for rank in others}, home: self.bytes}
-        return dict.fromkeys(readers if task.variables == "mirrored" else readers[:1], self.bytes)
+        if task.variables != "mirrored":
+            graphs = plan.processes if plan.processes and not plan.spans_processes else [readers]  # each has the variable
+            readers = [next(device for device in readers if device in part) for part in graphs]
+        return dict.fromkeys(readers, self.bytes)
 
 
 class Dimension(NamedTuple):
