@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 from whale_tf._tf_compat import v1
+from whale_tf.cluster import ONE_PROCESS
 from whale_tf.emit.context import Context
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
@@ -40,6 +41,11 @@ class Staged:
             self.nodes[name] = v1.NodeDef(op=op.type, name=name, input=[self.graph.tensor_name(t)[:-2] for t in op.inputs])
         return self.nodes[name]
 
+    change = node
+
+    def move_input(self, name: str, position: int, tensor: str) -> None:
+        self.node(name).input[position] = tensor
+
     def value(self, name: str, given: Callable[[str], Any]) -> Any:
         """What staged nodes compute from the given values of clones' tensors."""
         if name in self.constants:
@@ -60,6 +66,6 @@ def context_of(step: TrainingStep, chosen: Plan, is_called: bool = False) -> Con
     """On CPU:0, CPU:1 and so on; nodes go to a :class:`Staged`."""
     devices = [f"CPU:{device}" for device in range(4)]
     context = Context(None, (), step.graph, step.region, chosen, devices, Staged(step),  # type: ignore[arg-type]
-                      program=compile_program(step, chosen), is_called=is_called)
+                      ONE_PROCESS, compile_program(step, chosen), is_called)
     context.homes, context.owners = find_homes(step, chosen), find_owners(step, chosen)
     return context

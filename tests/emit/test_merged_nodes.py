@@ -52,9 +52,8 @@ class Sent(Communicator):
         self.asked.append((kind, member.device))
         return self._nodes.identity(member.value, name, dtype, member.device)
 
-    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool,
-                      lengths: Optional[str] = None) -> str:
-        self.asked.append((dim, rank, equal, lengths))
+    def gather_across(self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None) -> str:
+        self.asked.append((rank, equal, lengths))
         return self._nodes.identity(member.value, name, dtype, member.device)
 
 
@@ -76,6 +75,8 @@ class Case:
         converter: Any = SimpleNamespace(
             division=SimpleNamespace(is_even=is_even, batch=batch, mini_batches=1), scale=scale, rank=lambda tensor: 2,
             rows_of_each_process=lambda tensor, layout: "rows", of_this_process=lambda value, *_: value,
+            comparable=lambda tensor, home, pieces, *_: pieces,
+            gathered=lambda here, tensor, dim, scope, *how: self.communicator.gather_across(here, 2, scope, "float32", *how),
             combine=lambda kind, terms, scope, dtype, device: nodes.binary("Maximum", *terms, scope, dtype, device),
             concatenated=lambda tensor, layout, home, pieces, scope, device: nodes.concat(
                 [name for _, name in pieces], layout.dim, scope, "float32", device))
@@ -212,7 +213,7 @@ def test_rows_of_all_processes_are_gathered(batch: Optional[int], lengths: Optio
     step = chain(1)._replace(processes=2)
     step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
     case = Case(step, plan([2]), 2, batch=batch)
-    assert case.communicator.asked == [(0, 2, batch is not None, lengths)] and not case.communicator.sent
+    assert case.communicator.asked == [(2, batch is not None, lengths)] and not case.communicator.sent
 
 
 def test_an_extreme_goes_over_processes_by_its_kind() -> None:
