@@ -109,10 +109,11 @@ def test_backward_first_needs_half_the_memory_of_gpipe() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", [(8, 12), pytest.param((8, 16, 32), marks=pytest.mark.full)], ids=str)
-@pytest.mark.parametrize("emit", ["inline", "call"])
-def test_memory_does_not_grow_with_micro_batches(emit: str, counts: Tuple[int, ...]) -> None:
+@pytest.mark.parametrize("emit, most", [("inline", 1.1), ("call", 1.25)])
+def test_memory_does_not_grow_with_micro_batches(emit: str, most: float, counts: Tuple[int, ...]) -> None:
+    """When the donated tensors of a called step end depends on the order in which ready ops run."""
     peaks = {count: in_fresh_graph("backward_first", count, emit) for count in counts}
-    assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
+    assert max(peaks.values()) <= most * min(peaks.values()), peaks
 
 
 class TestTheHelpers:
