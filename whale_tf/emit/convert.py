@@ -152,7 +152,7 @@ class Converter:
             pieces = self.comparable(tensor, home, pieces, conversion.power, conversion.offset, scope)
             terms = [name for _, name in pieces]
             if conversion.kind == CONCAT:
-                self._converted[key] = self._examples(tensor, layout, home, pieces, scope, device)
+                self._converted[key] = self.examples(tensor, layout, home, pieces, scope, device)
             elif conversion.kind == SAME:
                 self._converted[key] = terms[0]
             else:
@@ -170,19 +170,25 @@ class Converter:
             found.append((clone, self.scale(name, tensor, power, home, clone, f"{scope}/{i}")))
         return found
 
-    def _examples(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
+    def examples(
+        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str, equal: bool = False
+    ) -> str:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
-        block, each from all processes."""
+        block, each from all processes.
+
+        Args:
+            equal: whether all processes are known to have as many.
+        """
         if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
             here = Member(self.concatenated(tensor, layout, home, pieces, scope, device), device)
-            return self.gathered(here, tensor, layout.dim, scope + "/processes")
+            return self.gathered(here, tensor, layout.dim, scope + "/processes", equal)
         dtype, blocks = self.context.dtype(tensor), []
         for index in range(len(layout.blocks)):
             where = f"{scope}/block{index}"
             names = [self.block(tensor, layout, index, home, clone, name, f"{where}_{number}")
                      for number, (clone, name) in enumerate(pieces)]
             here = Member(self.nodes.concat(names, layout.dim, where, dtype, device), device)
-            blocks.append(self.gathered(here, tensor, layout.dim, where + "/processes"))
+            blocks.append(self.gathered(here, tensor, layout.dim, where + "/processes", equal))
         return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
 
     def gathered(

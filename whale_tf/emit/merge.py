@@ -11,7 +11,7 @@ import numpy as np
 
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy
-from whale_tf.emit.convert import Converter
+from whale_tf.emit.convert import Converter, Piece
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
@@ -198,9 +198,12 @@ class Merge:
         context = self._context
         home = context.home(context.graph.producer(tensor))
         scope, dtype = context.name("processes", context.flat(tensor)), context.dtype(tensor)
-        here = Member(self.whole(tensor), context.device(home, ORIGINAL))
+        device, equal = context.device(home, ORIGINAL), self._converter.division.batch is not None
+        if layout.is_sharded and layout.blocks is not None and len(layout.blocks) > 1:
+            pieces = self._pieces(tensor, layout, home, scope)
+            return self._converter.examples(tensor, layout, home, pieces, scope, device, equal)
+        here = Member(self.whole(tensor), device)
         if layout.is_sharded:
-            equal = self._converter.division.batch is not None
             lengths = None if equal else self._converter.rows_of_each_process(tensor, layout)
             return self._converter.gathered(here, tensor, layout.dim, scope, equal, lengths)
         if layout.kind in EXTREMES:
@@ -295,7 +298,10 @@ class Merge:
         return nodes.binary("Sub", total, surplus, scope, dtype, device)
 
     def _concatenated(self, tensor: int, layout: Layout, home: int, scope: str, device: str) -> str:
+        return self._converter.concatenated(tensor, layout, home, self._pieces(tensor, layout, home, scope), scope, device)
+
+    def _pieces(self, tensor: int, layout: Layout, home: int, scope: str) -> List[Piece]:
+        """What each clone has of a sharded tensor."""
         context, offset = self._context, self._context.region.batch.offsets.get(tensor, 0)
         pieces = [(clone, context.tensor_in(tensor, clone)) for clone in context.clones(home)]
-        pieces = self._converter.comparable(tensor, home, pieces, layout.power, offset, scope)
-        return self._converter.concatenated(tensor, layout, home, pieces, scope, device)
+        return self._converter.comparable(tensor, home, pieces, layout.power, offset, scope)
