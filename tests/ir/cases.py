@@ -294,6 +294,8 @@ def look_ups() -> List[Case]:
         Case("GatherV2", lambda p, i, a: raw.GatherV2(params=p, indices=i, axis=a), [real(5, 3, 4), ids, np.int32(1)], (2,)),
         Case("GatherV2-batched", lambda p, i, a: raw.GatherV2(params=p, indices=i, axis=a, batch_dims=1),
              [real(3, 4, 5), ids, np.int32(1)], (2,)),
+        Case("GatherV2-batched-from-the-end", lambda p, i, a: raw.GatherV2(params=p, indices=i, axis=a, batch_dims=-1),
+             [real(3, 4, 5), ids, np.int32(1)], (2,)),
         Case("GatherNd", lambda p, i: raw.GatherNd(params=p, indices=i), [real(3, 4, 5), ids]),
         Case("ScatterNd", lambda i, u, s: raw.ScatterNd(indices=i, updates=u, shape=s), [ids, real(3, 5), ints(4, 4, 5)], (2,)),
         Case("TensorScatterUpdate", lambda t, i, u: raw.TensorScatterUpdate(tensor=t, indices=i, updates=u),

@@ -70,7 +70,8 @@ def _select(op: Op, x: Sequence[Any]) -> Arrays:
 
 
 def _gather(op: Op, x: Sequence[Any]) -> Arrays:
-    return [_take(x[0], x[1], int(x[2]) if len(x) > 2 else 0, op.attrs.get("batch_dims", 0))]
+    shared = op.attrs.get("batch_dims", 0)
+    return [_take(x[0], x[1], int(x[2]) if len(x) > 2 else 0, shared if shared >= 0 else shared + x[1].ndim)]
 
 
 def _take(params: Any, indices: Any, axis: int, shared: int) -> np.ndarray:

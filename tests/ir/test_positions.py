@@ -166,7 +166,7 @@ def test_a_look_up_in_columns_follows_its_rule(g: Rows) -> None:
     assert g.axis(found).layout(found) == sharded(0)
 
 
-@pytest.mark.parametrize("shared, dim", [(0, 2), (1, 1)])
+@pytest.mark.parametrize("shared, dim", [(0, 2), (1, 1), (-1, 1)])
 def test_the_examples_of_a_look_up_lie_where_those_of_the_index_do(g: Rows, shared: int, dim: int) -> None:
     x = g.real(3, B, 4, dim=1)
     index = g.ints("AddV2", [g.fed(np.zeros((3, B), np.int32), 1), g.rows(g.real(B))], 3, None)

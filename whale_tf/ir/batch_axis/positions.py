@@ -16,6 +16,7 @@ from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
+from whale_tf.ir.rules.gather import batch_dims
 
 _ELSEWHERE = "it looks up examples by an index other than their own position"
 
@@ -69,7 +70,7 @@ def gather(state: Propagation, op: Op) -> None:
         raise Refuse(_ELSEWHERE)
     plan = Operands(state, op, "mnn"[:len(op.inputs)], [layout, index, REPLICATED_0][:len(op.inputs)])
     _take_positions(state, op, plan)
-    dim = axis + index.dim - op.attrs.get("batch_dims", 0)
+    dim = axis + index.dim - batch_dims(op, state)
     state.set(op.outputs[0], sharded(dim, index.blocks, layout.power), state.source(op))
     state.learn_sizes(op)
     plan.record()

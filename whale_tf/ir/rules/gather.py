@@ -19,11 +19,18 @@ def _depth(view: View, indices: int) -> int:
     return depth
 
 
+def batch_dims(op: Op, view: View) -> int:
+    """How many leading dimensions the parameters and the indices have in common; a negative number leaves so many dimensions of
+    the indices."""
+    shared: int = attr(op, "batch_dims", 0)
+    return shared if shared >= 0 else shared + view.need_rank(op.inputs[1])
+
+
 def gather(op: Op, view: View) -> Rule:
     """``params[..., row, ...], indices -> params[..., indices, ...]``, with common leading dimensions (batch_dims)."""
     params, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
     axis = view.need_ints(op, 2)[0] % len(params) if op.type == "GatherV2" else 0
-    shared = attr(op, "batch_dims", 0) % (len(indices) + 1)
+    shared = batch_dims(op, view)
     indices = params[:shared] + indices[shared:]
     result = params[:axis] + indices[shared:] + params[axis + 1:]
     inputs: Tuple[AnyDims, ...] = (params, indices) + (None,) * (len(op.inputs) - 2)
