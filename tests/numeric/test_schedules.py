@@ -25,6 +25,11 @@ def test_any_number_of_micro_batches(schedule: str, shape: str, micro_batches: i
     check("clipped_adam", Setting(), Parallel(SHAPES[shape], micro_batches, schedule, extra=(("emit", emit),)))
 
 
+def test_updates_wait_for_forward_steps_on_which_no_gradient_depends() -> None:
+    """The gradient of a linear score does not read the score, whose forward step reads the reference variable that is updated."""
+    check("gradient_penalty", Setting(resource=False, static_batch=True), Parallel(SHAPES["counts2:1:1"], 2, "zero_bubble_h1"))
+
+
 def test_two_devices_for_each_of_two_task_graphs_on_them() -> None:
     check("mlp_sum", Setting(), Parallel(Shape((2,) * 4, 4, 2), 2, "zero_bubble_v"))
 

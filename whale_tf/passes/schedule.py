@@ -2,8 +2,9 @@
 
 There is one order for each device, over all TaskGraphs that it runs.  A step waits for the last preceding step of another
 micro-batch, and for the gradients of that step to be added up.  Data edges order the forward and the backward steps of one
-micro-batch, so no edge is needed between these, unless the backward step recomputes what it reads: it could end, and variables be
-updated, before the forward step has read them.  Gradients of weights, if separate, wait for whatever step comes before::
+micro-batch, so no edge is needed between these, unless the backward step recomputes what it reads, or gradients of weights are
+separate: it could end, and variables be updated, before the forward step has read them (a score whose gradient does not depend on
+its value).  Gradients of weights, if separate, wait for whatever step comes before::
 
     F0 ──> F1 ──> B0 ──> F2 ──> B1 ...               (backward first, two forwards ahead)
     F0 ──> F1 ──> B0 ──> W0 ──> F2 ──> B1 ...        (zero bubble)
@@ -52,9 +53,10 @@ def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
         PlanError: the steps would wait for each other.
     """
     found = [[step for step in order if program.body(step.task_graph, step.kind) is not None] for order in orders_of(plan)]
-    recomputing = {number for number, task in enumerate(plan.task_graphs) if task.kept is not None}
+    splits = schedule_of(plan.schedule).splits
+    early = {number for number, task in enumerate(plan.task_graphs) if splits or task.kept is not None}
     _check_acyclic(program, plan, found)
-    program = _waiting(program, found, recomputing)
+    program = _waiting(program, found, early)
     return program.in_order(_sequence(program, found, plan.num_micro_batch > 1))
 
 
@@ -76,7 +78,7 @@ def held(plan: Plan) -> Tuple[int, ...]:
     return in_flight(orders_of(plan), len(plan.task_graphs))
 
 
-def _waiting(program: Program, found: Sequence[Sequence[Step]], recomputing: AbstractSet[int]) -> Program:
+def _waiting(program: Program, found: Sequence[Sequence[Step]], early: AbstractSet[int]) -> Program:
     """Puts each call after its predecessors in the schedule."""
     places: Dict[Tuple[int, str, int, int, int], List[int]] = {}
     for number, call in enumerate(program.calls):
@@ -86,7 +88,7 @@ def _waiting(program: Program, found: Sequence[Sequence[Step]], recomputing: Abs
             of, m = program.step_of(program.calls[source]), program.calls[source].clone.m
             if of in (BACKWARD, WEIGHT) and m == call.clone.m and program.calls[source].clone != call.clone:
                 places.setdefault((body.task_graph, body.step) + program.calls[source].clone, []).append(number)
-    before = {following: first for order in found for first, following in pairs(order, recomputing)}
+    before = {following: first for order in found for first, following in pairs(order, early)}
     calls = []
     for call in program.calls:
         body, (g, m, r) = program.bodies[call.body], call.clone
@@ -138,20 +140,19 @@ def backward_order(plan: Plan, task_graph: int) -> List[int]:
     return [step.micro_batch for order in orders_of(plan) for step in order if (step.kind, step.task_graph) == (kind, task_graph)]
 
 
-def pairs(order: Sequence[Step], recomputing: AbstractSet[int] = frozenset()) -> List[Tuple[Step, Step]]:
+def pairs(order: Sequence[Step], early: AbstractSet[int] = frozenset()) -> List[Tuple[Step, Step]]:
     """Pairs (step, next step).  The first is the preceding step or, if that has the same micro-batch and so is ordered by data,
     the one before it.
 
     Args:
-        recomputing: TaskGraphs whose backward steps recompute what they read, so that data does not order them behind their own
-            forward steps.
+        early: TaskGraphs whose backward steps data need not order behind their own forward steps.
     """
     found = []
     for i, after in enumerate(order):
         for before in reversed(order[:i]):
             by_data = before.micro_batch == after.micro_batch and WEIGHT not in (before.kind, after.kind)
             is_own = (before.kind, after.kind) == (FORWARD, BACKWARD) and before.task_graph == after.task_graph
-            if not by_data or (is_own and after.task_graph in recomputing):
+            if not by_data or (is_own and after.task_graph in early):
                 found.append((before, after))
                 break
     return found
