@@ -59,6 +59,15 @@ class Drawing:
         return find_region(self.graph, self.home, self.batch, [x])
 
 
+def product() -> Drawing:
+    """The first layer: ``mul``, 6 wide."""
+    step = Drawing()
+    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
+    step.variable("w", 4, 6)
+    step.forward("mul", "MatMul", ["x", "w"], 6)
+    return step
+
+
 def layers(widths: Sequence[int], last: Sequence[int] = ()) -> Region:
     """``x -> mul0 -> act0 -> mul1 -> act1 ...  -> loss``; backward ops read all ``act`` and the loss.
 
@@ -215,10 +224,7 @@ def test_what_is_done_again_and_which_gradient_it_waits_for(
 
 def with_one(prepare: Optional[Callable[[Drawing], None]] = None, type_: str = "Tanh", **fields: Any) -> Readers:
     """Of ``x -> mul -> odd -> late -> last``, where ``late`` follows from a gradient."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     step.forward("odd", type_, ["mul"], 6, **fields)
     step.backward("dodd", "Mul", ["odd", "mul"], 6)
     step.forward("late", "Tanh", ["dodd"], 6)
@@ -321,10 +327,7 @@ def test_all_cuts_are_taken_if_there_are_no_more_than_that_many() -> None:
 def test_what_cannot_be_recomputed_is_kept_if_something_needs_it_again() -> None:
     """``odd`` and ``rand`` draw numbers.  A backward op reads ``odd``, and an op that may be recomputed reads ``rand`` beside one
     that may not; nothing needs ``lost``."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     step.forward("odd", "Tanh", ["mul"], 5)
     step.forward("rand", "Tanh", ["odd"], 3)
     step.forward("lost", "Tanh", ["rand"], 2, waits=["mul"])
@@ -340,10 +343,7 @@ def test_what_cannot_be_recomputed_is_kept_if_something_needs_it_again() -> None
 
 def test_a_reshape_of_what_another_task_graph_sends_is_not_held() -> None:
     """The buffer is on the other TaskGraph's device."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     step.task_graph = 1
     step.forward("flat", "Reshape", ["mul"], 6)
     step.forward("act", "Tanh", ["flat"], 6)
@@ -357,10 +357,7 @@ def test_a_reshape_of_what_another_task_graph_sends_is_not_held() -> None:
 
 def test_recomputing_costs_no_bytes() -> None:
     """Nine ops are repeated rather than a mask kept that has one byte for each of eight examples."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     for i in range(EXAMPLES):
         step.forward(f"act{i}", "Tanh", [f"act{i - 1}" if i else "mul"], 6)
     step.forward("mask", "Greater", [f"act{EXAMPLES - 1}"], 1, dtype="bool")
@@ -375,10 +372,7 @@ def test_recomputing_costs_no_bytes() -> None:
 
 def test_what_has_no_gradient_to_wait_for_is_kept() -> None:
     """The first backward op reads ``act``, and nothing before it is a gradient."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     step.forward("act", "Tanh", ["mul"], 6)
     step.backward("first", "Square", ["act"], 6)
     step.backward("back", "Mul", ["first", "mul"], 6)
@@ -430,10 +424,7 @@ def test_each_task_graph_has_its_own_memory() -> None:
 
 def test_a_task_graph_that_holds_nothing_is_left_out() -> None:
     """The backward pass of its only layer reads what the one before has sent."""
-    step = Drawing()
-    step.forward("x", "Placeholder", [], 4, phase=Phase.INPUT)
-    step.variable("w", 4, 6)
-    step.forward("mul", "MatMul", ["x", "w"], 6)
+    step = product()
     step.task_graph = 1
     step.forward("act", "Tanh", ["mul"], 6)
     step.backward("dact", "Square", ["act"], 6)
