@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Iterable, List
 
 import pytest
 
@@ -87,13 +87,14 @@ def run(row: Dict[str, Any]) -> None:
         check(row["case"], setting, parallel)
 
 
-# Every fifth with TensorFlow's graph optimizer: five has no factor in common with the lengths of the axes that change fastest.
-PAIRS = [pytest.param(row, marks=[] if number % 5 else [pytest.mark.graph_optimizer])
-         for number, row in enumerate(all_pairs(AXES, trains, needed))]
+def _some_optimized(rows: Iterable[Dict[str, Any]]) -> List[Any]:
+    """Every fifth with TensorFlow's graph optimizer: five has no factor in common with the lengths of the axes that change
+    fastest."""
+    return [pytest.param(row, marks=[] if number % 5 else [pytest.mark.graph_optimizer]) for number, row in enumerate(rows)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", PAIRS, ids=name_of)
+@pytest.mark.parametrize("row", _some_optimized(all_pairs(AXES, trains, needed)), ids=name_of)
 def test_pairs(row: Dict[str, Any]) -> None:
     run(row)
 
@@ -133,6 +134,6 @@ def full_matrix() -> Any:
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("row", full_matrix(), ids=name_of)
+@pytest.mark.parametrize("row", _some_optimized(full_matrix()), ids=name_of)
 def test_all(row: Dict[str, Any]) -> None:
     run(row)
