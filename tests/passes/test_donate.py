@@ -22,8 +22,8 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backward(step: TrainingStep, emit: str = "call", stages: int = 1, **more: Any) -> Tuple[Program, Body]:
-    """The backward body of the last stage, of which each device has one."""
-    program = compile_program(step, plan([1] * stages, 2, emit=emit, **more))
+    """The backward body of the last stage, of which each device has one.  Other steps come between it and the forward body."""
+    program = compile_program(step, plan([1] * stages, 2, emit=emit, schedule="gpipe", **more))
     body = program.body(stages - 1, BACKWARD)
     assert body is not None
     return program, body

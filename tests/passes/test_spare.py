@@ -47,7 +47,7 @@ def step(forward: Sequence[Tuple[str, str, Sequence[str]]], backward: Sequence[T
 
 
 def bodies(given: TrainingStep, emit: str = "call") -> Dict[str, Body]:
-    one = plan([1], emit=emit)
+    one = plan([1], 2, emit=emit, schedule="gpipe")  # the backward step does not follow the forward step at once
     return {body.step: body for body in spare(outline(Program(given.graph, ()), given, one), given, one).bodies}
 
 

@@ -233,8 +233,9 @@ def sized(step: TrainingStep) -> TrainingStep:
 
 
 def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Called, the backward pass holds the loss, which its first op reads, until it ends."""
-    step, one = sized(chain(1)), plan([1])
+    """Called, the backward pass holds the loss, which its first op reads, until it ends.  (It is a part of its own where the
+    micro-batches go forward one after the other.)"""
+    step, one = sized(chain(1)), plan([1], 2, schedule="gpipe")
     (inlined,), (called,) = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
     assert called == inlined + 4
     assert called_too_large(step, one, machines(1).limited(inlined), ()) == (), "a small step is inlined anyway"
@@ -245,7 +246,7 @@ def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.Monkey
 
 
 def test_an_open_form_has_the_peaks_of_the_inlined_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, one = sized(chain(1)), plan([1])
+    step, one = sized(chain(1)), plan([1], 2, schedule="gpipe")
     inlined, called = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
     assert inlined != called
     monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)

@@ -127,11 +127,12 @@ class Calls:
         body = context.program.bodies[context.program.body_of()[graph.tensors[tensor].op]]
         own = {index for other in context.program.bodies if other.task_graph == body.task_graph and other.step in CLONED
                for index in other.ops}
+        is_there = context.is_exported if beside_update is None else context.is_returned
         needed, stack = {graph.tensors[tensor].op}, [graph.tensors[tensor].op]
         while stack:
             op = graph.ops[stack.pop()]
             before = {graph.tensors[t].op for t in op.inputs
-                      if not context.is_exported(t) or (beside_update is None and graph.tensors[t].op in body.ops)}
+                      if not is_there(t) or (beside_update is None and graph.tensors[t].op in body.ops)}
             before.update(index for index in op.control_inputs if index in body.ops)
             stack.extend((before & own) - needed)
             needed |= before & own

@@ -41,17 +41,33 @@ def in_functions(
     made = _gradient_bytes(step, sizes, called)
     if called.reads or not made:  # where variables are read anew, a value is sent for one call
         return called
-    before, taken = (taken_bytes(step, plan, sizes, body) for body in (inlined, called))
-    sums = sum(made.values()) if plan.num_micro_batch > 1 else 0.0
-    in_flight = plan.task_graphs[called.task_graph].warmup
-    held, saved = sum(before.values()), sum(before.values()) - sum(taken.values())
-    room = max(LEAST, SHARE * (sums + in_flight * held) + (in_flight - 1) * saved)
+    taken = taken_bytes(step, plan, sizes, called)
+    room = _room(step, plan, sizes, inlined, called, plan.task_graphs[called.task_graph].warmup - 1)
     last = {tensor: op for op in called.runs for tensor in step.graph.ops[op].inputs}
     late = dict(made)
     for tensor, size in taken.items():
         if tensor not in donated:
             late[last[tensor]] = late.get(last[tensor], 0.0) + size
     return called._replace(functions=tuple(_cut(called.runs, late, room)))
+
+
+def fits_in_one(step: TrainingStep, plan: Plan, sizes: OpGraph, backward: Body, joined: Body) -> bool:
+    """Whether a backward body that was joined with its forward body needs no cut.  Its ops free what the forward ops leave one
+    after the other, so gradients may take that room."""
+    held = sum(_gradient_bytes(step, sizes, joined).values()) + sum(taken_bytes(step, plan, sizes, joined).values())
+    return held <= _room(step, plan, sizes, backward, joined, plan.task_graphs[joined.task_graph].warmup)
+
+
+def _room(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body, spared: int) -> float:
+    """Bytes that a function may hold needlessly.
+
+    Args:
+        spared: micro-batches of which the called step holds less than the inlined one.
+    """
+    before, taken = (sum(taken_bytes(step, plan, sizes, body).values()) for body in (inlined, called))
+    sums = sum(_gradient_bytes(step, sizes, called).values()) if plan.num_micro_batch > 1 else 0.0
+    in_flight = plan.task_graphs[called.task_graph].warmup
+    return max(LEAST, SHARE * (sums + in_flight * before) + spared * (before - taken))
 
 
 def _cut(ops: Sequence[int], late: Mapping[int, float], room: float) -> List[Tuple[int, ...]]:

@@ -6,7 +6,9 @@ A TaskGraph's forward body does not pass two kinds of tensors to its backward bo
   TensorFlow 1 each of the two gradients waits for both);
 - tensors that cheap ops can compute again (``whale_tf.passes.redo``).
 
-What does cross is donated where that is possible (``whale_tf.passes.donate``): the backward body frees or overwrites it.
+Where the schedule lets a TaskGraph run its backward step right after its own forward step, nothing crosses: one body does both
+(``whale_tf.passes.fuse``).  What does cross is donated where that is possible (``whale_tf.passes.donate``): the backward body
+frees or overwrites it.
 
 A call's results live until it ends, so a backward body with large gradients becomes several functions
 (``whale_tf.passes.functions``).
@@ -24,7 +26,8 @@ from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.donate import donatable, donate
 from whale_tf.passes.form import choose_form
-from whale_tf.passes.functions import in_functions, taken_bytes
+from whale_tf.passes.functions import fits_in_one, in_functions, taken_bytes
+from whale_tf.passes.fuse import joinable
 from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
 from whale_tf.passes.redo import Redo, in_order, one_example, waits
 from whale_tf.plan import Plan
@@ -44,10 +47,16 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
     bodies = [_with_runs(region, body, [index for index in body.ops if index in live]) if body.step in CLONED else body
               for body in program.bodies]
     sizes = one_example(region.graph)
+    joined = []
+    for forward, backward, both in joinable(bodies, step, plan):
+        if fits_in_one(step, plan, sizes, backward, both):
+            bodies[bodies.index(backward)] = both
+            bodies.remove(forward)
+            joined.append(both)
     for number, body in enumerate(bodies):
-        if body.step in (BACKWARD, WEIGHT):
-            forward = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
-            bodies[number] = _in_backward(step, plan, sizes, forward, body)
+        if body.step in (BACKWARD, WEIGHT) and body not in joined:
+            before = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
+            bodies[number] = _in_backward(step, plan, sizes, before, body)
     read = read_elsewhere(region).union(*(body.inputs for body in bodies))
     return program._replace(bodies=tuple(
         body._replace(outputs=tuple(
