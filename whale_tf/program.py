@@ -95,6 +95,7 @@ class Body(NamedTuple):
             it is sent (-1: none).
         donated: (tensor, number of the function that reads it) for what the TaskGraph's forward body donates
             (:mod:`whale_tf.passes.donate`).
+        with_forward: a called backward body that begins with its TaskGraph's forward ops (:mod:`whale_tf.passes.fuse`).
         home: the one device on which it runs, where its variables are (:mod:`whale_tf.passes.homes`); None means the devices of
             its TaskGraph.
     """
@@ -109,6 +110,7 @@ class Body(NamedTuple):
     waits: Tuple[Tuple[int, int], ...] = ()
     reads: Tuple[Tuple[int, int], ...] = ()
     donated: Tuple[Tuple[int, int], ...] = ()
+    with_forward: bool = False
     home: Optional[int] = None
 
     @property
@@ -215,6 +217,7 @@ class Program(NamedTuple):
         """
         width = max([len(body.name) for body in self.bodies], default=0)
         lines = [f"{body.name:{width}} {len(body.ops):5} ops  takes {self._names(body.inputs)}  gives {self._names(body.outputs)}"
+                 + "  with forward" * body.with_forward
                  + (f"  in {len(body.functions)} functions" if len(body.functions) > 1 else "")
                  + (f"  owns {self._names(dict.fromkeys(tensor for tensor, _ in body.donated))}" if body.donated else "")
                  + (f"  reads anew {self._reads(body)}" if body.reads else "") for body in self.bodies if not body.is_recipe]

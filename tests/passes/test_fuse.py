@@ -24,6 +24,7 @@ def test_a_model_without_stages_keeps_its_activations_in_one_function() -> None:
     step = chain(2, task_graphs=1)
     program = compile_program(step, plan([2], 2, emit="call"))
     body, = [body for body in program.bodies if body.step in CLONED]
+    assert body.with_forward and "gives loss:0, grad1:0, grad0:0, 1 more  with forward\n" in program.to_text()
     tensors = [[step.graph.tensor_name(t) for t in each] for each in (body.inputs, body.outputs)]
     assert tensors == [["x:0", "w0:0", "w1:0"], ["loss:0", "grad1:0", "grad0:0", "back0:0"]]
     assert [step.graph.ops[op].name for op in body.runs] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_a_pipeline_of_two_stages_is_as_full_as_its_schedule_allows() -> None:
     found = [box for box in boxes(program) if program.step_of(program.calls[box.call]) in (FORWARD, BACKWARD)]
     first, last = min(box.start for box in found), max(box.end for box in found)
     assert 15.0 <= last - first < 17.0
+
+
+def test_one_call_for_forward_and_backward_is_as_long_as_two() -> None:
+    from whale_tf.viz.program import boxes
+
+    step, plan = PROGRAMS["data_parallel"]
+    program = compile_program(step, replace(plan, emit="call"))
+    lengths = {round(box.end - box.start, 6) for box in boxes(program) if program.step_of(program.calls[box.call]) == BACKWARD}
+    assert lengths == {3.0}
 
 
 def test_pictures_are_the_same_every_time() -> None:

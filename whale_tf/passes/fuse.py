@@ -6,7 +6,7 @@ The last stage of a pipeline does, and a model without stages::
                  backward(relu) { grad } -> grad
 
 What the forward ops leave then stays inside one function: it is not returned, held as an argument, or put into an array.  The
-joined body is a backward body, because gradients follow from it.
+joined body is a backward body, because gradients follow from it.  Programs as text say "with forward".
 
 Forward bodies that draw random numbers stay apart.  What they return shows the step's own draws to a user who fetches a tensor
 inside; a joined body returns too little for that.
@@ -64,4 +64,5 @@ def _join(graph: OpGraph, forward: Body, backward: Body) -> Body:
     runs = tuple(sorted({*forward.runs, *backward.runs}))
     own = set(runs)
     inputs = dict.fromkeys(t for i in runs for t in graph.ops[i].inputs if graph.tensors[t].op not in own)
-    return backward._replace(ops=ops, functions=(runs,), inputs=tuple(inputs), outputs=forward.outputs + backward.outputs)
+    outputs = forward.outputs + backward.outputs
+    return backward._replace(ops=ops, functions=(runs,), inputs=tuple(inputs), outputs=outputs, with_forward=True)

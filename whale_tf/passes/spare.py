@@ -47,14 +47,12 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
     bodies = [_with_runs(region, body, [index for index in body.ops if index in live]) if body.step in CLONED else body
               for body in program.bodies]
     sizes = one_example(region.graph)
-    joined = []
     for forward, backward, both in joinable(bodies, step, plan):
         if fits_in_one(step, plan, sizes, backward, both):
             bodies[bodies.index(backward)] = both
             bodies.remove(forward)
-            joined.append(both)
     for number, body in enumerate(bodies):
-        if body.step in (BACKWARD, WEIGHT) and body not in joined:
+        if body.step in (BACKWARD, WEIGHT) and not body.with_forward:
             before = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
             bodies[number] = _in_backward(step, plan, sizes, before, body)
     read = read_elsewhere(region).union(*(body.inputs for body in bodies))

@@ -81,7 +81,8 @@ def boxes(program: Program) -> List[Box]:
         waiting.discard(number)
         body = program.bodies[program.calls[number].body]
         is_part = body.step == BACKWARD and program.body(body.task_graph, WEIGHT) is not None
-        ends[number] = start + LENGTHS.get(WEIGHT if is_part else body.step, RECIPE_LENGTH)
+        length = LENGTHS.get(WEIGHT if is_part else body.step, RECIPE_LENGTH)
+        ends[number] = start + length + LENGTHS[FORWARD] * body.with_forward
         found += [Box(number, device, start, ends[number]) for device in devices]
         free.update(dict.fromkeys(devices, ends[number]))
         for reader in readers[number]:
