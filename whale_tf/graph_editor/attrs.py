@@ -7,7 +7,7 @@
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class OpSignature:
                            if name}
         self._fixed_arity = not any(arg.number_attr or arg.type_list_attr for arg in self._inputs)
 
-    def set_attrs(self, node: NodeDef, attrs: Dict[str, Any]) -> None:
+    def set_attrs(self, node: NodeDef, attrs: Mapping[str, Any]) -> None:
         """Write Python values to ``node.attr``.
 
         Raises:

@@ -5,22 +5,13 @@ Attributes are explicit because inputs may be staged after their consumers.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf._typing_compat import Protocol
+from whale_tf.graph_editor.stage import Stage
 from whale_tf.graph_editor.staged import StagedEdit
-
-
-class Stage(Protocol):
-    """Where nodes are staged: in a StagedEdit or a copy of a function."""
-
-    def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
-            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str: ...
-
-    def const(self, value: Any, name: str, *, device: str = "") -> str: ...
 
 
 class Nodes:
