@@ -419,7 +419,7 @@ def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Calla
     return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
-def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:
+def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any) -> None:
     """Refuses a partial run that reaches clones: feeds arrive one by one, but clones need their parts at once.
 
     Raises:
