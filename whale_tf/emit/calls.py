@@ -29,7 +29,7 @@ from whale_tf.emit.order import Order
 from whale_tf.emit.xla import MUST_COMPILE
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
-from whale_tf.graph_editor.names import function_exists
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
@@ -85,7 +85,6 @@ class Calls:
         self._donations = Donations(context, operands.converter.nodes)
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}
-        self._count = 0
         self._functions_of = {
             body.name: context.program.functions(body) for body in context.program.bodies if body.step in CLONED}
         self._before: Dict[str, Dict[int, str]] = {}  # function -> what earlier functions of its body give -> its name in a clone
@@ -237,7 +236,8 @@ class Calls:
         flows = self._donations.write(body, copy, arguments.add, value)
         for number, flow in enumerate(flows):
             copy.return_also(flow, tf.float32, f"flow_{number}")
-        name = self._fresh(body.name)
+        words = "".join(c if c.isalnum() else "_" for c in body.name)
+        name = free_name(f"whale_{words}", context.edit.has_function)
         definition = copy.finish(name)
         definition.attr["_noinline"].b = True
         if body.name in context.compiled:
@@ -278,14 +278,6 @@ class Calls:
             self._bodies.localise_in(
                 op, copy.node(op.name), clone,
                 lambda number, dtype, of: arguments.add(("run time", op.id, number), dtype, of))
-
-    def _fresh(self, body: str) -> str:
-        """A function name that is not in use."""
-        while True:
-            name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
-            self._count += 1
-            if not function_exists(self.context.tf_graph, name):
-                return name
 
 
 class _Arguments:
