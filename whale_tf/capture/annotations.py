@@ -28,7 +28,6 @@ TASK_GRAPH_ATTR = "_whale_task_graph"
 PHASE_ATTR = "_whale_phase"
 CALL_ATTR = "_whale_gradient_call"
 FORWARD_ATTR = "_whale_forward"
-SHARD_ATTR = "_whale_shard"
 
 SparseNames = Tuple[str, str, Optional[str]]  # values, indices, dense_shape of an IndexedSlices
 GradientNames = Union[None, str, SparseNames]

@@ -6,7 +6,6 @@ import copy as copying
 from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.cluster import Processes
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.staged import Original, StagedEdit
@@ -143,7 +142,7 @@ class Context:
         home = self.homes.ops.get(op.id)
         if home is not None:
             return self.devices[home]
-        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, self.shard(op))
+        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, op.shard)
 
     def merged_on(self, tensor: int) -> str:
         """The device where the clones' values of a tensor are merged: the home of the variable that they are for, or else the
@@ -159,16 +158,11 @@ class Context:
             device = self.device(task_graph, place)
             return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
         return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
-            task_graph, place, self.shard(self.graph.op(tf_op.name)))
-
-    @staticmethod
-    def shard(op: Op) -> int:
-        """Which device of its TaskGraph's VirtualDevice an op runs on."""
-        return int(op.attrs.get(SHARD_ATTR, 0))
+            task_graph, place, self.graph.op(tf_op.name).shard)
 
     def shard_of(self, tensor: int) -> int:
         """Which device of its TaskGraph's VirtualDevice a tensor is on."""
-        return self.shard(self.graph.producer(tensor))
+        return self.graph.producer(tensor).shard
 
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]

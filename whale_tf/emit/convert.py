@@ -146,7 +146,7 @@ class Converter:
         scope = context.name("reduce_" + conversion.kind, context.flat(tensor))
         key = (tensor, conversion)
         if key not in self._converted:
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), context.shard(producer))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), producer.shard)
             clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
             pieces = [(clone, context.tensor_in(tensor, clone)) for clone in clones]
             pieces = self.comparable(tensor, home, pieces, conversion.power, conversion.offset, scope)

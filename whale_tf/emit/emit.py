@@ -218,7 +218,7 @@ def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> D
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
             op = context.graph.ops[index]
-            device = context.device(context.variables[index], copy, context.shard(op))
+            device = context.device(context.variables[index], copy, op.shard)
             result.setdefault(context.scope(copy), {})[op.name] = VariableCopy(tensor, device)
     return result
 

@@ -43,7 +43,7 @@ class Operands:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
         tensor = op.inputs[position]
         home = self.context.home(op)
-        name = self.value(tensor, home, place, self.context.shard(op))
+        name = self.value(tensor, home, place, op.shard)
         if isinstance(place, Clone):
             if self.reads is not None:
                 name = self.reads.of_op(op.id, tensor, name, place)
