@@ -39,16 +39,7 @@ from whale_tf.simulator import (
     uniform_3d,
     write_chrome,
 )
-from whale_tf.simulator.laws import (
-    KERNELS,
-    LAYERS,
-    MEASURED,
-    Laws,
-    as_run,
-    default_laws,
-    layers_with,
-    step_with,
-)
+from whale_tf.simulator.laws import KERNELS, LAYERS, MEASURED, Laws, as_run, default_laws, layers_with, step_with
 from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
