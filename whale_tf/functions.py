@@ -37,9 +37,8 @@ TAGS = "_whale_"
 _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
 
 
-def check(
-    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
-) -> None:
+def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
+          processes: Processes) -> None:
     """Refuses what is not supported for the tf.function that has this name and these attributes.
 
     Raises:
@@ -177,9 +176,8 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
     return spec.device_type, spec.device_index
 
 
-def finish(
-    graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts], variable_parts: VariableParts
-) -> None:
+def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
+           variable_parts: VariableParts) -> None:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
@@ -297,9 +295,8 @@ def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
             for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
 
 
-def _capture_parts(
-    graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str], variable_parts: VariableParts
-) -> None:
+def _capture_parts(graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str],
+                   variable_parts: VariableParts) -> None:
     """Makes the function capture the parts of a variable instead of the variable.
 
     Args:

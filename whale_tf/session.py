@@ -347,15 +347,8 @@ def _op_of(fetch: Fetch) -> tf.Operation:
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
 
 
-def run(
-    fetch_map: Fetches,
-    session: Any,
-    original: Callable,
-    fetches: Any,
-    feed_dict: Optional[Dict],
-    options: Any,
-    run_metadata: Any,
-) -> Any:
+def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed_dict: Optional[Dict], options: Any,
+        run_metadata: Any) -> Any:
     """``Session.run`` on a rewritten graph."""
     fetch_map.prepare()
     fetch_map.initialise(session, original)
@@ -373,15 +366,8 @@ def run(
     return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
 
-def make_callable(
-    fetch_map: Fetches,
-    session: Any,
-    original: Callable,
-    run: Callable,
-    fetches: Any,
-    feed_list: Optional[Sequence],
-    accept_options: bool,
-) -> Callable:
+def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Callable, fetches: Any,
+                  feed_list: Optional[Sequence], accept_options: bool) -> Callable:
     """``Session.make_callable`` on a rewritten graph.
 
     Args:

@@ -239,9 +239,8 @@ def callbacks(state: Active) -> Callbacks:
             fetches.make_equal(session, hooks.original_run(session))
         return session
 
-    def save(
-        saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def save(saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any,
+             **kwargs: Any) -> Any:
         if state.processes.is_chief:
             return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
         return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"

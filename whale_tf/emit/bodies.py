@@ -260,9 +260,8 @@ class _BodyConverter(Converter):
         self._outer = outer
         self._outermost = outermost
 
-    def weight(
-        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
-    ) -> Union[float, str]:
+    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
+               source: Optional[int] = None) -> Union[float, str]:
         weight = self._outer.weight(tensor, task_graph, place, dtype, self._outer.source_of_op(self._outermost))
         return f"{RUN_TIME}weight:{dtype.name}" if isinstance(weight, str) else weight
 

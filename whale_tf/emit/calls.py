@@ -307,9 +307,8 @@ class _CallConverter(Converter):
         self._outer = outer
         self._arguments = arguments
 
-    def weight(
-        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
-    ) -> Union[float, str]:
+    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
+               source: Optional[int] = None) -> Union[float, str]:
         weight = self._outer.weight(tensor, task_graph, place, dtype, source)
         if not isinstance(weight, str):
             return weight
@@ -357,9 +356,7 @@ class _CallConverter(Converter):
         return self._arguments.add(key, tf.int32, lambda clone: str(of(clone))) if isinstance(value, str) else value
 
 
-def control_for(
-    context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
-) -> Optional[str]:
+def control_for(context: Context, wait: int, task_graph: int, place: Place, after: Set[int]) -> Optional[str]:
     """The op that a clone or copy waits for if the original waits for op ``wait``; None: it does not wait."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):

@@ -85,10 +85,8 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     return _Part(templates, boundary, waits, random, shaped, functional)
 
 
-def _clone(
-    context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
-    place: Place
-) -> None:
+def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
+           place: Place) -> None:
     if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {}

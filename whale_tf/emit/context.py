@@ -59,20 +59,9 @@ class Context:
         rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
     """
 
-    def __init__(
-        self,
-        tf_graph: tf.Graph,
-        tf_ops: Sequence[Original],
-        graph: OpGraph,
-        region: Region,
-        plan: Plan,
-        devices: Sequence[str],
-        edit: StagedEdit,
-        processes: Processes,
-        program: Optional[Program] = None,
-        is_called: bool = False,
-        is_in_place: bool = False,
-    ) -> None:
+    def __init__(self, tf_graph: tf.Graph, tf_ops: Sequence[Original], graph: OpGraph, region: Region, plan: Plan,
+                 devices: Sequence[str], edit: StagedEdit, processes: Processes, program: Optional[Program] = None,
+                 is_called: bool = False, is_in_place: bool = False) -> None:
         self.tf_graph = tf_graph
         self.tf_ops = tf_ops
         self.graph = graph

@@ -21,9 +21,7 @@ class Nodes:
         self.edit = edit
         self._consts: Dict[Any, str] = {}
 
-    def add(
-        self, op_type: str, name: str, inputs: Sequence[str], device: str, control: Sequence[str] = (), **attrs: Any
-    ) -> str:
+    def add(self, op_type: str, name: str, inputs: Sequence[str], device: str, control: Sequence[str] = (), **attrs: Any) -> str:
         return self.edit.add(op_type, name, inputs, device=device, control_inputs=control, attrs=attrs)
 
     def const(self, value: Any, name: str, dtype: Any, device: str) -> str:
@@ -58,9 +56,8 @@ class Nodes:
         axis = self.const(dim, name + "/axis", tf.int32, device)
         return self.add("ConcatV2", name, list(values) + [axis], device, T=dtype, Tidx=tf.int32, N=len(values))
 
-    def split(
-        self, x: str, sizes: Any, count: int, dim: int, name: str, dtype: Any, device: str, control: Sequence[str] = ()
-    ) -> List[str]:
+    def split(self, x: str, sizes: Any, count: int, dim: int, name: str, dtype: Any, device: str,
+              control: Sequence[str] = ()) -> List[str]:
         """``sizes``: a list of ints, or the name of an int32 vector."""
         axis = self.const(dim, name + "/axis", tf.int32, device)
         if not isinstance(sizes, str):

@@ -39,9 +39,8 @@ class Pieces(NamedTuple):
         return nodes.add_n(names, scope, dtype, host)
 
 
-def shard(
-    captured: Captured, assignment: Assignment, counts: Dict[int, int], gathering: AbstractSet[int] = frozenset()
-) -> Tuple[Captured, DividedVariables]:
+def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int],
+          gathering: AbstractSet[int] = frozenset()) -> Tuple[Captured, DividedVariables]:
     """The step with parts instead of each divided op, and the variables that are divided.
 
     Args:

@@ -36,9 +36,8 @@ class DividedVariables:
         divided: names of the ops whose uses of the variables are themselves divided.
     """
 
-    def __init__(
-        self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str
-    ) -> None:
+    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str],
+                 root: str) -> None:
         self._graph = graph
         self._variables = variables
         self._replaced = replaced
