@@ -61,10 +61,7 @@ class GradientCall:
     __slots__ = ("index", "ys", "xs", "grads", "given", "first_op", "last_op")
 
     def __init__(self, index: int, ys: List[str], xs: List[str], given: bool = False) -> None:
-        self.index = index
-        self.given = given
-        self.ys = ys
-        self.xs = xs
+        self.index, self.given, self.ys, self.xs = index, given, ys, xs
         self.grads: List[GradientNames] = []
         self.first_op: Optional[str] = None
         self.last_op: Optional[str] = None

@@ -78,10 +78,7 @@ class Calls:
     """
 
     def __init__(self, context: Context, operands: Operands, bodies: Bodies, after: Set[int]) -> None:
-        self.context = context
-        self._operands = operands
-        self._bodies = bodies
-        self._after = after
+        self.context, self._operands, self._bodies, self._after = context, operands, bodies, after
         self._donations = Donations(context, operands.converter.nodes)
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}

@@ -62,13 +62,8 @@ class Context:
     def __init__(self, tf_graph: tf.Graph, tf_ops: Sequence[Original], graph: OpGraph, region: Region, plan: Plan,
                  devices: Sequence[str], edit: StagedEdit, processes: Processes, program: Optional[Program] = None,
                  is_called: bool = False, is_in_place: bool = False) -> None:
-        self.tf_graph = tf_graph
-        self.tf_ops = tf_ops
-        self.graph = graph
-        self.region = region
-        self.plan = plan
-        self.devices = devices
-        self.processes = processes
+        self.tf_graph, self.tf_ops, self.graph, self.region, self.plan = tf_graph, tf_ops, graph, region, plan
+        self.devices, self.processes = devices, processes
         self.program = program or Program(graph, ())
         self.is_called = is_called
         self.is_in_place = is_in_place

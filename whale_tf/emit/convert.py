@@ -25,10 +25,7 @@ class Converter:
     """Stages conversions; each is staged once and shared."""
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator) -> None:
-        self.context = context
-        self.nodes = nodes
-        self.division = division
-        self.inputs = inputs
+        self.context, self.nodes, self.division, self.inputs = context, nodes, division, inputs
         self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}
         self._before: Dict[Tuple, Number] = {}

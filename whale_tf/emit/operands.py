@@ -25,9 +25,7 @@ class Operands:
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs,
                  variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator) -> None:
-        self.context = context
-        self.inputs = inputs
-        self.variable_copies = variable_copies
+        self.context, self.inputs, self.variable_copies = context, inputs, variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
         self.reads: Optional[Reads] = None  # of variables that each call reads again
         self._bridges = Bridges(self.converter)

@@ -38,9 +38,7 @@ class DividedVariables:
 
     def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str],
                  root: str) -> None:
-        self._graph = graph
-        self._variables = variables
-        self._replaced = replaced
+        self._graph, self._variables, self._replaced = graph, variables, replaced
         self._divided = set(divided)
         self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
         self._root = root
