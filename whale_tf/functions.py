@@ -23,6 +23,7 @@ from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
@@ -247,7 +248,7 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
                 name = merge.whole(number)
             else:
                 name = merge.of_all_processes(number)
-        return name if ":" in name else name + ":0"
+        return tensor_name(name)
 
     for tensor in tensors:
         name: Any = tensor.name

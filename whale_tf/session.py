@@ -23,6 +23,7 @@ from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.feeds import Fetch, check_fed, elements, fed
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
@@ -309,7 +310,7 @@ class Fetches:
         with unfinalized(self._graph):
             edit.commit()
         return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
-            self._graph.get_tensor_by_name(name if ":" in name else name + ":0"))
+            self._graph.get_tensor_by_name(tensor_name(name)))
 
     def _is_parallel(self, op: tf.Operation) -> bool:
         """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.stage import Stage
-from whale_tf.graph_editor.staged import StagedEdit
 
 
 class Nodes:
@@ -93,8 +92,3 @@ class Nodes:
             return self.const([value if i == dim else fill for i in range(rank)], name, tf.int32, device)
         other = self.const(fill, name + "/fill", tf.int32, device)
         return self.add("Pack", name, [value if i == dim else other for i in range(rank)], device, T=tf.int32, N=rank, axis=0)
-
-
-def set_input(edit: StagedEdit, node: str, position: int, name: str) -> None:
-    """Let data input ``position`` of a staged node read another tensor."""
-    edit.node(node).input[position] = name[:-2] if name.endswith(":0") else name
