@@ -212,7 +212,7 @@ def test_functions_that_are_missing_or_taken_are_refused():
     with pytest.raises(GraphEditError, match="no function 'nobody'"):
         function_def(graph, "nobody")
     with pytest.raises(GraphEditError, match="already has a function"):
-        FunctionCopy(graph, body).finish(body)
+        StagedEdit(graph).add_function(FunctionCopy(graph, body).finish(body))
 
 
 def test_function_names_and_calls_of_lists_of_branches():

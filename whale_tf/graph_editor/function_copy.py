@@ -21,10 +21,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf, v1
-from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
-from whale_tf.graph_editor.names import free_name, function_exists
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.stage import Stage
 
 FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
@@ -152,13 +151,7 @@ class FunctionCopy(Stage):
                 self.definition.ret[key] = renamed[edge]
 
     def finish(self, name: str) -> FunctionDef:
-        """The edited function under a name that the library does not have yet.
-
-        Raises:
-            GraphEditError: the name is taken.
-        """
-        if function_exists(self.graph, name):
-            raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
+        """The edited function under another name."""
         result = type(self.definition)()
         result.CopyFrom(self.definition)
         result.signature.name = name
