@@ -21,8 +21,8 @@ class Called(NamedTuple):
 
 
 def call(app: typer.Typer, *arguments: str) -> Called:
-    """What a command of `app` prints on a terminal of 200 columns."""
+    """What a command of `app` prints into a pipe."""
     # Click before 8.2 writes both streams into one unless told otherwise; later releases always keep them apart.
     mixes = "mix_stderr" in inspect.signature(CliRunner).parameters
-    result = CliRunner(**({"mix_stderr": False} if mixes else {})).invoke(app, list(arguments), env={"COLUMNS": "200"})
+    result = CliRunner(**({"mix_stderr": False} if mixes else {})).invoke(app, list(arguments))
     return Called(result.exit_code, result.stdout, result.stderr, result.exception)

@@ -35,45 +35,13 @@ from whale_tf.errors import (
 __version__ = "0.1.0"
 
 _API = (
-    "checkpoint",
-    "batch_axis",
-    "current_plan",
-    "current_program",
-    "explain",
-    "init",
-    "op_graph",
-    "parallelize",
-    "replicate",
-    "set_default_strategy",
-    "shutdown",
-    "split",
-    "step_graph",
-    "total_devices",
-    "total_gpus",
-)
+    "checkpoint", "batch_axis", "current_plan", "current_program", "explain", "init", "op_graph", "parallelize",
+    "replicate", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus")
 
 __all__ = [
-    "AnnotationError",
-    "Cluster",
-    "ClusterError",
-    "Config",
-    "ConfigError",
-    "GraphEditError",
-    "GraphError",
-    "InexactError",
-    "InexactWarning",
-    "InfeasibleError",
-    "InputError",
-    "MissingPackageError",
-    "Plan",
-    "PlanError",
-    "ProcessLostError",
-    "UnknownShapeError",
-    "UnsupportedOpError",
-    "UnsupportedTensorFlowError",
-    "WhaleError",
-    "draw_program",
-] + list(_API)
+    "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "InexactError",
+    "InexactWarning", "InfeasibleError", "InputError", "MissingPackageError", "Plan", "PlanError", "ProcessLostError",
+    "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError", "draw_program"] + list(_API)
 
 if TYPE_CHECKING:
     from whale_tf.api import batch_axis as batch_axis

@@ -134,9 +134,7 @@ class _Strategy:
     """``with wh.replicate(n):``, or an argument of :func:`set_default_strategy`."""
 
     def __init__(self, kind: str, device_count: Optional[int], name: Optional[str]) -> None:
-        self.kind = kind
-        self.device_count = device_count
-        self.name = name
+        self.kind, self.device_count, self.name = kind, device_count, name
         self._block: Optional[ContextManager] = None
 
     def __enter__(self) -> _Strategy:

@@ -200,9 +200,7 @@ class _Machine:
     """Chains of ops on the devices of one process."""
 
     def __init__(self, kind: str, places: Sequence[str], threads: Threads, repeat: int) -> None:
-        self.kind = kind
-        self.places = places
-        self.repeat = repeat
+        self.kind, self.places, self.repeat = kind, places, repeat
         self.config = v1.ConfigProto(
             device_count={"CPU": 2} if kind == "CPU" else {}, inter_op_parallelism_threads=threads.inter_op,
             intra_op_parallelism_threads=threads.intra_op, allow_soft_placement=False)

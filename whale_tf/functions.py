@@ -23,6 +23,7 @@ from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
@@ -37,9 +38,8 @@ TAGS = "_whale_"
 _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
 
 
-def check(
-    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
-) -> None:
+def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
+          processes: Processes) -> None:
     """Refuses what is not supported for the tf.function that has this name and these attributes.
 
     Raises:
@@ -177,9 +177,8 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
     return spec.device_type, spec.device_index
 
 
-def finish(
-    graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts], variable_parts: VariableParts
-) -> None:
+def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
+           variable_parts: VariableParts) -> None:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
@@ -249,7 +248,7 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
                 name = merge.whole(number)
             else:
                 name = merge.of_all_processes(number)
-        return name if ":" in name else name + ":0"
+        return tensor_name(name)
 
     for tensor in tensors:
         name: Any = tensor.name
@@ -297,9 +296,8 @@ def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
             for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
 
 
-def _capture_parts(
-    graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str], variable_parts: VariableParts
-) -> None:
+def _capture_parts(graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str],
+                   variable_parts: VariableParts) -> None:
     """Makes the function capture the parts of a variable instead of the variable.
 
     Args:

@@ -47,16 +47,9 @@ class Parallelized(NamedTuple):
     serves: bool = False  # another process drives this one's devices
 
 
-def parallelize(
-    graph: tf.Graph,
-    cluster: Cluster,
-    config: Config,
-    plan: Optional[Plan] = None,
-    processes: Processes = ONE_PROCESS,
-    keys: Optional[Keys] = None,
-    has_run: bool = False,
-    warn: Callable[[str, Type[Warning]], None] = warnings.warn,
-) -> Optional[Parallelized]:
+def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
+                processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, has_run: bool = False,
+                warn: Callable[[str, Type[Warning]], None] = warnings.warn) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
     Args:
@@ -99,9 +92,8 @@ def parallelize(
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
 
 
-def find_program(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None, parts: Sequence[Tuple[int, ...]] = ()
-) -> Optional[Program]:
+def find_program(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
+                 parts: Sequence[Tuple[int, ...]] = ()) -> Optional[Program]:
     """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
     If several processes train in parallel: the step of the first one.
 

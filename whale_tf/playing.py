@@ -6,7 +6,6 @@ import abc
 from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured, Spec, divided
 from whale_tf.capture.chain import captured_chain
 from whale_tf.capture.step import part_of
@@ -331,7 +330,7 @@ def with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tu
 def trained_variables(captured: Captured) -> List[Held]:
     """The trained variables of TaskGraphs, each once."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    return [Held(graph.ops[number].name, home, max(0, int(graph.ops[number].attrs.get(SHARD_ATTR, 0))), variables[number].bytes,
+    return [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
                  state.get(number, 0), part_of(graph.ops[number].name))
             for number in dict.fromkeys(variable for _, variable in captured.gradients)
             for home in [captured.variable_homes.get(number)] if home is not None]

@@ -23,6 +23,7 @@ from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.feeds import Fetch, check_fed, elements, fed
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
@@ -309,7 +310,7 @@ class Fetches:
         with unfinalized(self._graph):
             edit.commit()
         return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
-            self._graph.get_tensor_by_name(name if ":" in name else name + ":0"))
+            self._graph.get_tensor_by_name(tensor_name(name)))
 
     def _is_parallel(self, op: tf.Operation) -> bool:
         """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""
@@ -347,15 +348,8 @@ def _op_of(fetch: Fetch) -> tf.Operation:
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
 
 
-def run(
-    fetch_map: Fetches,
-    session: Any,
-    original: Callable,
-    fetches: Any,
-    feed_dict: Optional[Dict],
-    options: Any,
-    run_metadata: Any,
-) -> Any:
+def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed_dict: Optional[Dict], options: Any,
+        run_metadata: Any) -> Any:
     """``Session.run`` on a rewritten graph."""
     fetch_map.prepare()
     fetch_map.initialise(session, original)
@@ -373,15 +367,8 @@ def run(
     return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
 
-def make_callable(
-    fetch_map: Fetches,
-    session: Any,
-    original: Callable,
-    run: Callable,
-    fetches: Any,
-    feed_list: Optional[Sequence],
-    accept_options: bool,
-) -> Callable:
+def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Callable, fetches: Any,
+                  feed_list: Optional[Sequence], accept_options: bool) -> Callable:
     """``Session.make_callable`` on a rewritten graph.
 
     Args:
@@ -419,7 +406,7 @@ def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Calla
     return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
-def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:
+def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any) -> None:
     """Refuses a partial run that reaches clones: feeds arrive one by one, but clones need their parts at once.
 
     Raises:

@@ -12,6 +12,7 @@ from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.active import Active, observer
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
+from whale_tf.capture.callbacks import Callbacks
 from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
@@ -196,7 +197,7 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
     return whale_session.with_devices(config, state.num_cpus, "GPU" in kinds, emit != INLINE)
 
 
-def callbacks(state: Active) -> hooks.Callbacks:
+def callbacks(state: Active) -> Callbacks:
     """The functions that the hooks of capture/ call."""
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
@@ -225,9 +226,10 @@ def callbacks(state: Active) -> hooks.Callbacks:
     def session_target(target: str, config: v1.ConfigProto) -> str:
         return target if state.runtime is None else state.runtime.target(target, config)
 
-    def create_session(creator: Any, original: Callable, is_chief: bool) -> Any:
+    def create_session(creator: Any, original: Callable) -> Any:
         if state.runtime is None:
             return original()
+        is_chief = isinstance(creator, v1.train.ChiefSessionCreator)
         if not is_chief:  # every process must initialise its own variables, whatever the script says
             creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
             return creator.create_session()
@@ -237,14 +239,13 @@ def callbacks(state: Active) -> hooks.Callbacks:
             fetches.make_equal(session, hooks.original_run(session))
         return session
 
-    def save(
-        saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def save(saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any,
+             **kwargs: Any) -> Any:
         if state.processes.is_chief:
             return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
         return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"
 
-    def add_event(original: Callable, event: Any) -> None:
+    def add_event(writer: Any, original: Callable, event: Any) -> None:
         if state.processes.is_chief:
             original(event)
 
@@ -269,12 +270,13 @@ def callbacks(state: Active) -> hooks.Callbacks:
             seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
         return seed
 
-    def run(session: Any, original: Callable, *arguments: Any) -> Any:
-        fetches = fetch_map(session.graph)
+    def run(session: Any, original: Callable, fetches: Any, feed_dict: Any = None, options: Any = None,
+            run_metadata: Any = None) -> Any:
+        known, arguments = fetch_map(session.graph), (fetches, feed_dict, options, run_metadata)
         watching = observer()
         if watching is not None:
             return watching.run(session.graph, original, *arguments)
-        with state.termination.between(session, arguments[0]):
+        with state.termination.between(session, fetches):
             if session.graph in state.waiting:
                 is_made, result = state.waiting[session.graph].learn(original, *arguments)
                 state.early[session] = True
@@ -282,35 +284,36 @@ def callbacks(state: Active) -> hooks.Callbacks:
                     state.looked_at.pop(session.graph)
                 if is_made:
                     return result
-                fetches = fetch_map(session.graph)
-            if fetches is None:
+                known = fetch_map(session.graph)
+            if known is None:
                 state.early[session] = True
                 return original(*arguments)
             if state.early.pop(session, False):
-                fetches.catch_up(original)
+                known.catch_up(original)
             with state.driving(), named_errors():
-                return whale_session.run(fetches, session, original, *arguments)
+                return whale_session.run(known, session, original, *arguments)
 
     def call(function: Any, original: Callable[[], Any]) -> Any:
         with named_errors():
             return original() if state.functions is None else state.functions.call(function, original)
 
-    def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
-        fetches = planned(session.graph, arguments[0])
-        found = original(*arguments) if fetches is None else whale_session.make_callable(
-            fetches, session, original, hooks.original_run(session), *arguments)
+    def make_callable(session: Any, original: Callable, fetches: Any, feed_list: Any = None,
+                      accept_options: bool = False) -> Callable:
+        known, arguments = planned(session.graph, fetches), (fetches, feed_list, accept_options)
+        found = original(*arguments) if known is None else whale_session.make_callable(
+            known, session, original, hooks.original_run(session), *arguments)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with state.termination.between(session, arguments[0]), state.driving(), named_errors():
+            with state.termination.between(session, fetches), state.driving(), named_errors():
                 return found(*args, **kwargs)
 
         return call
 
-    def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
-        fetches = planned(session.graph, arguments[0])
-        if fetches is not None:
-            whale_session.check_partial_run(fetches, session, *arguments)
-        return original(*arguments)
+    def partial_run_setup(session: Any, original: Callable, fetches: Any, feeds: Any = None) -> Any:
+        known = planned(session.graph, fetches)
+        if known is not None:
+            whale_session.check_partial_run(known, session, fetches)
+        return original(fetches, feeds)
 
     def before_extend(session: Any) -> None:
         fetches = fetch_map(session.graph)
@@ -319,7 +322,7 @@ def callbacks(state: Active) -> hooks.Callbacks:
                 fetches.check_devices(session)
             fetches.prepare()
 
-    return hooks.Callbacks(
+    return Callbacks(
         gradients=gradients,
         outside_graph=lambda: refusals.refuse_outside_graph(state),
         function_gradients=lambda graph: refusals.check_function_gradients(state, graph),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import whale_tf as wh
 from tests.capture.models import MODELS, placeholder
-from whale_tf.capture import hooks
+from whale_tf.capture import hooks, tapes
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.errors import UnsupportedTensorFlowError
 
@@ -33,9 +33,9 @@ def clean() -> Iterator[None]:
 def recording(log: List[str]) -> hooks.Callbacks:
     """Callbacks that write their names into ``log`` and go on as TensorFlow would."""
     def through(name: str) -> Any:
-        def callback(session: Any, original: Any, *arguments: Any) -> Any:
+        def callback(session: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             log.append(name)
-            return original(*arguments)
+            return original(*args, **kwargs)
         return callback
 
     def config(target: str, graph: Any, given: Any) -> Any:
@@ -116,9 +116,9 @@ def test_every_way_to_run_calls_back() -> None:
 def test_the_callback_gets_the_arguments_of_run() -> None:
     seen: List[Any] = []
 
-    def run(session: Any, original: Any, *arguments: Any) -> Any:
-        seen.append(arguments)
-        return original(*arguments)
+    def run(session: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((args, kwargs))
+        return original(*args, **kwargs)
 
     hooks.install(hooks.Callbacks(run=run))
     options, metadata = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), v1.RunMetadata()
@@ -126,8 +126,9 @@ def test_the_callback_gets_the_arguments_of_run() -> None:
         x = placeholder([], "x")
         session.run({"y": x * 2.0}, feed_dict={x: 1.0}, options=options, run_metadata=metadata)
         session.run(x, {x: 1.0})
-    assert seen[0][1:] == ({x: 1.0}, options, metadata) and set(seen[0][0]) == {"y"}
-    assert seen[1] == (x, {x: 1.0}, None, None)
+    (fetched,), given = seen[0]
+    assert set(fetched) == {"y"} and given == {"feed_dict": {x: 1.0}, "options": options, "run_metadata": metadata}
+    assert seen[1] == ((x, {x: 1.0}), {})
     assert metadata.step_stats.dev_stats
 
 
@@ -216,7 +217,7 @@ def test_tapes_do_not_leave_calls_in_function_bodies(graph: Any, control_flow: A
     """A tape differentiates a condition's body through the same function; that is no call of the user's."""
     control_flow(True)
     noted: List[Any] = []
-    monkeypatch.setattr(hooks, "gradient_call", lambda *arguments: noted.append(arguments))
+    monkeypatch.setattr(tapes, "gradient_call", lambda *arguments: noted.append(arguments))
     hooks.install(hooks.Callbacks())
     x = placeholder()
     with tf.GradientTape() as tape:

@@ -42,14 +42,13 @@ CALLS = {
               lambda we, they: ge.order([we.x, we.c], [we.b, they.a], check_cycles=False)],
     "place": [lambda we, they: ge.place([we.a, they.a], "/device:CPU:1")],
     "remove_control_inputs": [lambda we, they: ge.remove_control_inputs(we.b, [they.a])],
-    "rename_frames": [lambda we, they: ge.rename_frames([we.a, they.a], str.upper)],
     "replace_op": [lambda we, they: ge.replace_op(we.a, they.a)],
     "reroute_tensor": [lambda we, they: ge.reroute_tensor(we.a.outputs[0], they.a.outputs[0]),
                        lambda we, they: ge.reroute_tensor(we.a.outputs[0], we.c.outputs[0], [we.b, they.a])],
     "set_input": [lambda we, they: ge.set_input(we.b, 0, they.a.outputs[0])],
     "swap_tensors": [lambda we, they: ge.swap_tensors(we.c.outputs[0], they.a.outputs[0])],
 }
-TAKE_ONE_THING = {"Boundary", "Frame", "call_functions", "canonical_device", "colocated_with", "consumers", "copy_function",
+TAKE_ONE_THING = {"Boundary", "Frame", "FunctionCopy", "call_functions", "canonical_device", "colocated_with", "consumers",
                   "find_ops", "forget_output_shapes", "frame_name", "frames", "function_def", "function_names", "merge_device",
                   "predecessors", "successors"}
 

@@ -8,16 +8,14 @@ from tests.graph_editor.graphs import control_flow, gradient_of, run, variable
 from whale_tf._tf_compat import tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor import (
+    FunctionCopy,
     StagedEdit,
     call_functions,
-    copy_function,
     find_ops,
     forget_output_shapes,
-    frame_name,
     frames,
     function_def,
     function_names,
-    rename_frames,
 )
 
 
@@ -165,21 +163,6 @@ def test_frames_know_their_ops_and_their_parent():
     assert all(op.name.startswith("outer/inner/") for op in found["outer/inner/while_context"].ops)
 
 
-def test_rename_frames_repairs_a_plain_import():
-    graph = tf.Graph()
-    with graph.as_default(), control_flow(1):
-        x = v1.placeholder(tf.float32, [2], name="x")
-        tf.identity(power(x, tf.constant([2.0, 3.0])), name="y")
-        tf.import_graph_def(graph.as_graph_def(), name="copy", input_map={"x:0": x})
-        copy = find_ops(graph, name="copy/")
-        rename_frames(copy, lambda name: "copy/" + name)
-        assert set(frames(graph)) == {"while/while_context", "copy/while/while_context"}
-        assert {frame_name(op) for op in copy if op.type == "Enter"} == {"copy/while/while_context"}
-        ours, theirs = run(graph, ["y:0", "copy/y:0"], {"x:0": [1.0, 1.0]})
-    np.testing.assert_allclose(ours, [8.0, 27.0])
-    np.testing.assert_allclose(theirs, [8.0, 27.0])
-
-
 # ---------------------------------------------------------------------------------------------------------- functions
 def scaled_loop_graph():
     """A functional loop whose body holds a constant of the batch size: t = reshape(t * 2, [4, 2])."""
@@ -202,11 +185,10 @@ def test_a_clone_runs_a_changed_body():
     loop, = find_ops(graph, matching=is_loop)
     body = function_names(loop.node_def)["body"]
 
-    def halve(node):
+    copy = FunctionCopy(graph, body)
+    for node in copy.definition.node_def:
         if node.op == "Const" and node.attr["value"].tensor.tensor_shape.dim:
             node.attr["value"].tensor.CopyFrom(v1.make_tensor_proto([2, 2]))
-
-    assert copy_function(graph, body, body + "_half", halve) == body + "_half"
 
     def edit_loop(node, op):
         if is_loop(op):
@@ -214,22 +196,13 @@ def test_a_clone_runs_a_changed_body():
             forget_output_shapes(node)
 
     edit = StagedEdit(graph)
+    assert edit.add_function(copy.finish(body + "_half")) == body + "_half"
     ops = [op for op in graph.get_operations() if op.type != "Placeholder"]
     names = edit.clone(ops, "copy", input_map={"x": "half"}, edit=edit_loop)
     edit.commit()
     assert graph.get_tensor_by_name(names[loop.name] + ":0").op.get_attr("body").name == body + "_half"
     np.testing.assert_allclose(run(graph, "copy/y:0", {"half:0": np.ones([2, 2])}), np.full([2, 2], 8.0))
     np.testing.assert_allclose(run(graph, "y:0", {"x:0": np.ones([4, 2])}), np.full([4, 2], 8.0))
-
-
-def test_copies_of_functions_survive_an_export():
-    graph = scaled_loop_graph()
-    loop, = find_ops(graph, matching=is_loop)
-    body = function_names(loop.node_def)["body"]
-    copy_function(graph, body, "body_copy", lambda node: None)
-    assert "body_copy" in {function.signature.name for function in graph.as_graph_def().library.function}
-    ours, theirs = function_def(graph, "body_copy"), function_def(graph, body)
-    assert [node.name for node in ours.node_def] == [node.name for node in theirs.node_def]
 
 
 def test_functions_that_are_missing_or_taken_are_refused():
@@ -239,7 +212,7 @@ def test_functions_that_are_missing_or_taken_are_refused():
     with pytest.raises(GraphEditError, match="no function 'nobody'"):
         function_def(graph, "nobody")
     with pytest.raises(GraphEditError, match="already has a function"):
-        copy_function(graph, body, body, lambda node: None)
+        StagedEdit(graph).add_function(FunctionCopy(graph, body).finish(body))
 
 
 def test_function_names_and_calls_of_lists_of_branches():

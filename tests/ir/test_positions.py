@@ -122,7 +122,7 @@ OWN_POSITION = "it looks up examples by an index other than their own position"
 
 
 # ---------------------------------------------------------------------------------------------------------- Range
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, -1, -3])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
     i = g.fed(np.arange(B, dtype=np.int32) % 3, is_open=is_open)
@@ -147,6 +147,8 @@ def test_a_range_with_several_positions_for_each_example(g: Rows) -> None:
     (lambda g, x: [g.const(0), g.count(g.chosen(x)), g.const(1)], "it counts rows chosen by data"),
     (lambda g, x: [g.const(0), g.count(g.unknown_number()), g.const(1)], "the number of positions per example is not known"),
     (lambda g, x: [g.const(0), g.count(x), g.const(2)], "its positions cannot be divided into examples"),
+    (lambda g, x: [g.const(0), g.count(x), g.const(-1)], "its step leads away from its limit"),
+    (lambda g, x: [g.const(0), g.count(x, -1), g.const(1)], "its step leads away from its limit"),
 ])
 def test_ranges_that_are_refused(g: Rows, bounds: Callable[[Rows, int], List[int]], message: str) -> None:
     refused(g, g.ints("Range", bounds(g, g.real(B, 4)), None), message)

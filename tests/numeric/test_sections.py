@@ -119,13 +119,13 @@ def test_a_condition_of_tensorflow_1_between_sections(plan: str, static: bool) -
 def positions_of_an_earlier_stage(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     def first(x: tf.Tensor) -> Tuple[tf.Tensor, ...]:
         h = tf.tanh(dense(x, 4, "first"))
-        position = tf.range(tf.shape(h)[0])
-        return h, position, tf.stack([position, inputs["label"]], 1)
+        position, down = tf.range(tf.shape(h)[0]), tf.range(0, -tf.shape(h)[0], -1)
+        return h, position, down, tf.stack([position, inputs["label"]], 1)
 
     def second(state: Tuple[tf.Tensor, ...]) -> Tuple[tf.Tensor, tf.Tensor]:
-        h, position, index = state
+        h, position, down, index = state
         z = dense(h, 4, "second")
-        return z, tf.reduce_mean(tf.gather_nd(z, index) * tf.cast(position, z.dtype)) + tf.reduce_mean(
+        return z, tf.reduce_mean(tf.gather_nd(z, index) * tf.cast(position - 2 * down, z.dtype)) + tf.reduce_mean(
             tf.square(z - inputs["target"]))
 
     z, loss = stages.run([first, second], inputs["x"])

@@ -8,7 +8,7 @@ import pytest
 from tests import command_line
 from tests.command_line import Called
 from whale_tf.cli import app
-from whale_tf.cli.simulate import _memory
+from whale_tf.cli.simulate import COLUMNS, _memory
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import built_in_model
@@ -39,6 +39,14 @@ def test_built_in_model_and_cluster_need_nothing_else() -> None:
 def test_the_table_names_the_bottleneck() -> None:
     result = call(*"simulate --model mlp --cluster cpu:4 --pp 4 --micro-batches 2".split())
     assert result.exit_code == 0 and "bottleneck: stage" in result.output
+
+
+def test_tables_in_a_pipe_are_whole() -> None:
+    strategies = ("2x1x1:1", "1x2x1:1")
+    result = call(*"compare --model mlp --cluster cpu:2 --global-batch 8".split(), *strategies)
+    header, *rows = [line for line in result.stdout.splitlines() if len(line.split()) > len(strategies) and line[0] in "┃│"]
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["rank", "strategy", *COLUMNS]
+    assert sorted(row.split("│")[2].strip() for row in rows) == sorted(strategies)
 
 
 def test_peaks_of_small_models_are_not_zero() -> None:

@@ -28,7 +28,6 @@ TASK_GRAPH_ATTR = "_whale_task_graph"
 PHASE_ATTR = "_whale_phase"
 CALL_ATTR = "_whale_gradient_call"
 FORWARD_ATTR = "_whale_forward"
-SHARD_ATTR = "_whale_shard"
 
 SparseNames = Tuple[str, str, Optional[str]]  # values, indices, dense_shape of an IndexedSlices
 GradientNames = Union[None, str, SparseNames]
@@ -62,10 +61,7 @@ class GradientCall:
     __slots__ = ("index", "ys", "xs", "grads", "given", "first_op", "last_op")
 
     def __init__(self, index: int, ys: List[str], xs: List[str], given: bool = False) -> None:
-        self.index = index
-        self.given = given
-        self.ys = ys
-        self.xs = xs
+        self.index, self.given, self.ys, self.xs = index, given, ys, xs
         self.grads: List[GradientNames] = []
         self.first_op: Optional[str] = None
         self.last_op: Optional[str] = None

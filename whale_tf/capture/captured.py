@@ -266,13 +266,8 @@ def _readers_at_home(found: TaskGraphs, variables: Variables) -> TaskGraphs:
     return TaskGraphs(of, found.homes)
 
 
-def _task_graphs(
-    ops: OpGraph,
-    annotations: Annotations,
-    phases: Phases,
-    is_pipeline: bool,
-    plan: Optional[Plan],
-) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
+def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipeline: bool,
+                 plan: Optional[Plan]) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
     if plan is not None:
         found = assign_planned(ops, _members(ops, plan), phases.variables)

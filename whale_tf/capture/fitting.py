@@ -1,4 +1,4 @@
-"""What Keras and TensorFlow 2 do around training steps: what ``fit`` iterates over, and who writes files.
+"""Hooks around training steps: input pipelines, what Keras' ``fit`` iterates over, and who writes files.
 
 In a job of several processes ``fit`` takes this process's share of the data; ``evaluate``, ``predict`` and validation take all of
 it, in every process, so that all log the same numbers.  Only process 0 writes.
@@ -10,10 +10,10 @@ import sys
 import threading
 from typing import Any, Callable, Iterator, Sequence, Tuple
 
-from whale_tf._tf_compat import seeded, tf
+from whale_tf._tf_compat import DatasetV1, DatasetV1Adapter, seeded, tf
+from whale_tf.capture.callbacks import Callbacks, Function
 from whale_tf.capture.tapes import is_body, traced_function
 
-Function = Callable[..., Any]
 _KERAS_2 = ("keras.src", "tf_keras.src")  # of TensorFlow 2.13 to 2.15, and installed beside later ones
 _OLD_KERAS_2 = ("keras", "tensorflow.python.keras")  # with these, several processes do not train functions
 _WRITERS = ("CSVLogger", "RemoteMonitor", "TensorBoard")  # callbacks that only write
@@ -37,7 +37,7 @@ def iterates() -> bool:
     return _thread.depth > 0
 
 
-Place = Tuple[Any, str, Callable[[Function, Any], Function]]  # owner, attribute, wrapper
+Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # owner, attribute, wrapper
 
 
 def attributes() -> Iterator[Place]:
@@ -83,7 +83,7 @@ def _of_keras_3() -> Sequence[Place]:
         (saving, "save_model", written_once), (saving, "save_weights", written_once))
 
 
-def _iterating(original: Function, callbacks: Any) -> Function:
+def _iterating(original: Function, callbacks: Callbacks) -> Function:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         _thread.depth += 1
         try:
@@ -93,7 +93,7 @@ def _iterating(original: Function, callbacks: Any) -> Function:
     return method
 
 
-def _fit(original: Function, callbacks: Any) -> Function:
+def _fit(original: Function, callbacks: Callbacks) -> Function:
     iterating = _iterating(original, callbacks)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _runner() -> Any:
     return next(kind for kind in type(tf.distribute.get_strategy()).__mro__ if "run" in vars(kind))
 
 
-def _run_in_loop(original: Function, callbacks: Any) -> Function:
+def _run_in_loop(original: Function, callbacks: Callbacks) -> Function:
     """Makes Keras 2's step a separate function, which can be divided, if ``steps_per_execution`` puts it into a loop's body."""
 
     def run(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def _run_in_loop(original: Function, callbacks: Any) -> Function:
     return run
 
 
-def _data_handler_init(original: Function, callbacks: Any) -> Function:
+def _data_handler_init(original: Function, callbacks: Callbacks) -> Function:
     """Makes ``fit`` shuffle arrays in the same way in all processes."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ def _data_handler_init(original: Function, callbacks: Any) -> Function:
     return __init__
 
 
-def _configure_dataset(original: Function, callbacks: Any) -> Function:
+def _configure_dataset(original: Function, callbacks: Callbacks) -> Function:
     """Gives ``fit`` this process's share of its training data, for which it makes its first handler."""
 
     def configure(self: Any, strategy: Any, x: Any, steps_per_epoch: Any, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ def _configure_dataset(original: Function, callbacks: Any) -> Function:
     return configure
 
 
-def _epoch_iterator_init(original: Function, callbacks: Any) -> Function:
+def _epoch_iterator_init(original: Function, callbacks: Callbacks) -> Function:
     """Replaces the data of ``fit``'s training iterator, which is the first iterator that it makes."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -159,7 +159,7 @@ def _epoch_iterator_init(original: Function, callbacks: Any) -> Function:
     return __init__
 
 
-def _callback_list_init(original: Function, callbacks: Any) -> Function:
+def _callback_list_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, given: Any = None, *args: Any, **kwargs: Any) -> None:
         given = kwargs.pop("callbacks", given)
         if given is not None and not callbacks.writes():
@@ -173,8 +173,49 @@ def _only_writes(callback: Any) -> bool:
                for kind in type(callback).__mro__)
 
 
+# -- input pipelines -------------------------------------------------------------------------------------------------
+def make_iterator(original: Function, callbacks: Callbacks) -> Function:
+    """Methods of a dataset that make an iterator."""
+
+    def make_iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        dataset = callbacks.dataset(self)
+        if dataset is self:
+            return original(self, *args, **kwargs)
+        adapted = dataset if isinstance(dataset, DatasetV1) else DatasetV1Adapter(dataset)
+        return original(adapted, *args, **kwargs)
+    return make_iterator
+
+
+def make_initializer(original: Function, callbacks: Callbacks) -> Function:
+    def make_initializer(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, callbacks.dataset(dataset), *args, **kwargs)
+    return make_initializer
+
+
+def dataset_iter(original: Function, callbacks: Callbacks) -> Function:
+    def __iter__(self: Any) -> Any:
+        return original(callbacks.dataset(self) if tf.executing_eagerly() and not iterates() else self)
+    return __iter__
+
+
+def dataset_loop(original: Function, callbacks: Callbacks) -> Function:
+    """A loop over a dataset in a function."""
+
+    def scan(ds: Any, init_state: Any, body: Any) -> Any:
+        return original(ds if iterates() else callbacks.dataset(ds), init_state, body)
+    return scan
+
+
+def dataset_shuffle(original: Function, callbacks: Callbacks) -> Function:
+    def shuffle(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(self, buffer_size, callbacks.shuffle(seed) if tf.executing_eagerly() else seed, *args, **kwargs)
+    return shuffle
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
-def written_once(original: Function, callbacks: Any) -> Function:
+def written_once(original: Function, callbacks: Callbacks) -> Function:
     """For a function that writes files and returns nothing."""
 
     def write(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +223,7 @@ def written_once(original: Function, callbacks: Any) -> Function:
     return write
 
 
-def checkpoint_write(original: Function, callbacks: Any) -> Function:
+def checkpoint_write(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.Checkpoint.write``."""
 
     def write(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +231,7 @@ def checkpoint_write(original: Function, callbacks: Any) -> Function:
     return write
 
 
-def checkpoint_save(original: Function, callbacks: Any) -> Function:
+def checkpoint_save(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.Checkpoint.save``, which counts its calls in all processes."""
 
     def save(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +242,7 @@ def checkpoint_save(original: Function, callbacks: Any) -> Function:
     return save
 
 
-def manager_save(original: Function, callbacks: Any) -> Function:
+def manager_save(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.CheckpointManager.save``."""
 
     def save(self: Any, checkpoint_number: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +255,7 @@ def manager_save(original: Function, callbacks: Any) -> Function:
     return save
 
 
-def create_file_writer(original: Function, callbacks: Any) -> Function:
+def create_file_writer(original: Function, callbacks: Callbacks) -> Function:
     """``tf.summary.create_file_writer``."""
 
     def create(*args: Any, **kwargs: Any) -> Any:

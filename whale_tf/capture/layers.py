@@ -21,10 +21,9 @@ from typing import Any, Callable, ContextManager, Iterator, MutableMapping, Name
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotate, annotations_of, is_annotating
+from whale_tf.capture.callbacks import Callbacks, Function
 from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
-
-Function = Callable[..., Any]
 
 
 class _Remembered(NamedTuple):
@@ -90,7 +89,7 @@ def forget() -> None:
     _known.clear()
 
 
-def places() -> Iterator[Tuple[Any, str, Callable[[Function, Any], Function]]]:
+def places() -> Iterator[Tuple[Any, str, Callable[[Function, Callbacks], Function]]]:
     """(class, attribute, wrapper) for every loaded Keras: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
     keras_2 = ((f"{root}.engine.{name}", attributes) for root in ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
                for name, attributes in _KERAS_2)
@@ -109,7 +108,7 @@ def load() -> None:
         pass  # a TensorFlow without it
 
 
-def layer_init(original: Function, callbacks: Any) -> Function:
+def layer_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _remember(self)
@@ -118,7 +117,7 @@ def layer_init(original: Function, callbacks: Any) -> Function:
     return __init__
 
 
-def layer_call(original: Function, callbacks: Any) -> Function:
+def layer_call(original: Function, callbacks: Callbacks) -> Function:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         node, _thread.node = _thread.node, None
         if not _thread.calls:
@@ -136,7 +135,7 @@ def layer_call(original: Function, callbacks: Any) -> Function:
     return __call__
 
 
-def node_arguments(original: Function, callbacks: Any) -> Function:
+def node_arguments(original: Function, callbacks: Callbacks) -> Function:
     """A functional model reads a node's arguments right before it calls the node, or before it infers its shapes without a
     call."""
 
@@ -162,7 +161,7 @@ def _remember(item: Any) -> None:
         _thread.has_layers = True
 
 
-def resolve_auto_jit_compile(original: Function, callbacks: Any) -> Function:
+def resolve_auto_jit_compile(original: Function, callbacks: Callbacks) -> Function:
     """Keras' answer to ``jit_compile="auto"``."""
 
     def _resolve_auto_jit_compile(self: Any) -> bool:

@@ -73,10 +73,9 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mappin
         return _Recorder(graph, graph_def.library.function, shapes).top_level(graph_def)
 
 
-def record_anew(
-    before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
-    shapes: Mapping[str, Shape], copies: Mapping[str, str] = NO_COPIES, tags: Mapping[str, Tags] = NO_TAGS
-) -> OpGraph:
+def record_anew(before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
+                shapes: Mapping[str, Shape], copies: Mapping[str, str] = NO_COPIES,
+                tags: Mapping[str, Tags] = NO_TAGS) -> OpGraph:
     """The op graph after a pass, with new ops and moved edges.
 
     Args:
@@ -118,10 +117,8 @@ class _Recorder:
                                self._bodies_of(definition)))
         return _build(nodes, OpGraph())
 
-    def anew(
-        self, before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
-        shapes: Mapping[str, Shape], copies: Mapping[str, str], tags: Mapping[str, Tags]
-    ) -> OpGraph:
+    def anew(self, before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
+             shapes: Mapping[str, Shape], copies: Mapping[str, str], tags: Mapping[str, Tags]) -> OpGraph:
         kept = [op for op in before.ops if op.name not in dropped and op.name not in definitions.added]
         added = {name: node for name, node in definitions.added.items() if name not in dropped}
         places = {name: place for place, name in enumerate([*(op.name for op in kept), *added])}
@@ -142,9 +139,8 @@ class _Recorder:
             nodes.append(_Node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
         return _build(nodes, OpGraph())
 
-    def _inherited(
-        self, original: Op, before: OpGraph, definition: Any
-    ) -> Tuple[Dict[str, Any], List[str], Optional[Dict[str, OpGraph]]]:
+    def _inherited(self, original: Op, before: OpGraph,
+                   definition: Any) -> Tuple[Dict[str, Any], List[str], Optional[Dict[str, OpGraph]]]:
         """Attributes, output dtypes and bodies of a copy."""
         attrs = _all_attrs(original, before)
         if attrs.pop("_class", None) is not None and "_class" in definition.attr:

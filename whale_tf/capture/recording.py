@@ -45,16 +45,8 @@ class Recording(NamedTuple):
             name = self.replaced[name]
         return name
 
-    def after(
-        self,
-        edit: StagedEdit,
-        calls: List[GradientCall],
-        successors: Mapping[str, str],
-        shapes: Mapping[str, Shape],
-        replaced: Mapping[str, Any],
-        kept: Collection[str] = (),
-        tags: Mapping[str, Tags] = NO_TAGS,
-    ) -> Recording:
+    def after(self, edit: StagedEdit, calls: List[GradientCall], successors: Mapping[str, str], shapes: Mapping[str, Shape],
+              replaced: Mapping[str, Any], kept: Collection[str] = (), tags: Mapping[str, Tags] = NO_TAGS) -> Recording:
         """The step after a pass.
 
         Args:

@@ -13,9 +13,8 @@ from whale_tf.ir.graph import Op, OpGraph, Shape
 NO_ROWS: Mapping[int, int] = {}
 
 
-def sized(
-    definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int, rows: Mapping[int, int] = NO_ROWS
-) -> OpGraph:
+def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int,
+          rows: Mapping[int, int] = NO_ROWS) -> OpGraph:
     """The op graph with all unknown sizes that follow from the batch filled in; those that are still unknown then count as the
     batch, too.
 

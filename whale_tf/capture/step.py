@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Set, Tuple
 
-from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import OVERWRITES, VARIABLES
 from whale_tf.passes.communicate import is_combined
@@ -51,7 +50,7 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
         waits = (numbers[before] for before in op.control_inputs if before in numbers and before in region.batch_level)
         cost = costs[op.id]
         rows.append(StepOp(
-            op.name, op.type, step, max(0, captured.task_graph[op.id]), _shard(op), _PART.sub("", op.name),
+            op.name, op.type, step, max(0, captured.task_graph[op.id]), op.shard, _PART.sub("", op.name),
             _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "",
             tuple((numbers[graph.tensors[t].op], graph.tensors[t].index) for t, _ in inputs),
             tuple(_tensor(region, graph, t, is_cloned) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
@@ -83,10 +82,6 @@ def _variables(captured: Captured, graph: OpGraph) -> Tuple[StepVariable, ...]:
     """Variables of the region, each with its slots."""
     variables, state = captured.phases.variables, captured.state_bytes()
     return tuple(
-        StepVariable(graph.ops[number].name, captured.variable_homes[number], _shard(graph.ops[number]),
+        StepVariable(graph.ops[number].name, captured.variable_homes[number], graph.ops[number].shard,
                      float(variables[number].bytes + state.get(number, 0)), float(state.get(number, 0)))
         for number in captured.variable_homes if number in variables)  # fmt: skip
-
-
-def _shard(op: Op) -> int:
-    return max(0, int(op.attrs.get(SHARD_ATTR, 0)))

@@ -1,25 +1,25 @@
-"""Notes gradients that are taken in tf.functions as gradient calls of the function's graph.
+"""Hooks into TensorFlow's gradients: calls of ``tf.gradients`` and of tapes are noted as gradient calls of their graph.
 
 A tape calls the gradient function of each op that it saw.  The op's own name goes to the tape instead of a name scope, comes back
 with that call, and tags the ops that the gradient function makes.
 """
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
-from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
+from whale_tf.capture.annotations import FORWARD_ATTR, annotations_of, gradient_call, gradient_names
+from whale_tf.capture.callbacks import Callbacks, Function
 from whale_tf.capture.handles import inside
-
-Function = Callable[..., Any]
 
 
 class _Depth(threading.local):
     value = 0
 
 
-depth = _Depth()  # number of running gradient calls of this thread
+_depth = _Depth()  # number of running gradient calls of this thread
 
 
 def traced_function() -> Optional[tf.Graph]:
@@ -40,12 +40,90 @@ def has_variables(xs: Any) -> bool:
                for x in tf.nest.flatten(xs))
 
 
-def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]], first: Any = None) -> Any:
+def gradients_helper(original: Function, callbacks: Callbacks) -> Function:
+    """Notes the call.  TensorFlow re-enters for function bodies (``src_graph`` is another graph) and for composite tensors; only
+    the outermost call counts."""
+    parameters = inspect.signature(original)
+
+    def wrapper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(ys, xs, *args, **kwargs).arguments
+        src_graph, first = given.get("src_graph"), given.get("grad_ys")
+        in_body = src_graph is not None and src_graph is not v1.get_default_graph()
+        if _depth.value or in_body or tf.executing_eagerly():
+            return original(ys, xs, *args, **kwargs)
+        if eager_outside_functions():
+            return _in_function(ys, xs, callbacks, lambda: original(ys, xs, *args, **kwargs), first)
+        _depth.value += 1
+        try:
+            with gradient_call(v1.get_default_graph(), ys, xs, first) as call:
+                grads = callbacks.gradients(original(ys, xs, *args, **kwargs), xs)
+                call.grads = gradient_names(grads)
+        finally:
+            _depth.value -= 1
+        return grads
+    return wrapper
+
+
+def maybe_compile(original: Function, callbacks: Callbacks) -> Function:
+    """Tags the ops that an op's gradient function makes with the op's name."""
+
+    def wrapper(scope: str, op: tf.Operation, func: Any, grad_fn: Function) -> Any:
+        graph = v1.get_default_graph()
+        if op.graph is not graph:  # a body of the backward pass, for a body of the forward pass
+            return original(scope, op, func, grad_fn)
+        with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=op.name.encode())}):
+            return original(scope, op, func, grad_fn)
+    return wrapper
+
+
+def imperative_grad(original: Function, callbacks: Callbacks) -> Function:
+    """Every ``GradientTape.gradient`` calls this: those of Keras' ``fit``, of optimizers' ``minimize``, and of training loops.
+    A tape in a graph that a Session runs is found in that graph."""
+    parameters = inspect.signature(original)
+
+    def imperative_gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if not eager_outside_functions():
+            return original(tape, target, sources, *args, **kwargs)
+        first = parameters.bind(tape, target, sources, *args, **kwargs).arguments.get("output_gradients")
+        return _in_function(target, sources, callbacks, lambda: original(tape, target, sources, *args, **kwargs), first)
+    return imperative_gradient
+
+
+def jacobian(original: Function, callbacks: Callbacks) -> Function:
+    def jacobian(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = traced_function()
+        if graph is not None and has_variables(sources):
+            callbacks.jacobian(graph)
+        return original(self, target, sources, *args, **kwargs)
+    return jacobian
+
+
+def forward_accumulator(original: Function, callbacks: Callbacks) -> Function:
+    def __init__(self: Any, primals: Any, tangents: Any) -> None:
+        if eager_outside_functions() and has_variables(primals):
+            callbacks.forward_mode()
+        original(self, primals, tangents)
+    return __init__
+
+
+def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any], first: Any) -> Any:
+    """Gradients in functions, while TensorFlow 2 executes eagerly outside them."""
+    graph = traced_function()
+    if has_variables(xs):
+        if graph is None:
+            callbacks.outside_graph()
+        else:
+            callbacks.function_gradients(graph)
+            annotations_of(graph).trains = True
+    return gradients() if graph is None else _noted(graph, ys, xs, gradients, first)
+
+
+def _noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]], first: Any = None) -> Any:
     """What ``gradients`` returns for ``ys`` with respect to ``xs``, noted as a gradient call of a function's graph unless one is
     running."""
-    if depth.value:
+    if _depth.value:
         return gradients()
-    depth.value += 1
+    _depth.value += 1
     try:
         captured = inside(graph)
         targets = [y for y in _in_graph(graph, captured, ys) if y is not None]
@@ -54,7 +132,7 @@ def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[An
             grads = gradients()
             call.grads = gradient_names([grad for grad, x in zip(grads, sources) if x is not None])
     finally:
-        depth.value -= 1
+        _depth.value -= 1
     return grads
 
 
@@ -67,7 +145,7 @@ def _in_graph(graph: tf.Graph, captured: Dict[int, tf.Tensor], values: Any) -> L
     return found
 
 
-def record_gradient(original: Function, callbacks: Any) -> Function:
+def record_gradient(original: Function, callbacks: Callbacks) -> Function:
     """Gives tapes an op's name instead of its scope's."""
     tracing = function_tracing()
 
@@ -79,7 +157,7 @@ def record_gradient(original: Function, callbacks: Any) -> Function:
     return record
 
 
-def gradient_function(original: Function, callbacks: Any) -> Function:
+def gradient_function(original: Function, callbacks: Callbacks) -> Function:
     """Tags the ops that an op's gradient function makes with the op's name.
 
     If the op is in another graph, nothing is tagged."""

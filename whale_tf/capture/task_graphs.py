@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.capture.annotations import SHARD_ATTR, Annotations
+from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.traits import CALLS, READS
 
 

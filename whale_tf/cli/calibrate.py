@@ -6,10 +6,9 @@ import os
 from typing import Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cli.common import check_files, reported
+from whale_tf.cli.common import check_files, console, reported
 from whale_tf.simulator import Calibration
 
 
@@ -58,4 +57,4 @@ def _show(found: Calibration) -> None:
     for name, link in found.communicators.items():
         rate = link.bandwidth_bytes_per_s / 1e9
         table.add_row("communicator " + name, f"{link.alpha_s * 1e6:.1f} us, {rate:.3g} GB/s")
-    Console().print(table)
+    console().print(table)

@@ -1,4 +1,4 @@
-"""What commands share: how they report errors, limit memory, and check the files that they write."""
+"""What commands share: how they print, report errors, limit memory, and check the files that they write."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import os
 from typing import Dict, Iterator, Optional
 
 import typer
+from rich.console import Console
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, WhaleError
 
 PICTURES = (".png", ".svg")
+WHOLE = 100_000  # columns of a file or a pipe
+
+
+def console() -> Console:
+    """Where a command prints its results.  Only a terminal has a width: in a file or pipe, tables and lines are whole."""
+    found = Console()
+    return found if found.is_terminal else Console(width=WHOLE)
 
 
 @contextlib.contextmanager

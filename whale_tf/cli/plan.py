@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, limited, reported
+from whale_tf.cli.common import check_files, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text
@@ -189,7 +189,7 @@ def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argume
         table = Table("place", a, b)
         for place, (left, right) in places.items():
             table.add_row(place, _short(left), _short(right))
-        Console().print(table)
+        console().print(table)
     raise typer.Exit(1 if places else 0)
 
 
@@ -219,7 +219,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(names))
         return
-    console = Console()
+    out = console()
     models = Table("model", "layers", "parameters", "batch granularity", "source")
     for name in names["models"]:
         if name not in builtin_names():
@@ -237,27 +237,27 @@ def _list(as_json: bool) -> None:
     for name, summary in [*METHODS.items(), *ON_GRAPHS.items()]:
         searches.add_row(name, summary)
     for table in (models, clusters, searches):
-        console.print(table)
+        out.print(table)
 
 
 def _show(found: Candidate, cluster: Cluster) -> None:
-    console = Console()
-    console.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.told}")
+    out = console()
+    out.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.told}")
     if found.profile is not None:
-        console.print(_stages(found, found.profile))
+        out.print(_stages(found, found.profile))
     elif found.plan is not None:
-        console.print(patterns_table(found.plan.shards))
+        out.print(patterns_table(found.plan.shards))
     for row in picture(found, cluster):
-        console.print(row)
-    console.print(", ".join(_facts(found)))
+        out.print(row)
+    out.print(", ".join(_facts(found)))
     for line in found.without:
-        console.print(line)
+        out.print(line)
     runners = Table("", "plan")
     for place, text in enumerate((found.told, *found.runners_up), 1):
         runners.add_row(str(place), text)
-    console.print(runners)
+    out.print(runners)
     for line in _accuracy(found, cluster).lines(found.global_batch / found.latency_s):
-        console.print(line)
+        out.print(line)
 
 
 def _accuracy(found: Candidate, cluster: Cluster) -> Accuracy:

@@ -6,10 +6,9 @@ import os
 from typing import List, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cli.common import check_files, reported
+from whale_tf.cli.common import check_files, console, reported
 from whale_tf.errors import PlanError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
@@ -74,6 +73,6 @@ def _show(made: ModelProfile) -> None:
     table.add_row(
         "all", f"{forward:.4g}", f"{backward:.4g}", f"{made.parameter_bytes // 4:,}", "",
         f"{kept / 1e6:.3g} MB", str(ops), style="bold")
-    console = Console()
-    console.print(f"{made.name} per sample, {made.precision}, {made.source}")
-    console.print(table)
+    out = console()
+    out.print(f"{made.name} per sample, {made.precision}, {made.source}")
+    out.print(table)

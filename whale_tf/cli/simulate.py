@@ -8,11 +8,10 @@ import re
 from typing import List, NamedTuple, Optional, Set, Tuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, limited, reported
+from whale_tf.cli.common import check_files, console, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.plan import Plan
@@ -40,16 +39,7 @@ from whale_tf.simulator import (
     uniform_3d,
     write_chrome,
 )
-from whale_tf.simulator.laws import (
-    KERNELS,
-    LAYERS,
-    MEASURED,
-    Laws,
-    as_run,
-    default_laws,
-    layers_with,
-    step_with,
-)
+from whale_tf.simulator.laws import KERNELS, LAYERS, MEASURED, Laws, as_run, default_laws, layers_with, step_with
 from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
@@ -225,12 +215,12 @@ def compare(
     table = Table("rank", "strategy", *COLUMNS)
     for rank, (name, result, _) in enumerate(found, 1):
         table.add_row(str(rank), name, *_row(result))
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     for name, result, proved in found:
-        console.print(f"{name}: {proved.rate(result.samples_per_s)}; {result.bottleneck()}")
+        out.print(f"{name}: {proved.rate(result.samples_per_s)}; {result.bottleneck()}")
     for text in dict.fromkeys(proved.text() for _, _, proved in found):
-        console.print(text)
+        out.print(text)
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
@@ -374,17 +364,17 @@ def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], me
 
 
 def _print(result: Simulation, proved: Accuracy) -> None:
-    console = Console()
+    out = console()
     summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}")
     summary.add_row(*_row(result))
-    console.print(summary)
+    out.print(summary)
     devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(
             str(use.device), str(size), str(use.stage), f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}",
             f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}", _memory(use.peak_memory_bytes, use.oom))
-    console.print(devices)
-    console.print("bottleneck: " + result.bottleneck())
+    out.print(devices)
+    out.print("bottleneck: " + result.bottleneck())
     for line in proved.lines(result.samples_per_s):
-        console.print(line)
+        out.print(line)

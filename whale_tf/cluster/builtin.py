@@ -8,13 +8,7 @@ from dataclasses import replace
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster.defaults import gbits, node
-from whale_tf.cluster.description import (
-    ClusterDescription,
-    LinksDescription,
-    NicDescription,
-    NodeDescription,
-    part_of_node,
-)
+from whale_tf.cluster.description import ClusterDescription, LinksDescription, NicDescription, NodeDescription, part_of_node
 from whale_tf.cluster.reading import MAX_DEVICES, at_most
 from whale_tf.documents import read
 from whale_tf.errors import ClusterError

@@ -6,11 +6,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from whale_tf.cluster import hardware
 from whale_tf.cluster.defaults import default_links
-from whale_tf.cluster.description import (
-    ClusterDescription,
-    DeviceTypeDescription,
-    NodeDescription,
-)
+from whale_tf.cluster.description import ClusterDescription, DeviceTypeDescription, NodeDescription
 from whale_tf.documents import Invalid, Record, read
 from whale_tf.errors import ClusterError, did_you_mean
 

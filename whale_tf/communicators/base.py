@@ -43,10 +43,8 @@ class Communicator(abc.ABC):
             fp16: send values between processes as scaled float16.
         """
 
-    def all_reduce_together(
-        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
-        fp16: bool = False
-    ) -> List[List[str]]:
+    def all_reduce_together(self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]],
+                            dtype: Any, fp16: bool = False) -> List[List[str]]:
         """:meth:`all_reduce` of several tensors of one type with these shapes, in one message if that helps."""
         return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
 
@@ -63,9 +61,7 @@ class Communicator(abc.ABC):
         """
         return alone
 
-    def gather_across(
-        self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
-    ) -> str:
+    def gather_across(self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None) -> str:
         """One tensor per process, concatenated along the first dimension in process order.
 
         Args:

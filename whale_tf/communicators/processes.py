@@ -123,10 +123,8 @@ class ProcessCommunicator(Communicator):
                 f"leave it out, or use at most {GATHER_UP_TO} processes")
         return result if dtype == tf.float32 else nodes.cast(result, name + "/to_" + dtype.name, tf.float32, dtype, device)
 
-    def all_reduce_together(
-        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
-        fp16: bool = False
-    ) -> List[List[str]]:
+    def all_reduce_together(self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]],
+                            dtype: Any, fp16: bool = False) -> List[List[str]]:
         scope = names[0] + "/bucket"
         first = self._local.sum(members[0], names[0] + "/here", dtype)
         others = [self._local.sum_on(first.device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
@@ -195,9 +193,7 @@ class ProcessCommunicator(Communicator):
             "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",
             subdiv_offsets=[0] * RINGS)
 
-    def gather_across(
-        self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
-    ) -> str:
+    def gather_across(self, member: Member, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None) -> str:
         return self._carried(member, name, dtype, lambda one, wire: self._gather(one, name, wire) if equal else (
             self._gather_unequal(one, rank, name, wire, lengths)))
 
@@ -252,9 +248,8 @@ class ProcessCommunicator(Communicator):
         self._note("CollectiveGatherV2", op, member.device, {"T": dtype, "keys": numbers})
         return op
 
-    def broadcast(
-        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0, waits: Sequence[str] = ()
-    ) -> str:
+    def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0,
+                  waits: Sequence[str] = ()) -> str:
         """Process ``root``'s value on every process.  ``member.value`` is read only there; all have the same static shape.
 
         Args:
@@ -263,10 +258,8 @@ class ProcessCommunicator(Communicator):
         return self._carried(member, name, dtype, lambda one, wire: self._broadcast(one, shape, name, wire, root, waits),
                              has_value=self._rank == root)
 
-    def broadcast_together(
-        self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int,
-        waits: Sequence[str] = ()
-    ) -> List[str]:
+    def broadcast_together(self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any,
+                           root: int, waits: Sequence[str] = ()) -> List[str]:
         """Process ``root``'s values on every process, in one message; on ``root`` itself, an op that ends when they are sent.
 
         Args:

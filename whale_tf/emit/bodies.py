@@ -25,7 +25,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs
-from whale_tf.graph_editor.names import function_exists
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
@@ -65,7 +65,6 @@ class Bodies:
         self._converter = converter
         self._calls: Dict[Tuple[int, int, _Numbers], _Calls] = {}
         self._concerns: Dict[int, Tuple[bool, bool]] = {}
-        self._count = 0
 
     def localise(self, op: Op, place: Clone) -> None:
         """Makes a clone of ``op`` call functions that fit its part of the mini-batch.
@@ -110,7 +109,8 @@ class Bodies:
                 copy.replace({number: parameter})
                 if op.type in WHILES and attribute == "body":
                     copy.return_also(parameter, _dtype(number))
-            functions[attribute] = self._context.edit.add_function(copy.finish(self._fresh(bodies[attribute][0])))
+            name = free_name(f"{bodies[attribute][0]}_whale", self._context.edit.has_function)
+            functions[attribute] = self._context.edit.add_function(copy.finish(name))
         return _Calls(functions, run_time)
 
     def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
@@ -188,14 +188,6 @@ class Bodies:
             return str(share.starts[position])
         return str(self._converter.totals(op, home)[int(what[len("total") :])])
 
-    def _fresh(self, name: str) -> str:
-        """A function name that is not in use."""
-        while True:
-            candidate = f"{name}_whale_{self._count}"
-            self._count += 1
-            if not function_exists(self._context.tf_graph, candidate):
-                return candidate
-
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
     """Replaces one operand of a function's op, or one of the function's results."""
@@ -268,9 +260,8 @@ class _BodyConverter(Converter):
         self._outer = outer
         self._outermost = outermost
 
-    def weight(
-        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
-    ) -> Union[float, str]:
+    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
+               source: Optional[int] = None) -> Union[float, str]:
         weight = self._outer.weight(tensor, task_graph, place, dtype, self._outer.source_of_op(self._outermost))
         return f"{RUN_TIME}weight:{dtype.name}" if isinstance(weight, str) else weight
 

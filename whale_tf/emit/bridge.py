@@ -42,9 +42,8 @@ class Bridges:
             self._bridges[key] = self._staged(tensor, layout, pieces, consumer, call.clone, shard, scope)
         return self._bridges[key]
 
-    def _staged(
-        self, tensor: int, layout: Layout, pieces: List[Clone], consumer: int, place: Clone, shard: int, scope: str
-    ) -> str:
+    def _staged(self, tensor: int, layout: Layout, pieces: List[Clone], consumer: int, place: Clone, shard: int,
+                scope: str) -> str:
         context, producer = self.context, self.context.home(self.context.graph.producer(tensor))
         if layout.is_sharded:
             whole = self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
@@ -61,9 +60,8 @@ class Bridges:
         name = self._converter.scale(names[0], tensor, layout.power, producer, pieces[0], scope + "/from")
         return self._converter.scale(name, tensor, -layout.power, consumer, place, scope + "/to")
 
-    def _bridge_sharded(
-        self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, shard: int, scope: str
-    ) -> str:
+    def _bridge_sharded(self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone,
+                        shard: int, scope: str) -> str:
         context, nodes = self.context, self.nodes
         covers = crossing(self._cuts(producer), self._cuts(consumer), place.r).covers
         device, dtype = context.device(consumer, place, shard), context.dtype(tensor)
@@ -105,9 +103,8 @@ class Bridges:
             parts.append(joined)
         return nodes.concat(parts, layout.dim, scope + "/join", dtype, device)
 
-    def _bridge_partial(
-        self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, scope: str
-    ) -> str:
+    def _bridge_partial(self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone,
+                        scope: str) -> str:
         """The sum over the producer's replicas, divided again.
 
         ``v'_j = V w_j^(1-k) / sum_j' w_j'`` makes ``sum_j w_j^k v'_j = V``.

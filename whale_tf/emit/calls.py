@@ -29,7 +29,7 @@ from whale_tf.emit.order import Order
 from whale_tf.emit.xla import MUST_COMPILE
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
-from whale_tf.graph_editor.names import function_exists
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
@@ -78,14 +78,10 @@ class Calls:
     """
 
     def __init__(self, context: Context, operands: Operands, bodies: Bodies, after: Set[int]) -> None:
-        self.context = context
-        self._operands = operands
-        self._bodies = bodies
-        self._after = after
+        self.context, self._operands, self._bodies, self._after = context, operands, bodies, after
         self._donations = Donations(context, operands.converter.nodes)
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}
-        self._count = 0
         self._functions_of = {
             body.name: context.program.functions(body) for body in context.program.bodies if body.step in CLONED}
         self._before: Dict[str, Dict[int, str]] = {}  # function -> what earlier functions of its body give -> its name in a clone
@@ -238,7 +234,8 @@ class Calls:
         flows = self._donations.write(body, copy, arguments.add, value)
         for number, flow in enumerate(flows):
             copy.return_also(flow, tf.float32, f"flow_{number}")
-        name = self._fresh(body.name)
+        words = "".join(c if c.isalnum() else "_" for c in body.name)
+        name = free_name(f"whale_{words}", context.edit.has_function)
         definition = copy.finish(name)
         definition.attr["_noinline"].b = True
         if body.name in context.compiled:
@@ -280,14 +277,6 @@ class Calls:
                 op, copy.node(op.name), clone,
                 lambda number, dtype, of: arguments.add(("run time", op.id, number), dtype, of))
 
-    def _fresh(self, body: str) -> str:
-        """A function name that is not in use."""
-        while True:
-            name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
-            self._count += 1
-            if not function_exists(self.context.tf_graph, name):
-                return name
-
 
 class _Arguments:
     """The parameters of a function under construction, each once."""
@@ -316,9 +305,8 @@ class _CallConverter(Converter):
         self._outer = outer
         self._arguments = arguments
 
-    def weight(
-        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
-    ) -> Union[float, str]:
+    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
+               source: Optional[int] = None) -> Union[float, str]:
         weight = self._outer.weight(tensor, task_graph, place, dtype, source)
         if not isinstance(weight, str):
             return weight
@@ -366,9 +354,7 @@ class _CallConverter(Converter):
         return self._arguments.add(key, tf.int32, lambda clone: str(of(clone))) if isinstance(value, str) else value
 
 
-def control_for(
-    context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
-) -> Optional[str]:
+def control_for(context: Context, wait: int, task_graph: int, place: Place, after: Set[int]) -> Optional[str]:
     """The op that a clone or copy waits for if the original waits for op ``wait``; None: it does not wait."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):

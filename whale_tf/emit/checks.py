@@ -22,9 +22,8 @@ def at_least(parts: int) -> str:
             "(dataset.batch(n, drop_remainder=True))")
 
 
-def check_examples(
-    nodes: Nodes, sizes: str, total: str, count: int, source: str, rows: int, is_computed: bool, scope: str, device: str
-) -> str:
+def check_examples(nodes: Nodes, sizes: str, total: str, count: int, source: str, rows: int, is_computed: bool, scope: str,
+                   device: str) -> str:
     """An op that fails if a part would get no example.
 
     Args:

@@ -12,7 +12,7 @@ from whale_tf.emit.draws import LOCAL, take_rows
 from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
-from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.template import Template
 from whale_tf.ir.graph import Op
 from whale_tf.program import EVERY
@@ -85,10 +85,8 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     return _Part(templates, boundary, waits, random, shaped, functional)
 
 
-def _clone(
-    context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
-    place: Place
-) -> None:
+def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
+           place: Place) -> None:
     if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {}
@@ -103,7 +101,7 @@ def _clone(
         control_inputs=order.barriers(task_graph, place))
     for op, position in part.boundary:
         name = operands.of(op, position, place)
-        set_input(context.edit, f"{scope}/{op.name}", position, name)
+        context.edit.move_input(f"{scope}/{op.name}", position, name)
     if isinstance(place, Clone):
         order.gate(task_graph, place)
         for op in part.random:

@@ -6,7 +6,6 @@ import copy as copying
 from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.cluster import Processes
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.staged import Original, StagedEdit
@@ -60,27 +59,11 @@ class Context:
         rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
     """
 
-    def __init__(
-        self,
-        tf_graph: tf.Graph,
-        tf_ops: Sequence[Original],
-        graph: OpGraph,
-        region: Region,
-        plan: Plan,
-        devices: Sequence[str],
-        edit: StagedEdit,
-        processes: Processes,
-        program: Optional[Program] = None,
-        is_called: bool = False,
-        is_in_place: bool = False,
-    ) -> None:
-        self.tf_graph = tf_graph
-        self.tf_ops = tf_ops
-        self.graph = graph
-        self.region = region
-        self.plan = plan
-        self.devices = devices
-        self.processes = processes
+    def __init__(self, tf_graph: tf.Graph, tf_ops: Sequence[Original], graph: OpGraph, region: Region, plan: Plan,
+                 devices: Sequence[str], edit: StagedEdit, processes: Processes, program: Optional[Program] = None,
+                 is_called: bool = False, is_in_place: bool = False) -> None:
+        self.tf_graph, self.tf_ops, self.graph, self.region, self.plan = tf_graph, tf_ops, graph, region, plan
+        self.devices, self.processes = devices, processes
         self.program = program or Program(graph, ())
         self.is_called = is_called
         self.is_in_place = is_in_place
@@ -143,7 +126,7 @@ class Context:
         home = self.homes.ops.get(op.id)
         if home is not None:
             return self.devices[home]
-        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, self.shard(op))
+        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, op.shard)
 
     def merged_on(self, tensor: int) -> str:
         """The device where the clones' values of a tensor are merged: the home of the variable that they are for, or else the
@@ -159,16 +142,11 @@ class Context:
             device = self.device(task_graph, place)
             return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
         return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
-            task_graph, place, self.shard(self.graph.op(tf_op.name)))
-
-    @staticmethod
-    def shard(op: Op) -> int:
-        """Which device of its TaskGraph's VirtualDevice an op runs on."""
-        return int(op.attrs.get(SHARD_ATTR, 0))
+            task_graph, place, self.graph.op(tf_op.name).shard)
 
     def shard_of(self, tensor: int) -> int:
         """Which device of its TaskGraph's VirtualDevice a tensor is on."""
-        return self.shard(self.graph.producer(tensor))
+        return self.graph.producer(tensor).shard
 
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]

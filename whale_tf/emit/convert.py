@@ -25,10 +25,7 @@ class Converter:
     """Stages conversions; each is staged once and shared."""
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator) -> None:
-        self.context = context
-        self.nodes = nodes
-        self.division = division
-        self.inputs = inputs
+        self.context, self.nodes, self.division, self.inputs = context, nodes, division, inputs
         self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}
         self._before: Dict[Tuple, Number] = {}
@@ -51,10 +48,8 @@ class Converter:
             self._converted[key] = done
         return self._converted[key]
 
-    def scale(
-        self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None,
-        device: str = ""
-    ) -> str:
+    def scale(self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None,
+              device: str = "") -> str:
         """``w^power`` times a tensor, by default on the clone's device."""
         if power == 0:
             return name
@@ -121,9 +116,8 @@ class Converter:
             )
         return self._affine(tensor, components, self.size(tensor, task_graph, place), task_graph, place, scope)
 
-    def _affine(
-        self, tensor: int, components: Sequence[Tuple[int, int]], size: Number, task_graph: int, place: Clone, scope: str
-    ) -> str:
+    def _affine(self, tensor: int, components: Sequence[Tuple[int, int]], size: Number, task_graph: int, place: Clone,
+                scope: str) -> str:
         """``c0 + c1 size`` for each component, in the shape of ``tensor``."""
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         shape = self.context.graph.tensors[tensor].shape or ()
@@ -146,7 +140,7 @@ class Converter:
         scope = context.name("reduce_" + conversion.kind, context.flat(tensor))
         key = (tensor, conversion)
         if key not in self._converted:
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), context.shard(producer))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), producer.shard)
             clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
             pieces = [(clone, context.tensor_in(tensor, clone)) for clone in clones]
             pieces = self.comparable(tensor, home, pieces, conversion.power, conversion.offset, scope)
@@ -160,9 +154,8 @@ class Converter:
                 self._converted[key] = self.communicator.across(here, conversion.kind, scope + "/processes", dtype)
         return self._converted[key]
 
-    def comparable(
-        self, tensor: int, home: int, pieces: Sequence[Piece], power: int, offset: Coefficient, scope: str
-    ) -> List[Piece]:
+    def comparable(self, tensor: int, home: int, pieces: Sequence[Piece], power: int, offset: Coefficient,
+                   scope: str) -> List[Piece]:
         """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
         producer, found = self.context.graph.producer(tensor), []
         for i, (clone, name) in enumerate(pieces):
@@ -170,9 +163,8 @@ class Converter:
             found.append((clone, self.scale(name, tensor, power, home, clone, f"{scope}/{i}")))
         return found
 
-    def examples(
-        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str, equal: bool = False
-    ) -> str:
+    def examples(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str,
+                 equal: bool = False) -> str:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes.
 
@@ -191,9 +183,8 @@ class Converter:
             blocks.append(self.gathered(here, tensor, layout.dim, where + "/processes", equal))
         return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
 
-    def gathered(
-        self, here: Member, tensor: int, dim: int, scope: str, equal: bool = False, lengths: Optional[str] = None
-    ) -> str:
+    def gathered(self, here: Member, tensor: int, dim: int, scope: str, equal: bool = False,
+                 lengths: Optional[str] = None) -> str:
         """Rows of all processes along ``dim``; see :meth:`Communicator.gather_across`."""
         if self.communicator.processes == 1:
             return here.value
@@ -308,9 +299,8 @@ class Converter:
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
 
-    def weight(
-        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
-    ) -> Union[float, str]:
+    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
+               source: Optional[int] = None) -> Union[float, str]:
         """``w_i``, from an input that the tensor (or the op that reads it: ``source``) depends on anyway."""
         if source is None:
             source = self.context.region.batch.source_of[tensor]

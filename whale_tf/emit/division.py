@@ -109,9 +109,7 @@ class Division:
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._each: Dict[Tuple[int, int], str] = {}
-        self._context = context
-        self._nodes = nodes
-        self._sources = sources
+        self._context, self._nodes, self._sources = context, nodes, sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
         self._weights: Dict[Tuple[int, int, str], Tuple[str, ...]] = {}
         self.is_even = batch is not None and all(

@@ -74,17 +74,8 @@ class Emitted(NamedTuple):
         return edit
 
 
-def emit(
-    tf_graph: tf.Graph,
-    captured: Captured,
-    region: Region,
-    plan: Plan,
-    backend: str,
-    devices: Sequence[str],
-    processes: Processes,
-    keys: Optional[Keys],
-    has_run: bool,
-) -> Emitted:
+def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, backend: str, devices: Sequence[str],
+         processes: Processes, keys: Optional[Keys], has_run: bool) -> Emitted:
     """Writes a plan's step into the graph.
 
     Args:
@@ -159,10 +150,8 @@ def emit(
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
 
 
-def _begun(
-    tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
-    edit: StagedEdit, has_run: bool
-) -> Tuple[Context, TrainingStep, Form]:
+def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
+           edit: StagedEdit, has_run: bool) -> Tuple[Context, TrainingStep, Form]:
     """The state of the rewrite before anything is staged, the step with its parts, and how the step is emitted."""
     step = parted(captured.step(region, processes.graphs), plan)
     graph, program = step.graph, compile_program(step, plan)
@@ -218,7 +207,7 @@ def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> D
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
             op = context.graph.ops[index]
-            device = context.device(context.variables[index], copy, context.shard(op))
+            device = context.device(context.variables[index], copy, op.shard)
             result.setdefault(context.scope(copy), {})[op.name] = VariableCopy(tensor, device)
     return result
 
@@ -248,9 +237,8 @@ def _check_rereads(context: Context) -> None:
                 "to 'shared' (CPU devices of one process), or run the updates one after the other")
 
 
-def _merge_leaving(
-    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, step: TrainingStep, shared: Dict[int, str]
-) -> Dict[reroute.Use, str]:
+def _merge_leaving(context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, step: TrainingStep,
+                   shared: Dict[int, str]) -> Dict[reroute.Use, str]:
     """Stages the merged value of every tensor that leaves the region, and says which uses read it.
 
     Args:
@@ -279,9 +267,8 @@ def _merge_leaving(
     return moves
 
 
-def _of_all_processes(
-    context: Context, nodes: Nodes, merge: Merge, division: Division, sums: Communicator, across: Across
-) -> Dict[reroute.Use, str]:
+def _of_all_processes(context: Context, nodes: Nodes, merge: Merge, division: Division, sums: Communicator,
+                      across: Across) -> Dict[reroute.Use, str]:
     """What ops outside of the clones read instead of inputs, where this takes the rows of all processes."""
     if context.tf_graph.building_function and not across.decisive:
         return {}

@@ -26,10 +26,7 @@ class Inputs:
     """
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, sources: Dict[int, int]) -> None:
-        self.sources = sources
-        self._context = context
-        self._nodes = nodes
-        self._division = division
+        self.sources, self._context, self._nodes, self._division = sources, context, nodes, division
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
         self._concatenated: Dict[int, str] = {}
         self._pulled = self._pull_again() if division.own else {}

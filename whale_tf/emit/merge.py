@@ -30,10 +30,7 @@ class Merge:
 
     def __init__(self, context: Context, nodes: Nodes, converter: Converter, communicator: Communicator,
                  compressed: FrozenSet[int] = frozenset()) -> None:
-        self._context = context
-        self._nodes = nodes
-        self._converter = converter
-        self._communicator = communicator
+        self._context, self._nodes, self._converter, self._communicator = context, nodes, converter, communicator
         self._whole: Dict[int, str] = {}
         self._running: Dict[Tuple[int, Copy], str] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}

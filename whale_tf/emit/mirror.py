@@ -12,7 +12,6 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.emit.variables import Replaced, catch_up
-from whale_tf.graph_editor.nodes import set_input
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.traits import traits
 
@@ -67,7 +66,7 @@ class Mirror:
             for op in ops:
                 for position, edge in enumerate(edit.original(op).input):
                     if edge.partition(":")[0] in group:
-                        set_input(edit, names[op.name], position, group[edge.partition(":")[0]].tensor)
+                        edit.move_input(names[op.name], position, group[edge.partition(":")[0]].tensor)
                 edit.move_waits(op.name, (), [names[op.name]])
         self._handled.update(of)
         return bool(writes)

@@ -25,9 +25,7 @@ class Operands:
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs,
                  variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator) -> None:
-        self.context = context
-        self.inputs = inputs
-        self.variable_copies = variable_copies
+        self.context, self.inputs, self.variable_copies = context, inputs, variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
         self.reads: Optional[Reads] = None  # of variables that each call reads again
         self._bridges = Bridges(self.converter)
@@ -43,7 +41,7 @@ class Operands:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
         tensor = op.inputs[position]
         home = self.context.home(op)
-        name = self.value(tensor, home, place, self.context.shard(op))
+        name = self.value(tensor, home, place, op.shard)
         if isinstance(place, Clone):
             if self.reads is not None:
                 name = self.reads.of_op(op.id, tensor, name, place)

@@ -54,7 +54,7 @@ class Order:
         context = self._context
         for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
             name, dtype = context.op_in(op, place), context.dtype(op.inputs[position])
-            device = context.device(task_graph, place, context.shard(op))
+            device = context.device(task_graph, place, op.shard)
             scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
             gate = self._nodes.identity(context.edit.change(name).input[position], scope, dtype, device, barriers)
             context.edit.move_input(name, position, gate)
@@ -102,7 +102,7 @@ class Order:
         position = self._first_floating(op.outputs)
         if position is None:
             return self._context.op_in(op, place)
-        tensor, shard = op.outputs[position], self._context.shard(op)
+        tensor, shard = op.outputs[position], op.shard
         device = self._context.device(self._context.home(op), place, shard)
         return self._nodes.identity(
             self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device)

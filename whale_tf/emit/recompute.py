@@ -18,13 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Collection, Dict, List, Mapping, Tuple
 
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.capture.record import Tags
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.names import names_taken
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Shape
 from whale_tf.ir.region import Region
 from whale_tf.passes.outline import UNSENT
 from whale_tf.plan import Plan
@@ -105,11 +105,10 @@ class _Again:
         name = graph.tensor_name(tensor)
         if graph.tensors[tensor].op not in self._batch_level or graph.tensors[tensor].dtype in UNSENT:
             return name
-        shard = int(op.attrs.get(SHARD_ATTR, 0))
-        key = tensor, wait, shard
+        key = tensor, wait, op.shard
         if key not in self._gates:
             where = f"{op.name}/{self._suffix}_{len(self._gates)}"
-            earlier = [o.name for o in self._earlier.get(wait, []) if int(o.attrs.get(SHARD_ATTR, 0)) == shard]
+            earlier = [o.name for o in self._earlier.get(wait, []) if o.shard == op.shard]
             gate = self._edit.add(
                 "Identity", where, [name], device=op.device, control_inputs=[graph.ops[wait].name, *earlier])
             self._tag(gate, reader, wait)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.graph_editor.edges import COLOCATE
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 
@@ -111,4 +110,4 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
             _place_at_home(context, op)
             continue
         if op.phase in (Phase.APPLY, Phase.INIT) and SHARD_ATTR in op.attrs and op.id not in homes:
-            edit.place(context.tf_ops[op.id], context.device(op.task_graph, ORIGINAL, context.shard(op)))
+            edit.place(context.tf_ops[op.id], context.device(op.task_graph, ORIGINAL, op.shard))

@@ -8,7 +8,6 @@ from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.operands import Operands
 from whale_tf.graph_editor.attrs import NodeDef
-from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.traits import traits
 from whale_tf.program import UPDATE
 
@@ -54,11 +53,11 @@ def clone_update(context: Context, operands: Operands, merge: Merge) -> Dict[int
                     producer = context.graph.producer(tensor)
                     variable = operands.variable(producer, copy)
                     if variable is not None:
-                        set_input(context.edit, f"{scope}/{op.name}", position, variable)
+                        context.edit.move_input(f"{scope}/{op.name}", position, variable)
                     elif producer.id in context.region.batch_level:
-                        set_input(context.edit, f"{scope}/{op.name}", position, merge.for_update(tensor, task_graph, copy))
+                        context.edit.move_input(f"{scope}/{op.name}", position, merge.for_update(tensor, task_graph, copy))
                     elif producer.id not in members and context.region.contains(producer):
-                        set_input(context.edit, f"{scope}/{op.name}", position, operands.value(tensor, task_graph, copy))
+                        context.edit.move_input(f"{scope}/{op.name}", position, operands.value(tensor, task_graph, copy))
                 if traits(op.type).is_write:
                     clones.setdefault(op.id, []).append(f"{scope}/{op.name}")
     return clones

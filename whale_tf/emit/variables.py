@@ -16,10 +16,8 @@ def read(nodes: Nodes, is_resource: bool, name: str, scope: str, dtype: Any, dev
     return nodes.identity(name, scope, dtype, device, waits)
 
 
-def assign(
-    nodes: Nodes, is_resource: bool, name: str, value: str, scope: str, dtype: Any, device: str = "", waits: Sequence[str] = (),
-    **attrs: Any
-) -> str:
+def assign(nodes: Nodes, is_resource: bool, name: str, value: str, scope: str, dtype: Any, device: str = "",
+           waits: Sequence[str] = (), **attrs: Any) -> str:
     """The op that writes variable ``name``."""
     if is_resource:
         return nodes.add("AssignVariableOp", scope, [name, value], device, waits, dtype=dtype, **attrs)
@@ -35,9 +33,8 @@ class Replaced(NamedTuple):
     values: Callable[[Nodes, str, str], Iterable[Tuple[str, str, str]]]
 
 
-def catch_up(
-    graph: tf.Graph, variables: Iterable[Replaced], run: Callable[[Any], Any], note: Callable[[Mapping[str, tf.Operation]], None]
-) -> None:
+def catch_up(graph: tf.Graph, variables: Iterable[Replaced], run: Callable[[Any], Any],
+             note: Callable[[Mapping[str, tf.Operation]], None]) -> None:
     """For a session that ran before the rewrite: what replaces variables takes the values of those that are initialised.
 
     Args:

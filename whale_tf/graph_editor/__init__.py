@@ -23,7 +23,7 @@ device, adds its square, and lets all consumers read the sum::
 - ``reroute_tensor``, ``swap_tensors``, ``replace_op``, ``set_input`` (reroute): move edges;
 - ``place``, ``merge_device``, ``by_device``, ``colocated_with``, ``drop_colocation`` (device): where ops run;
 - ``order``, ``barrier``, ``add_control_inputs``, ``remove_control_inputs`` (control): which op waits for which other;
-- ``frames``, ``rename_frames``, ``copy_function``, ``call_functions``, ... (control_flow): loops and conditionals.
+- ``frames``, ``call_functions``, ... (control_flow), ``FunctionCopy`` (function_copy): loops and conditionals.
 
 An edit that is impossible raises ``whale_tf.errors.GraphEditError``.
 """
@@ -33,22 +33,14 @@ from whale_tf.graph_editor.control import add_control_inputs, barrier, order, re
 from whale_tf.graph_editor.control_flow import (
     Frame,
     call_functions,
-    copy_function,
     forget_output_shapes,
     frame_name,
     frames,
     function_def,
     function_names,
-    rename_frames,
 )
-from whale_tf.graph_editor.device import (
-    by_device,
-    canonical_device,
-    colocated_with,
-    drop_colocation,
-    merge_device,
-    place,
-)
+from whale_tf.graph_editor.device import by_device, canonical_device, colocated_with, drop_colocation, merge_device, place
+from whale_tf.graph_editor.function_copy import FunctionCopy
 from whale_tf.graph_editor.reroute import replace_op, reroute_tensor, set_input, swap_tensors
 from whale_tf.graph_editor.select import (
     Boundary,
@@ -64,9 +56,9 @@ from whale_tf.graph_editor.select import (
 from whale_tf.graph_editor.staged import StagedEdit
 
 __all__ = [
-    "Boundary", "Frame", "StagedEdit", "add_control_inputs", "backward", "barrier", "between", "boundary", "by_device",
-    "call_functions", "canonical_device", "colocated_with", "consumers", "copy_function", "drop_colocation", "find_ops",
-    "forget_output_shapes", "forward", "frame_name", "frames", "function_def", "function_names", "merge_device",
-    "order", "place", "predecessors", "remove_control_inputs", "rename_frames", "replace_op", "reroute_tensor",
-    "set_input", "successors", "swap_tensors",
+    "Boundary", "Frame", "FunctionCopy", "StagedEdit", "add_control_inputs", "backward", "barrier", "between", "boundary",
+    "by_device", "call_functions", "canonical_device", "colocated_with", "consumers", "drop_colocation", "find_ops",
+    "forget_output_shapes", "forward", "frame_name", "frames", "function_def", "function_names", "merge_device", "order",
+    "place", "predecessors", "remove_control_inputs", "replace_op", "reroute_tensor", "set_input", "successors",
+    "swap_tensors",
 ]

@@ -7,7 +7,7 @@
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class OpSignature:
                            if name}
         self._fixed_arity = not any(arg.number_attr or arg.type_list_attr for arg in self._inputs)
 
-    def set_attrs(self, node: NodeDef, attrs: Dict[str, Any]) -> None:
+    def set_attrs(self, node: NodeDef, attrs: Mapping[str, Any]) -> None:
         """Write Python values to ``node.attr``.
 
         Raises:
@@ -182,8 +182,7 @@ class OpSignature:
                 dtypes.extend(tf.as_dtype(each) for each in self._attr(node, arg.type_list_attr).list.type)
                 continue
             enum = self._attr(node, arg.type_attr).type if arg.type_attr else arg.type
-            dtypes.extend([tf.as_dtype(enum) if enum else None]
-                          * (self._attr(node, arg.number_attr).i if arg.number_attr else 1))
+            dtypes.extend([tf.as_dtype(enum) if enum else None] * self._length(node, arg))
         return dtypes
 
     def output_count(self, node: NodeDef) -> int:
@@ -197,10 +196,7 @@ class OpSignature:
             positions: List[int] = []
             start = 0
             for arg in arguments:
-                if arg.type_list_attr:
-                    length = len(self._attr(node, arg.type_list_attr).list.type)
-                else:
-                    length = self._attr(node, arg.number_attr).i if arg.number_attr else 1
+                length = self._length(node, arg)
                 if arg.type_attr == attr:
                     positions.extend(range(start, start + length))
                 start += length
@@ -211,15 +207,17 @@ class OpSignature:
         """Output ``index`` of a node as an edge in a function: ``node:output_name:place``."""
         start = 0
         for arg in self._outputs:
-            length = 1
-            if arg.type_list_attr:
-                length = len(self._attr(node, arg.type_list_attr).list.type)
-            elif arg.number_attr:
-                length = self._attr(node, arg.number_attr).i
+            length = self._length(node, arg)
             if index < start + length:
                 return f"{node.name}:{arg.name}:{index - start}"
             start += length
         raise GraphEditError(f"node {node.name!r} ({self.name}) has {start} outputs, so there is no output {index}")
+
+    def _length(self, node: NodeDef, arg: Any) -> int:
+        """The number of tensors that an argument stands for."""
+        if arg.type_list_attr:
+            return len(self._attr(node, arg.type_list_attr).list.type)
+        return self._attr(node, arg.number_attr).i if arg.number_attr else 1
 
     def _attr(self, node: NodeDef, name: str) -> AttrValue:
         return node.attr[name] if name in node.attr else self._defaults[name]

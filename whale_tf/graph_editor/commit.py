@@ -6,6 +6,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 
 from whale_tf._tf_compat import GraphDef, NodeDef, imported_as_written, tf
 from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.names import some
 from whale_tf.graph_editor.reroute import set_input
 
@@ -119,7 +120,7 @@ class Commit:
         try:
             if edge[0] == "^":
                 return self.graph.get_operation_by_name(edge[1:])
-            return self.graph.get_tensor_by_name(edge if ":" in edge else edge + ":0")
+            return self.graph.get_tensor_by_name(tensor_name(edge))
         except (KeyError, ValueError) as error:
             raise GraphEditError(f"node {node.name!r} ({node.op}) reads {edge!r}, which is neither staged nor in the "
                                  f"graph") from error

@@ -10,22 +10,20 @@ their Enter ops, so two loops with the same name would be mixed up::
                       └─────────────────────────────────────────┘
 
 A functional loop or conditional (While, If, Case, PartitionedCall) is one op that names functions in the graph's
-library. To run a changed body, copy the function under a new name and let the op's clone call the copy::
+library. To run a changed body, stage a copy of the function (``FunctionCopy``) and let the op's clone call the copy::
 
     before   clone of "loop": While(body="body_7")
-    after    copy_function(graph, "body_7", "body_7_half", edit)
+    after    edit.add_function(copy.finish("body_7_half"))
              edit.clone([loop], "copy", edit=lambda node, op: call_functions(node, {"body_7": "body_7_half"}))
 """
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from whale_tf._tf_compat import FunctionDef, NodeDef, tf, v1
+from whale_tf._tf_compat import FunctionDef, NodeDef, tf
 from whale_tf.errors import GraphEditError, did_you_mean
-from whale_tf.graph_editor.names import function_exists
-from whale_tf.graph_editor.one_graph import check_one_graph
 from whale_tf.ir.traits import ENTERS, EXITS
 
 
@@ -93,27 +91,6 @@ def _successors(op: tf.Operation) -> List[tf.Operation]:
     return found + list(op._control_outputs)
 
 
-def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) -> None:
-    """Give loops in the graph new frame names, before any Session has run them.
-
-    ::
-
-        before   Enter(frame_name="loop")    Enter(frame_name="loop")    two copies of a loop are mixed up
-        after    Enter(frame_name="loop")    Enter(frame_name="loop_1")  rename_frames(second_copy, lambda f: f + "_1")
-
-    Args:
-      enters: all Enter ops of a loop (other ops are skipped, so all ops of a clone may be given).
-
-    Raises:
-      GraphEditError: ops of several graphs.
-    """
-    enters = list(enters)
-    check_one_graph(enters)
-    for op in enters:
-        if op.type in ENTERS:
-            op._set_attr("frame_name", v1.AttrValue(s=rename(frame_name(op)).encode()))
-
-
 def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
     """Refuse a set of op names that contains the entrance of a v1 loop but not everything that its loop ops read.
 
@@ -172,7 +149,7 @@ def function_names(node: NodeDef) -> Dict[str, str]:
 def call_functions(node: NodeDef, renamed: Mapping[str, str]) -> None:
     """Let a NodeDef call other functions: ``renamed`` maps old names of functions to new ones.
 
-    Use it in ``StagedEdit.clone(..., edit=...)``, or inside ``copy_function`` for nested bodies.
+    Use it in ``StagedEdit.clone(..., edit=...)``, or on the nodes of a ``FunctionCopy`` for nested bodies.
     """
     for value in node.attr.values():
         if value.HasField("func"):
@@ -206,43 +183,3 @@ def function_def(graph: tf.Graph, name: str) -> FunctionDef:
     copy = type(function.definition)()
     copy.CopyFrom(function.definition)
     return copy
-
-
-def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[NodeDef], None]) -> str:
-    """Add a copy of a function with edited nodes to the graph's library.
-
-    ::
-
-        before   body_7(i, x) { c = Const[8, 4]; r = Reshape(x, c) }
-        after    body_7(i, x) { c = Const[8, 4]; r = Reshape(x, c) }
-                 body_7_half(i, x) { c = Const[4, 4]; r = Reshape(x, c) }
-
-    Static shapes that the function records (``_output_shapes``, ``_input_shapes``) are dropped, because they belong to the
-    original. The copy has no graph in Python, so ``tf.gradients`` cannot differentiate an op that calls it. Differentiate
-    first.
-
-    Args:
-      edit: called with each NodeDef of the copy. Inside a function, inputs are named ``"node:output_name:0"``, or by the
-        bare name of an argument.
-
-    Returns:
-      ``new_name``.
-
-    Raises:
-      GraphEditError: there is no function ``name``, or ``new_name`` is taken.
-    """
-    if function_exists(graph, new_name):
-        raise GraphEditError(f"the graph's library already has a function {new_name!r}; choose another name")
-    function = function_def(graph, name)
-    function.signature.name = new_name
-    function.attr.pop("_input_shapes", None)
-    for attributes in function.arg_attr.values():
-        attributes.attr.pop("_output_shapes", None)
-    for node in function.node_def:
-        node.attr.pop("_output_shapes", None)
-        edit(node)
-    library = v1.GraphDef(versions=graph.graph_def_versions)
-    library.library.function.add().CopyFrom(function)
-    with graph.as_default():
-        tf.import_graph_def(library, name="")
-    return new_name

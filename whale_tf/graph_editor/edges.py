@@ -38,6 +38,11 @@ def canonical_edge(edge: str) -> str:
     return edge[:-2] if edge.endswith(":0") else edge
 
 
+def tensor_name(edge: str) -> str:
+    """``"x"`` as TensorFlow names the tensor: ``"x:0"``."""
+    return edge if ":" in edge else edge + ":0"
+
+
 def control_edges(names: Iterable[str]) -> List[str]:
     """Names of ops as the control edges of a NodeDef, each once."""
     return ["^" + name.lstrip("^") for name in dict.fromkeys(names)]

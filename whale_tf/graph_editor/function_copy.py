@@ -12,8 +12,8 @@
 
 A function that is made of a graph's own nodes begins empty (``FunctionCopy(graph)``) and gets them by ``insert``.
 
-Inside a function, tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  ``add`` and ``const``
-have the same signatures as in ``StagedEdit``, so that code which stages nodes there can also write them into a function.
+Inside a function, tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  Code that stages
+nodes in a ``StagedEdit`` can also write them into a function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf, v1
-from whale_tf.errors import GraphEditError
-from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
-from whale_tf.graph_editor.names import function_exists
+from whale_tf.graph_editor.names import free_name
+from whale_tf.graph_editor.stage import Stage
 
 FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
 # Static shapes of the original's arguments and nodes; "run where op X runs", where X is a name in the original's caller; and the
@@ -46,7 +45,7 @@ def append_inputs(node: NodeDef, names: Sequence[str]) -> None:
     node.input.extend(data + list(names) + waits)
 
 
-class FunctionCopy:
+class FunctionCopy(Stage):
     """A FunctionDef being edited.  Recorded static shapes and colocations are dropped, because they belong to the original.
 
     Attributes:
@@ -58,14 +57,13 @@ class FunctionCopy:
     """
 
     def __init__(self, graph: tf.Graph, name: Optional[str] = None) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.original = FunctionDefType() if name is None else function_def(graph, name)
         self.definition = FunctionDefType()
         self.definition.CopyFrom(self.original)
         signature = self.definition.signature
         self._nodes: Dict[str, NodeDef] = {node.name: node for node in self.definition.node_def}
         self._taken = set(self._nodes) | {arg.name for arg in list(signature.input_arg) + list(signature.output_arg)}
-        self._signatures: Dict[str, OpSignature] = {}
         for item in [self.definition, *self.definition.arg_attr.values(), *self.definition.node_def]:
             for key in ORIGINALS_OWN:
                 item.attr.pop(key, None)
@@ -101,7 +99,7 @@ class FunctionCopy:
 
     def edge(self, node: NodeDef, index: int) -> str:
         """Output ``index`` of a node that is or will be in the function."""
-        return self._signature(node.op).function_edge(node, index)
+        return self._signature(node.op, node.name).function_edge(node, index)
 
     def operand(self, node: str, position: int) -> str:
         """The tensor that a node reads as one of its data inputs."""
@@ -117,35 +115,18 @@ class FunctionCopy:
     def set_result(self, index: int, name: str) -> None:
         self.definition.ret[self.definition.signature.output_arg[index].name] = name
 
-    def add(
-        self,
-        op_type: str,
-        name: str,
-        inputs: Sequence[str] = (),
-        *,
-        device: str = "",
-        control_inputs: Sequence[str] = (),
-        attrs: Optional[Mapping[str, Any]] = None,
-    ) -> str:
+    def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
+            control_inputs: Sequence[str] = (), attrs: Optional[Mapping[str, Any]] = None) -> str:
         """Add one node; returns its first result's name.  Type and number attributes must be given."""
         node = self.definition.node_def.add(name=self._unique(name), op=op_type, device=device)
         self._nodes[node.name] = node
-        self._signature(op_type).set_attrs(node, dict(attrs or {}))
+        self._signature(op_type, name).set_attrs(node, attrs or {})
         definition = op_def(self.graph, op_type)
         for attribute in definition.attr:
             if attribute.HasField("default_value") and attribute.name not in node.attr:
                 node.attr[attribute.name].CopyFrom(attribute.default_value)
         node.input.extend(list(inputs) + control_edges(control_inputs))
         return f"{node.name}:{definition.output_arg[0].name}:0"
-
-    def const(
-        self, value: Any, name: str, *, dtype: Any = None, device: str = "", control_inputs: Sequence[str] = ()
-    ) -> str:
-        """Add a Const; returns its result's name."""
-        proto = v1.make_tensor_proto(value, dtype=dtype)
-        return self.add(
-            "Const", name, device=device, control_inputs=control_inputs, attrs={"dtype": proto.dtype, "value": proto}
-        )
 
     def parameter(self, name: str, dtype: tf.DType) -> str:
         """Add a parameter after the others; returns its name."""
@@ -170,27 +151,13 @@ class FunctionCopy:
                 self.definition.ret[key] = renamed[edge]
 
     def finish(self, name: str) -> FunctionDef:
-        """The edited function under a name that the library does not have yet.
-
-        Raises:
-            GraphEditError: the name is taken.
-        """
-        if function_exists(self.graph, name):
-            raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
+        """The edited function under another name."""
         result = type(self.definition)()
         result.CopyFrom(self.definition)
         result.signature.name = name
         return result
 
-    def _signature(self, op_type: str) -> OpSignature:
-        if op_type not in self._signatures:
-            self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
-        return self._signatures[op_type]
-
     def _unique(self, name: str) -> str:
-        candidate, count = name, 0
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
-        return candidate
+        found = free_name(name, self._taken.__contains__)
+        self._taken.add(found)
+        return found

@@ -5,22 +5,12 @@ Attributes are explicit because inputs may be staged after their consumers.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf._typing_compat import Protocol
-from whale_tf.graph_editor.staged import StagedEdit
-
-
-class Stage(Protocol):
-    """Where nodes are staged: in a StagedEdit or a copy of a function."""
-
-    def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
-            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str: ...
-
-    def const(self, value: Any, name: str, *, device: str = "") -> str: ...
+from whale_tf.graph_editor.stage import Stage
 
 
 class Nodes:
@@ -30,9 +20,7 @@ class Nodes:
         self.edit = edit
         self._consts: Dict[Any, str] = {}
 
-    def add(
-        self, op_type: str, name: str, inputs: Sequence[str], device: str, control: Sequence[str] = (), **attrs: Any
-    ) -> str:
+    def add(self, op_type: str, name: str, inputs: Sequence[str], device: str, control: Sequence[str] = (), **attrs: Any) -> str:
         return self.edit.add(op_type, name, inputs, device=device, control_inputs=control, attrs=attrs)
 
     def const(self, value: Any, name: str, dtype: Any, device: str) -> str:
@@ -67,9 +55,8 @@ class Nodes:
         axis = self.const(dim, name + "/axis", tf.int32, device)
         return self.add("ConcatV2", name, list(values) + [axis], device, T=dtype, Tidx=tf.int32, N=len(values))
 
-    def split(
-        self, x: str, sizes: Any, count: int, dim: int, name: str, dtype: Any, device: str, control: Sequence[str] = ()
-    ) -> List[str]:
+    def split(self, x: str, sizes: Any, count: int, dim: int, name: str, dtype: Any, device: str,
+              control: Sequence[str] = ()) -> List[str]:
         """``sizes``: a list of ints, or the name of an int32 vector."""
         axis = self.const(dim, name + "/axis", tf.int32, device)
         if not isinstance(sizes, str):
@@ -105,8 +92,3 @@ class Nodes:
             return self.const([value if i == dim else fill for i in range(rank)], name, tf.int32, device)
         other = self.const(fill, name + "/fill", tf.int32, device)
         return self.add("Pack", name, [value if i == dim else other for i in range(rank)], device, T=tf.int32, N=rank, axis=0)
-
-
-def set_input(edit: StagedEdit, node: str, position: int, name: str) -> None:
-    """Let data input ``position`` of a staged node read another tensor."""
-    edit.node(node).input[position] = name[:-2] if name.endswith(":0") else name

@@ -25,27 +25,24 @@ continues from there.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
+from collections import Counter
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
-from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, op_def, tf, v1
+from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError
-from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.commit import Commit, Place
 from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
-from whale_tf.graph_editor.names import function_exists, names_taken, some
-from whale_tf.graph_editor.template import Original, Template, forget_own, templates_of
+from whale_tf.graph_editor.names import free_name, function_exists, names_taken, some
+from whale_tf.graph_editor.stage import Stage
+from whale_tf.graph_editor.template import Device, Edit, Original, Template, forget_own, place_and_edit, templates_of
 from whale_tf.ir.traits import ENTERS
 
-Rename = Union[str, Callable[[str], str]]
-Device = Union[None, str, Callable[[Original], Optional[str]]]
-ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[Original], Sequence[str]]]
 
-
-class StagedEdit:
+class StagedEdit(Stage):
     """Nodes that refer to each other and to tensors already in the graph; ``commit`` adds them all at once.
 
     Tensors are named as in a NodeDef: ``"op:1"``, and ``"op"`` or ``"op:0"`` for the first output. A name may be used
@@ -66,12 +63,11 @@ class StagedEdit:
     """
 
     def __init__(self, graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self._originals: Dict[str, NodeDef] = {} if graph_def is None else {node.name: node for node in graph_def.node}
         self._graph_def = v1.GraphDef()
         self._graph_def.versions.CopyFrom(graph.graph_def_versions)
         self._staged: Dict[str, NodeDef] = {}
-        self._signatures: Dict[str, OpSignature] = {}
         self._taken = names_taken(graph)
         self._loops: Optional[Dict[str, Frame]] = None
         self._frame_names: Set[str] = set()  # of loops staged here
@@ -139,7 +135,7 @@ class StagedEdit:
 
     # ---------------------------------------------------------------------------------------------------- new nodes
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
-            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str:
+            control_inputs: Sequence[str] = (), attrs: Optional[Mapping[str, Any]] = None) -> str:
         """Stage one new node.
 
         Type and number attributes that follow from the inputs (``T``, ``N``) may be left out, unless they follow from
@@ -148,18 +144,14 @@ class StagedEdit:
         Args:
           inputs: names of tensors, staged or in the graph.
           control_inputs: names of ops, staged or in the graph.
-          attrs: Python values (see ``attrs.to_attr_value``).
 
         Returns:
           The op's name: ``name``, or ``name_1``, ``name_2``, ... if it is taken.
-
-        Raises:
-          GraphEditError: unknown op type or attribute, or a value that does not fit.
         """
         self._check_open()
         signature = self._signature(op_type, name)
         with self._all_or_nothing():
-            node = self._new_node(self._unique(name))
+            node = self._new_node(free_name(name, lambda one: one in self._taken or one in self._staged))
             node.op = op_type
             node.device = canonical_device(device)
             signature.set_attrs(node, attrs or {})
@@ -169,13 +161,6 @@ class StagedEdit:
         if op_type in ENTERS:
             self._frame_names.add(node.attr["frame_name"].s.decode())
         return node.name
-
-    def const(self, value: Any, name: str, *, dtype: Any = None, device: str = "",
-              control_inputs: Sequence[str] = ()) -> str:
-        """Stage a Const with ``value`` (array-like; ``dtype`` converts it) and return its name."""
-        proto = v1.make_tensor_proto(value, dtype=dtype)
-        return self.add("Const", name, device=device, control_inputs=control_inputs,
-                        attrs={"dtype": proto.dtype, "value": proto})
 
     def insert(self, node: NodeDef) -> NodeDef:
         """Stage an unchanged copy of a node.
@@ -286,10 +271,9 @@ class StagedEdit:
         self._check_own(ops)
         return templates_of(ops, self._original_nodes(ops))
 
-    def clone(self, ops: Iterable[Union[Original, Template]], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
+    def clone(self, ops: Iterable[Union[Original, Template]], prefix: str, *, input_map: Optional[Mapping[str, str]] = None,
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
-              edit: Optional[Callable[[NodeDef, Original], None]] = None,
-              control_inputs: ControlInputs = None) -> Dict[str, str]:
+              edit: Optional[Edit] = None, control_inputs: Optional[Mapping[str, Sequence[str]]] = None) -> Dict[str, str]:
         """Stage a copy of each op of a set.
 
         An input from inside the set comes from the clone; any other still comes from the original. Loops of version 1 get new
@@ -299,12 +283,12 @@ class StagedEdit:
         ``shape``, While's ``output_shapes``), the caller has to change them in ``edit``.
 
         Args:
-          rename: a prefix (``"copy"`` makes ``copy/name``), or a function from old to new names.
+          prefix: of the new names; ``"copy"`` makes ``copy/name``.
           input_map: tensor -> the tensor to read instead, ``{"x:0": "half:0"}``, also inside the set.
           control_map: op -> the op to wait for instead, ``{"init": "copy_init"}``; None drops the edge.
           device: the clones' device: one for all, or a function of the original op. None keeps the original's.
           edit: called last with each new NodeDef and its original op, to change attributes, device or inputs in place.
-          control_inputs: names of more ops to wait for, by the original op's name or as a function of the original op.
+          control_inputs: op -> names of more ops to wait for, ``{"x": ["ready"]}``.
 
         Returns:
           Original name -> new name.
@@ -315,14 +299,14 @@ class StagedEdit:
         self._check_open()
         with garbage_collection_paused():
             templates = self._as_templates(list(ops))
-            names = self._clone_names(templates, rename)
+            names = self._clone_names(templates, prefix)
             edges = CloneEdges(names, input_map or {}, control_map or {})
             with self._all_or_nothing():
-                clones = self._copy_nodes(templates, names, edges, _per_op(control_inputs))
+                clones = self._copy_nodes(templates, names, edges, control_inputs or {})
                 enters = [node for template, node in zip(templates, clones) if template.node.op in ENTERS]
                 if enters:
                     self._separate_loops(enters, set(names))
-                self._place_and_edit(templates, clones, device, edit)
+                place_and_edit(templates, clones, device, edit)
         return names
 
     def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
@@ -364,15 +348,15 @@ class StagedEdit:
         return self.templates(ops)
 
     def _copy_nodes(self, templates: Sequence[Template], names: Mapping[str, str], edges: CloneEdges,
-                    extra: Optional[Callable[[Original], Optional[Sequence[str]]]]) -> List[NodeDef]:
+                    extra: Mapping[str, Sequence[str]]) -> List[NodeDef]:
         clones = []
         for template, new in zip(templates, names.values()):
             node = self._new_node(new, template.node)
             inputs = [edges[edge] for edge in template.inputs]
             if edges.drops:
                 inputs = [edge for edge in inputs if edge]
-            if extra is not None:
-                inputs += [edge for edge in control_edges(extra(template.op) or ()) if edge not in inputs]
+            if template.name in extra:
+                inputs += [edge for edge in control_edges(extra[template.name]) if edge not in inputs]
             node.input.extend(inputs)
             if template.colocation:
                 follow_colocation(node, template.colocation, names)
@@ -386,18 +370,12 @@ class StagedEdit:
         check_whole_loops(self._loops, originals)
         fresh_frame_names(enters, self._frame_names)
 
-    def _clone_names(self, templates: Sequence[Template], rename: Rename) -> Dict[str, str]:
+    def _clone_names(self, templates: Sequence[Template], prefix: str) -> Dict[str, str]:
         """Old name -> new name, in the order of ``templates``; refuses names that are taken."""
-        if isinstance(rename, str):
-            prefix = rename.rstrip("/") + "/"
-            names = {template.name: prefix + template.name for template in templates}
-        else:
-            names = {template.name: rename(template.name) for template in templates}
-        if len(names) < len(templates):
-            seen: Set[str] = set()
-            twice = [each.name for each in templates
-                     if each.name in seen or seen.add(each.name)]  # type: ignore[func-returns-value]
-            raise GraphEditError(f"ops to clone are listed more than once: {some(twice)}")
+        count = Counter(template.name for template in templates)
+        if len(count) < len(templates):
+            raise GraphEditError(f"ops to clone are listed more than once: {some([name for name in count if count[name] > 1])}")
+        names = {name: f"{prefix.rstrip('/')}/{name}" for name in count}
         self._check_free(names.values())
         return names
 
@@ -415,30 +393,10 @@ class StagedEdit:
         """NodeDefs of the originals.  One export of the whole graph is cheaper than many single ones."""
         missing = [op for op in ops if op.name not in self._originals]
         if missing and (len(self._originals) + len(missing)) * 8 >= len(self._taken):
-            self._originals = {node.name: node for node in self.graph.as_graph_def().node}
+            self._originals = {**{node.name: node for node in self.graph.as_graph_def().node}, **self._originals}
         else:
             self._originals.update((op.name, op.node_def) for op in missing)
         return self._originals
-
-    @staticmethod
-    def _place_and_edit(templates: Sequence[Template], clones: Sequence[NodeDef], device: Device,
-                        edit: Optional[Callable[[NodeDef, Original], None]]) -> None:
-        if isinstance(device, str):
-            where = canonical_device(device)
-            for node in clones:
-                node.device = where
-        elif device is not None:
-            for template, node in zip(templates, clones):
-                choice = device(template.op)
-                if choice is not None:
-                    node.device = canonical_device(choice)
-        if edit is not None:
-            for template, node in zip(templates, clones):
-                name = node.name
-                edit(node, template.op)
-                if node.name != name:
-                    renamed, node.name = node.name, name
-                    raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; `rename` decides names")
 
     # ------------------------------------------------------------------------------------------------------- commit
     def commit(self) -> Dict[str, tf.Operation]:
@@ -486,22 +444,6 @@ class StagedEdit:
         self._staged[name] = node
         return node
 
-    def _unique(self, name: str) -> str:
-        taken = self._taken
-        candidate, count = name, 0
-        while candidate in taken or candidate in self._staged:
-            count += 1
-            candidate = f"{name}_{count}"
-        return candidate
-
-    def _signature(self, op_type: str, name: str) -> OpSignature:
-        if op_type not in self._signatures:
-            try:
-                self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
-            except LookupError as error:
-                raise GraphEditError(f"node {name!r}: {error.args[0]}") from error
-        return self._signatures[op_type]
-
     def _dtype(self, edge: str) -> Any:
         """dtype of a tensor that is staged or in the graph; None if it is not known yet."""
         name, _, index = edge.partition(":")
@@ -513,10 +455,3 @@ class StagedEdit:
             return self.graph.get_tensor_by_name(f"{name}:{index or 0}").dtype
         except KeyError:
             return None
-
-
-def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Optional[Sequence[str]]]]:
-    if control_inputs is None or callable(control_inputs):
-        return control_inputs
-    table = control_inputs
-    return lambda op: table.get(op.name)

@@ -1,12 +1,16 @@
-"""What all clones of an op have in common, computed once however often the op is cloned."""
+"""Clones of ops: what all clones of an op have in common, computed once however often it is cloned, and what differs."""
 from __future__ import annotations
 
-from typing import Iterable, List, Mapping, NamedTuple, Sequence, Union
+from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from whale_tf._tf_compat import NodeDef, tf, v1
+from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import take_colocation
 
 Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
+Device = Union[None, str, Callable[[Original], Optional[str]]]
+Edit = Callable[[NodeDef, Original], None]
 
 
 class Template(NamedTuple):
@@ -39,3 +43,19 @@ def forget_own(node: NodeDef) -> List[bytes]:
     if "_output_shapes" in node.attr:  # shapes are inferred again, because an input may be smaller than the original's
         del node.attr["_output_shapes"]
     return take_colocation(node)
+
+
+def place_and_edit(templates: Sequence[Template], clones: Sequence[NodeDef], device: Device, edit: Optional[Edit]) -> None:
+    """Give clones their devices, and then let ``edit`` change them; see :meth:`StagedEdit.clone`."""
+    for template, node in zip(templates, clones):
+        choice = device(template.op) if callable(device) else device
+        if choice is not None:
+            node.device = canonical_device(choice)
+    if edit is None:
+        return
+    for template, node in zip(templates, clones):
+        name = node.name
+        edit(node, template.op)
+        if node.name != name:
+            renamed, node.name = node.name, name
+            raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; `prefix` decides names")

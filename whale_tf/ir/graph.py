@@ -36,6 +36,7 @@ class Phase(enum.Enum):
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
+SHARD_ATTR = "_whale_shard"  # attribute of an op of a divided TaskGraph: see Op.shard
 
 
 @lru_cache(maxsize=None)
@@ -103,6 +104,11 @@ class Op:
         self.forward = forward
         self.device = device
         self.body = body
+
+    @property
+    def shard(self) -> int:
+        """Its place among the devices of a divided TaskGraph."""
+        return int(self.attrs.get(SHARD_ATTR, 0))
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name!r} #{self.id}>"

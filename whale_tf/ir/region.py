@@ -191,10 +191,8 @@ def _behind(graph: OpGraph, ops: Collection[int], members: Collection[int], cont
     return reached(ops, before)
 
 
-def _early(
-    graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]],
-    writes: Collection[int]
-) -> Set[int]:
+def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]],
+           writes: Collection[int]) -> Set[int]:
     """Cloned ancestors of sections, of all tensors that are combined over all clones, of ``writes``, for which some ops wait, and
     of ops outside the clones whose results clones read.  Loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}

@@ -81,9 +81,8 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
     return Update({index: owner for index, owner in single.items() if index in needed}, homes)
 
 
-def owned(
-    graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], gradients: Mapping[int, int]
-) -> Tuple[Dict[int, int], Dict[int, int]]:
+def owned(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int],
+          gradients: Mapping[int, int]) -> Tuple[Dict[int, int], Dict[int, int]]:
     """The owners (TaskGraphs or devices) of the APPLY ops that depend on one owner alone, and of variables including slots.
 
     A value that is computed from one owner's values and from values that follow from several (a gradient, scaled by the global

@@ -193,9 +193,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
     return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
 
 
-def _makers(
-    made: Mapping[Tuple[int, int], Tuple[int, ...]], tensor: int, target: int, step: TrainingStep
-) -> Tuple[int, ...]:
+def _makers(made: Mapping[Tuple[int, int], Tuple[int, ...]], tensor: int, target: int, step: TrainingStep) -> Tuple[int, ...]:
     """The calls whose values of a tensor the updates of a TaskGraph read; with several processes never one process's value."""
     keys = [(target, tensor)] * (target != ALL) + [(step.home(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
     return next(made[key] for key in keys if key in made)

@@ -27,9 +27,8 @@ LEAST = 1 << 15  # bytes that a function may hold needlessly in any case, since 
 EXAMPLES = 8  # in a clone's part of a micro-batch, if the graph leaves their number open
 
 
-def in_functions(
-    step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body, donated: AbstractSet[int] = frozenset()
-) -> Body:
+def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body,
+                 donated: AbstractSet[int] = frozenset()) -> Body:
     """``called`` with as few functions as the room allows.
 
     Args:

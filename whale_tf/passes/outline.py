@@ -149,9 +149,8 @@ def _updates(step: TrainingStep, homes: Homes, left_out: AbstractSet[int]) -> Li
     return bodies
 
 
-def _in_rounds(
-    graph: OpGraph, ops: Iterable[Op], owner: Mapping[int, Tuple[int, ...]]
-) -> Dict[Tuple[int, Tuple[int, ...]], List[int]]:
+def _in_rounds(graph: OpGraph, ops: Iterable[Op],
+               owner: Mapping[int, Tuple[int, ...]]) -> Dict[Tuple[int, Tuple[int, ...]], List[int]]:
     """Ops by round and owner.  An op that follows from another owner's op comes in a later round."""
     rounds: Dict[int, int] = {}
     members: Dict[Tuple[int, Tuple[int, ...]], List[int]] = {}
@@ -163,9 +162,8 @@ def _in_rounds(
     return members
 
 
-def _body(
-    graph: OpGraph, name: str, task_graph: int, kind: str, ops: Sequence[int], outputs: Iterable[int] = (), home: int = NO_HOME
-) -> Body:
+def _body(graph: OpGraph, name: str, task_graph: int, kind: str, ops: Sequence[int], outputs: Iterable[int] = (),
+          home: int = NO_HOME) -> Body:
     if home != NO_HOME:
         name += f"_on{home}"
     own = set(ops)

@@ -33,14 +33,8 @@ class Redo:
         local: operands (op, position) that an op does not read when it is repeated.
     """
 
-    def __init__(
-        self,
-        region: Region,
-        may: Callable[[Op], bool],
-        work: Callable[[Op], int],
-        kept: AbstractSet[int] = frozenset(),
-        local: AbstractSet[Tuple[int, int]] = frozenset(),
-    ) -> None:
+    def __init__(self, region: Region, may: Callable[[Op], bool], work: Callable[[Op], int],
+                 kept: AbstractSet[int] = frozenset(), local: AbstractSet[Tuple[int, int]] = frozenset()) -> None:
         self._region, self._graph = region, region.graph
         self._sizes = one_example(region.graph)
         self._may, self._work, self._kept, self._local = may, work, kept, local

@@ -171,9 +171,8 @@ class Termination:
             self._depth -= 1
         self._end_if_asked()
 
-    def save(
-        self, saver: Any, original: Callable, session: Any, save_path: str, global_step: Any, *args: Any, **kwargs: Any
-    ) -> str:
+    def save(self, saver: Any, original: Callable, session: Any, save_path: str, global_step: Any, *args: Any,
+             **kwargs: Any) -> str:
         """``Saver.save``, remembered."""
         if self._signals is None:
             return original(session, save_path, global_step, *args, **kwargs)

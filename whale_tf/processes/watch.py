@@ -67,12 +67,8 @@ class Watch:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
     """
 
-    def __init__(
-        self,
-        addresses: Dict[int, str],
-        end: Optional[Callable[[str, int], None]] = None,
-        asked_to_end: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, addresses: Dict[int, str], end: Optional[Callable[[str, int], None]] = None,
+                 asked_to_end: Callable[[], bool] = lambda: False) -> None:
         self._addresses = {rank: split_address(address) for rank, address in addresses.items()}
         self._names = addresses
         self._end = end or end_process

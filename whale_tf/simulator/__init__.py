@@ -12,7 +12,7 @@ A captured step is compiled by the rewriter's own passes, and its calls become t
 
 step          ops with measured times                    step_graph -> training step
 compile       bodies and calls                           whale_tf.passes -> whale_tf.program
-read          calls as tasks                             captured, reader, tasks
+read          calls as tasks                             captured, reader, recipes, tasks
 execute       on threads that devices share              cores
 """
 
@@ -33,38 +33,8 @@ from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
 from whale_tf.simulator.zoo import MODELS, built_in_model, model_names
 
 __all__ = [
-    "Builder",
-    "Calibration",
-    "DeviceUse",
-    "LayerEstimator",
-    "LinkUse",
-    "MODELS",
-    "ModelGraph",
-    "OpConfig",
-    "OpEstimator",
-    "Options",
-    "ScheduleConfig",
-    "Simulation",
-    "Simulator",
-    "StepGraph",
-    "Strategy",
-    "StrategyTree",
-    "Trace",
-    "TraceEvent",
-    "built_in_model",
-    "calibrated",
-    "layer_names",
-    "layered_model",
-    "micro_batch_size",
-    "model_names",
-    "op_config",
-    "simulate",
-    "strategy_from_plan",
-    "tensor_parallel",
-    "to_chrome",
-    "trace_of",
-    "trace_of_run_metadata",
-    "under",
-    "uniform_3d",
-    "write_chrome",
-]
+    "Builder", "Calibration", "DeviceUse", "LayerEstimator", "LinkUse", "MODELS", "ModelGraph", "OpConfig", "OpEstimator",
+    "Options", "ScheduleConfig", "Simulation", "Simulator", "StepGraph", "Strategy", "StrategyTree", "Trace", "TraceEvent",
+    "built_in_model", "calibrated", "layer_names", "layered_model", "micro_batch_size", "model_names", "op_config",
+    "simulate", "strategy_from_plan", "tensor_parallel", "to_chrome", "trace_of", "trace_of_run_metadata", "under",
+    "uniform_3d", "write_chrome"]

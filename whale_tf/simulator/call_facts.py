@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Dict, List, NamedTuple, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op
@@ -29,7 +29,6 @@ from whale_tf.program import (
 from whale_tf.simulator.calibration import MEMORY
 from whale_tf.simulator.tasks import About
 
-SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
 MESSAGES = (GATHER, BROADCAST)
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
@@ -75,13 +74,11 @@ class Piece(NamedTuple):
 
     Attributes:
         inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
-        shard: place among the devices of a divided TaskGraph.
         function: number of its function in a called body; 0 in others.
     """
 
     op: Op
     inputs: Tuple[Tuple[int, bool], ...]
-    shard: int
     function: int = 0
 
 
@@ -94,7 +91,7 @@ class CallFacts:
         number: (body, clone) -> call.
         sources: of each call, (tensor, whether it is the whole mini-batch's) -> the calls from which it takes it.
         readers: (call, tensor) -> number of calls that take it.
-        pieces: of each body; ``piece_of``: op -> place among these.
+        pieces: of each body, op -> its piece, in the order of the graph.
         parts: of each call, the fraction of a mini-batch on which it works.
         sums: (call, gradient) -> the device that adds up the copies' values.
         messages: calls that send values to other processes.
@@ -116,18 +113,17 @@ class CallFacts:
             for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
                 self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
         self.pieces = [self._pieces(body, combined) for body in program.bodies]
-        self.piece_of = [{piece.op.id: number for number, piece in enumerate(pieces)} for pieces in self.pieces]
         self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
         self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
 
-    def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
+    def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> Dict[int, Piece]:
         functions = body.functions or (body.ops,)
         own = {tensor for ops in functions for index in ops for tensor in self.graph.ops[index].outputs}
-        return [Piece(op, tuple(dict.fromkeys(
+        return {op.id: Piece(op, tuple(dict.fromkeys(
             (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op), number)  # otherwise: a loop's next iteration
-            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)]
+            if t not in own or self.graph.tensors[t].op < op.id)), number)  # otherwise: a loop's next iteration
+            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)}
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
         """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
@@ -156,7 +152,7 @@ class CallFacts:
 
     def device_of(self, number: int, tensor: int) -> int:
         """The device where a call has a tensor."""
-        return self.device_at(self.program.calls[number], _shard(self.graph.producer(tensor)))
+        return self.device_at(self.program.calls[number], self.graph.producer(tensor).shard)
 
     def device_at(self, call: Call, shard: int) -> int:
         """The device of a call; for a divided TaskGraph, that of one part."""
@@ -164,21 +160,24 @@ class CallFacts:
         if home is not None:
             return home
         if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
-            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][max(0, shard)]
+            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][shard]
         return call.devices[0] if call.devices else self.host
 
     def size_of(self, number: int, tensor: int) -> float:
         """Bytes of a call's share of a tensor."""
         return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
 
+    def body(self, number: int) -> Body:
+        """The body of a call."""
+        return self.program.bodies[self.program.calls[number].body]
+
     def step_of(self, number: int) -> str:
-        return self.program.step_of(self.program.calls[number])
+        return self.body(number).step
+
+    def piece(self, number: int, op: int) -> Optional[Piece]:
+        """An op of a call; None: the call does not run it."""
+        return self.pieces[self.program.calls[number].body].get(op)
 
     def about(self, number: int, name: str) -> About:
-        call = self.program.calls[number]
-        body = self.program.bodies[call.body]
-        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), call.clone.m)
-
-
-def _shard(op: Op) -> int:
-    return int(op.attrs.get(SHARD, 0))
+        body = self.body(number)
+        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), self.program.calls[number].clone.m)

@@ -11,13 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.schedule import schedule_of
-from whale_tf.simulator.configs import (
-    OpConfig,
-    TensorConfig,
-    fractions,
-    op_fractions,
-    tensor_config,
-)
+from whale_tf.simulator.configs import OpConfig, TensorConfig, fractions, op_fractions, tensor_config
 from whale_tf.simulator.costs import OpEstimator, OpPart
 from whale_tf.simulator.model_graph import ACTIVATION, INPUT, KINDS, PARAMETER, ModelOp, Use
 from whale_tf.simulator.program import (

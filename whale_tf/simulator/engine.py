@@ -55,10 +55,7 @@ def run(graph: ExecutionGraph, bandwidths: Sequence[float], gammas: Sequence[flo
 class _Engine:
     def __init__(self, graph: ExecutionGraph, bandwidths: Sequence[float], gammas: Sequence[float], sharing: bool) -> None:
         count, slots = len(graph.seconds), len(graph.devices)
-        self.graph = graph
-        self.bandwidths = bandwidths
-        self.gammas = gammas
-        self.sharing = sharing
+        self.graph, self.bandwidths, self.gammas, self.sharing = graph, bandwidths, gammas, sharing
         self.now = 0.0
         self.start = [0.0] * count
         self.end = [-1.0] * count  # while running: the end as far as is known

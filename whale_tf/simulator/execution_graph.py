@@ -103,9 +103,7 @@ class Unfolder:
     """Tasks of one program on the devices that ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
 
     def __init__(self, program: Program, collapse: Collapse, network: Network) -> None:
-        self.program = program
-        self.collapse = collapse
-        self.network = network
+        self.program, self.collapse, self.network = program, collapse, network
         self.slot_of = {device: slot for slot, device in enumerate(collapse.kept)}
         self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
         self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}

@@ -34,7 +34,7 @@ import numpy as np
 
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
-from whale_tf.documents import Invalid, Record, field, json_object, read
+from whale_tf.documents import Record, field, parsed, read
 from whale_tf.errors import PlanError
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
@@ -209,14 +209,7 @@ class Laws(Record):
         Raises:
             PlanError: unreadable, unknown or missing key, or a wrong value; the message names the place.
         """
-        if isinstance(source, cls):
-            return source
-        if isinstance(source, str):
-            source = json_object(source, "laws", PlanError, f"start from {DEFAULT}")
-        try:
-            return read(cls, source)
-        except Invalid as error:
-            raise PlanError("not valid laws: " + error.text("the laws")) from None
+        return parsed(cls, source, "set of laws", PlanError, f"start from {DEFAULT}")
 
 
 DEFAULT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "laws.json")

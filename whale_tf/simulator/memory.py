@@ -90,15 +90,8 @@ def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[i
     return found
 
 
-def _curve(
-    program: Program,
-    graph: ExecutionGraph,
-    device: int,
-    rows: np.ndarray,
-    born: np.ndarray,
-    dies: np.ndarray,
-    largest: int,
-) -> MemoryCurve:
+def _curve(program: Program, graph: ExecutionGraph, device: int, rows: np.ndarray, born: np.ndarray, dies: np.ndarray,
+           largest: int) -> MemoryCurve:
     static = program.static_bytes[device]
     base = float(sum(static.values()))
     sizes = graph.buffers.bytes[rows]

@@ -193,10 +193,7 @@ class Builder:
                 raise PlanError("model {!r} uses optimizer {!r}, known ones are {}.{}".format(
                     name, optimizer, ", ".join(sorted(OPTIMIZERS)), did_you_mean(optimizer, OPTIMIZERS)))
             optimizer = OPTIMIZERS[optimizer]
-        self.name = name
-        self.batch = batch
-        self.precision = precision
-        self.optimizer = optimizer
+        self.name, self.batch, self.precision, self.optimizer = name, batch, precision, optimizer
         self.itemsize = 2 if precision in ("fp16", "bf16") else 4
         self.tensors: List[ModelTensor] = []
         self.ops: List[ModelOp] = []

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 from whale_tf.documents import json_object
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
-from whale_tf.ir.graph import OpGraph, Phase, same_graph
+from whale_tf.ir.graph import SHARD_ATTR, OpGraph, Phase, same_graph
 from whale_tf.ir.layout import REPLICATED, SHARDED, Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
@@ -246,7 +246,7 @@ def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
         kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code
         outputs = [(() if row.step == UPDATE and one.bytes <= NUMBER_BYTES else (1,), "float32") for one in row.outputs]
         op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs], outputs, row.waits,
-                     phase=PHASES.get(row.step, Phase.FORWARD), attrs={"_whale_shard": row.shard})
+                     phase=PHASES.get(row.step, Phase.FORWARD), attrs={SHARD_ATTR: row.shard})
         home.append(row.task_graph)
         layouts.update((tensor, Layout(one.layout)) for tensor, one in zip(op.outputs, row.outputs))
     variables: Dict[int, int] = {}

@@ -42,9 +42,7 @@ class Tasks:
         used: devices that take part; None: all.
         in_queues: a device sends and receives one message at a time; otherwise all messages in transit share the links.
         """
-        self.cluster = cluster
-        self.network = network
-        self.in_queues = in_queues
+        self.cluster, self.network, self.in_queues = cluster, network, in_queues
         self.used = tuple(range(len(cluster)) if used is None else used)
         self._slot = {device: slot for slot, device in enumerate(self.used)}
         self.instructions: List[Instruction] = []

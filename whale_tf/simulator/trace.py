@@ -6,6 +6,7 @@ side, or drawn in the same pictures.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -71,23 +72,10 @@ def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequ
         for slot in graph.slots[task]:
             device = graph.devices[slot]
             if device in wanted:
-                events.append(
-                    TraceEvent(
-                        instruction.name,
-                        instruction.label,
-                        device,
-                        stage_of[device],
-                        lane,
-                        graph.micro_batch[task],
-                        start_s,
-                        result.times.end[task] - start_s,
-                    )
-                )
-    memory = {
-        device: (curve.time_s.tolist(), curve.bytes.tolist())
-        for device, curve in zip(graph.devices, result.memory)
-        if device in wanted
-    }
+                events.append(TraceEvent(instruction.name, instruction.label, device, stage_of[device], lane,
+                                         graph.micro_batch[task], start_s, result.times.end[task] - start_s))
+    memory = {device: (curve.time_s.tolist(), curve.bytes.tolist())
+              for device, curve in zip(graph.devices, result.memory) if device in wanted}
     return Trace(name, tuple(events), memory)
 
 
@@ -188,43 +176,18 @@ def _staircase(changes: List[Tuple[float, float]]) -> Tuple[List[float], List[fl
 def to_chrome(traces: Iterable[Trace]) -> Dict[str, Any]:
     """Chrome's trace format: a process for each trace and device, a thread for each queue, and memory as a counter."""
     rows: List[Dict[str, Any]] = []
-    process = 0
+    processes = itertools.count()
     for trace in traces:
-        process_of: Dict[int, int] = {}
-        for device in trace.devices:
-            process_of[device] = process
-            rows.append(
-                {
-                    "ph": "M",
-                    "name": "process_name",
-                    "pid": process,
-                    "args": {"name": f"{trace.name}: device {device}"},
-                }
-            )
-            rows += [
-                {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": {"name": text}}
-                for lane, text in enumerate(LANES)
-            ]
-            process += 1
-        for event in trace.events:
-            rows.append(
-                {
-                    "ph": "X",
-                    "name": event.name,
-                    "cat": event.kind,
-                    "pid": process_of[event.device],
-                    "tid": event.lane,
-                    "ts": event.start_s * 1e6,
-                    "dur": event.duration_s * 1e6,
-                    "args": {"stage": event.stage, "micro_batch": event.micro_batch},
-                }
-            )
-        for device, (times, level) in trace.memory.items():
-            rows += [
-                {"ph": "C", "name": "memory", "pid": process_of[device], "ts": time_s * 1e6, "args": {"bytes": size}}
-                for time_s, size in zip(times, level)
-                if device in process_of
-            ]
+        process_of = dict(zip(trace.devices, processes))
+        for device, process in process_of.items():
+            about = {"ph": "M", "pid": process}
+            rows.append({**about, "name": "process_name", "args": {"name": f"{trace.name}: device {device}"}})
+            rows += [{**about, "name": "thread_name", "tid": lane, "args": {"name": text}} for lane, text in enumerate(LANES)]
+        rows += [{"ph": "X", "name": event.name, "cat": event.kind, "pid": process_of[event.device], "tid": event.lane,
+                  "ts": event.start_s * 1e6, "dur": event.duration_s * 1e6,
+                  "args": {"stage": event.stage, "micro_batch": event.micro_batch}} for event in trace.events]
+        rows += [{"ph": "C", "name": "memory", "pid": process_of[device], "ts": time_s * 1e6, "args": {"bytes": size}}
+                 for device, (times, level) in trace.memory.items() if device in process_of for time_s, size in zip(times, level)]
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
 

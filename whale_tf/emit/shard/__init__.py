@@ -16,6 +16,7 @@ from whale_tf.capture.new_shapes import with_new_shapes
 from whale_tf.capture.recording import renamed_call
 from whale_tf.emit.shard.lower import Lowering
 from whale_tf.emit.shard.variables import DividedVariables, Parts
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -39,9 +40,8 @@ class Pieces(NamedTuple):
         return nodes.add_n(names, scope, dtype, host)
 
 
-def shard(
-    captured: Captured, assignment: Assignment, counts: Dict[int, int], gathering: AbstractSet[int] = frozenset()
-) -> Tuple[Captured, DividedVariables]:
+def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int],
+          gathering: AbstractSet[int] = frozenset()) -> Tuple[Captured, DividedVariables]:
     """The step with parts instead of each divided op, and the variables that are divided.
 
     Args:
@@ -65,7 +65,7 @@ def shard(
              for op, names in lowering.variables.items()]
     for variable in parts:
         if not variable.is_resource:
-            replaced[variable.op.outputs[0].name] = Pieces(tuple(map(_tensor_name, variable.names)), variable.spread)
+            replaced[variable.op.outputs[0].name] = Pieces(tuple(map(tensor_name, variable.names)), variable.spread)
     variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
     shapes.update(variables.stage(edit))
     successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
@@ -124,7 +124,7 @@ class _Mover:
             for tensor in op.outputs:
                 value = self._lowering.values.table.get(tensor)
                 if value is not None:
-                    names = tuple(_tensor_name(part) for part in value.names)
+                    names = tuple(tensor_name(part) for part in value.names)
                     found[self._graph.tensor_name(tensor)] = names[0] if len(names) == 1 else Pieces(names, value.spread)
         return found
 
@@ -146,11 +146,11 @@ class _Mover:
         if isinstance(grad, tuple) and self._graph.tensor(grad[0]) in self._lowering.assignment.settled:  # others are of rows
             slices = values.parts(self._graph.tensor(grad[0]), variable.spread, variable.task_graph)
             rest = self._whole(grad[1:])
-            return [(_tensor_name(name), (_tensor_name(part), *rest)) for name, part in zip(variable.names, slices)]
+            return [(tensor_name(name), (tensor_name(part), *rest)) for name, part in zip(variable.names, slices)]
         if isinstance(grad, str):  # spread like the variable before the cut between BACKWARD and APPLY
             parts = values.parts(self._graph.tensor(grad), variable.spread, variable.task_graph)
-            return list(zip(map(_tensor_name, variable.names), map(_tensor_name, parts)))
-        return [(_tensor_name(name), self._whole(grad)) for name in variable.names]
+            return list(zip(map(tensor_name, variable.names), map(tensor_name, parts)))
+        return [(tensor_name(name), self._whole(grad)) for name in variable.names]
 
     def _is_variable(self, tensor: int) -> bool:
         """Whether a tensor is a divided variable, or a plain read of one."""
@@ -163,7 +163,7 @@ class _Mover:
             return type(name)([self._whole(each) for each in name])
         if name is None:
             return None
-        return _tensor_name(self._lowering.values.whole(self._graph.tensor(name)))
+        return tensor_name(self._lowering.values.whole(self._graph.tensor(name)))
 
     def shapes(self) -> Dict[str, Shape]:
         """Shapes of the parts, as far as those of the local script's tensors are known.  TensorFlow infers less from a clone,
@@ -175,10 +175,6 @@ class _Mover:
             if shape is None or spread.kind == EACH:
                 continue
             shapes = spread.shapes(shape) if shape and spread.is_shard else [tuple(shape)] * len(names)  # handles have none
-            found.update((_tensor_name(name), own) for name, own in zip(names, shapes)
+            found.update((tensor_name(name), own) for name, own in zip(names, shapes)
                          if name.partition(":")[0] in self._lowering.edit)
         return found
-
-
-def _tensor_name(name: str) -> str:
-    return name if ":" in name else name + ":0"

@@ -16,6 +16,7 @@ from whale_tf._tf_compat import FunctionDef, tf
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
+from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import READS
@@ -42,12 +43,10 @@ def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, Pa
     """
     found = {}
     for name in branches_of(op):
-        copy, number = FunctionCopy(op.graph, name), 0
-        while edit.has_function(f"{name}_of_parts{number}"):
-            number += 1
+        copy = FunctionCopy(op.graph, name)
         for position, variable in variables.items():
             _read_parts(copy, op, position, variable)
-        found[name] = copy.finish(f"{name}_of_parts{number}")
+        found[name] = copy.finish(free_name(f"{name}_of_parts", edit.has_function))
     return found
 
 

@@ -54,14 +54,8 @@ class Division(NamedTuple):
     too_large: Mapping[str, str] = {}
 
 
-def divide(
-    local: Captured,
-    cluster: Cluster,
-    config: Config,
-    plan: Optional[Plan],
-    options: Options,
-    parts: Sequence[Tuple[int, ...]],
-) -> Division:
+def divide(local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options,
+           parts: Sequence[Tuple[int, ...]]) -> Division:
     """How ``split`` TaskGraphs are divided: according to the plan, or by the cheapest patterns."""
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
@@ -106,9 +100,8 @@ def initialised(division: Division, init: str) -> Division:
     return division._replace(assignment=with_initial_values(division.local.graph, initializers, division.assignment))
 
 
-def _shares(
-    local: Captured, number: int, rows: Rows, examples: Dict[int, int], cluster: Cluster, config: Config
-) -> Tuple[int, ...]:
+def _shares(local: Captured, number: int, rows: Rows, examples: Dict[int, int], cluster: Cluster,
+            config: Config) -> Tuple[int, ...]:
     """The share of each device of a split TaskGraph, according to the devices' speed and memory."""
     graph = local.graph
     ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
@@ -119,9 +112,7 @@ def _shares(
     return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size)
 
 
-def _by_batch(
-    local: Captured, counts: Dict[int, int], rows: Sequence[Rows], config: Config, plan: Optional[Plan]
-) -> Set[int]:
+def _by_batch(local: Captured, counts: Dict[int, int], rows: Sequence[Rows], config: Config, plan: Optional[Plan]) -> Set[int]:
     """Split TaskGraphs whose devices have their own examples: a ``replicate`` TaskGraph shares them, or the user forces it."""
     if plan is not None:
         return {task.batch_of for task in plan.task_graphs if task.batch_of is not None}

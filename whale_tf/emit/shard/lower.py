@@ -25,7 +25,7 @@ from whale_tf.emit.shard.tags import TaggedStage
 from whale_tf.emit.shard.values import Values
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.attrs import NodeDef
-from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
@@ -237,7 +237,7 @@ class Lowering:
         own = self._rows[key]
         for p in listed:
             values, what = (own.local, "numbers") if p == number else (operands[p][i], f"values{p}")
-            set_input(self.edit, name, p, own.kept(values, self._dtype(op.inputs[p]), what))
+            self.edit.move_input(name, p, own.kept(values, self._dtype(op.inputs[p]), what))
 
     # -- initial values -----------------------------------------------------------------------------------------------
     def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
@@ -261,7 +261,7 @@ class Lowering:
             nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, f"seed{i}")
             dtype = self._dtype(seed)
             own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
-            set_input(self.edit, node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
+            self.edit.move_input(node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
 
     # -- recipes ------------------------------------------------------------------------------------------------------
     def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:

@@ -19,14 +19,9 @@ def divided_dims(batch: BatchAxis) -> Dict[int, int]:
     return {tensor: layout.dim for tensor, layout in batch.layouts.items() if layout.is_sharded}
 
 
-def sharding_problem(
-    captured: Captured,
-    batch: Mapping[int, int],
-    shares: Mapping[int, Tuple[int, ...]],
-    by_batch: Collection[int] = (),
-    only: Optional[Collection[int]] = None,
-    whole: AbstractSet[int] = frozenset(),
-) -> Problem:
+def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mapping[int, Tuple[int, ...]],
+                     by_batch: Collection[int] = (), only: Optional[Collection[int]] = None,
+                     whole: AbstractSet[int] = frozenset()) -> Problem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
     shares: shares of each split TaskGraph's devices.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
-from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.record import Tags
+from whale_tf.graph_editor.stage import Stage
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import SHARD_ATTR
 from whale_tf.ir.region import GATHER_ATTR
 
 
-class TaggedStage:
+class TaggedStage(Stage):
     """Stages nodes and tags them for the op graph; TensorFlow's graph does not get the tags.  As the device, callers give the
     number of a device within the TaskGraph.
 
@@ -24,6 +26,7 @@ class TaggedStage:
     """
 
     def __init__(self, edit: StagedEdit, task_graph: int, tags: Dict[str, Tags]) -> None:
+        super().__init__(edit.graph)
         self.edit = edit
         self.task_graph = task_graph
         self.is_backward = self.is_gathering = False
@@ -31,13 +34,13 @@ class TaggedStage:
         self._tags = tags
 
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
-            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str:
+            control_inputs: Sequence[str] = (), attrs: Optional[Mapping[str, Any]] = None) -> str:
         staged = self.edit.add(op_type, name, inputs, control_inputs=[*control_inputs, *self.controls], attrs=attrs)
         self.tag(staged, int(device or 0))
         return staged
 
-    def const(self, value: Any, name: str, *, device: str = "") -> str:
-        staged = self.edit.const(value, name)
+    def const(self, value: Any, name: str, *, dtype: Any = None, device: str = "", control_inputs: Sequence[str] = ()) -> str:
+        staged = self.edit.const(value, name, dtype=dtype, control_inputs=control_inputs)
         self._tags[staged] = {TASK_GRAPH_ATTR: self.task_graph, SHARD_ATTR: int(device or 0)}
         return staged
 

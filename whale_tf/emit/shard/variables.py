@@ -21,7 +21,7 @@ from whale_tf.emit.variables import Replaced, catch_up, read
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import consumers
 from whale_tf.graph_editor.control_flow import call_functions
-from whale_tf.graph_editor.edges import canonical_edge
+from whale_tf.graph_editor.edges import canonical_edge, tensor_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Shape
@@ -36,12 +36,9 @@ class DividedVariables:
         divided: names of the ops whose uses of the variables are themselves divided.
     """
 
-    def __init__(
-        self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str
-    ) -> None:
-        self._graph = graph
-        self._variables = variables
-        self._replaced = replaced
+    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str],
+                 root: str) -> None:
+        self._graph, self._variables, self._replaced = graph, variables, replaced
         self._divided = set(divided)
         self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
         self._root = root
@@ -159,7 +156,7 @@ class DividedVariables:
         """Moves edges and waits of all ops, old, new and staged, to the parts."""
         staged.update()
         for tensor, name in self._reads:
-            self._replaced.setdefault(tensor.name, name if ":" in name else name + ":0")
+            self._replaced.setdefault(tensor.name, tensor_name(name))
             edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
                 is_reference = reader._input_types[position]._is_ref_dtype

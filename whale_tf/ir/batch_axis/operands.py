@@ -32,10 +32,7 @@ class Operands:
     """The operands of one op while they are converted to layouts that its algebra can combine."""
 
     def __init__(self, state: State, op: Op, roles: str, layouts: List[Layout]) -> None:
-        self.state = state
-        self.op = op
-        self.roles = roles
-        self.layouts = layouts
+        self.state, self.op, self.roles, self.layouts = state, op, roles, layouts
         self.steps: List[List[Conversion]] = [[] for _ in layouts]
         self.shifts: Dict[int, int] = {}  # operands that have become positions
         self.is_zero = False

@@ -23,7 +23,7 @@ _ELSEWHERE = "it looks up examples by an index other than their own position"
 
 @handler
 def range_(state: Propagation, op: Op) -> None:
-    """``range(0, c b, d)`` gives positions, ``c / d`` per example."""
+    """``range(0, c b, d)`` gives positions, ``c / d`` per example; they may count down (``c`` and ``d`` negative)."""
     values = [state.value(t) for t in op.inputs]
     if any(v is None for v in values):
         raise Refuse("its bounds are not known")
@@ -31,6 +31,8 @@ def range_(state: Propagation, op: Op) -> None:
     start, limit, delta = bounds
     promoted = state.promoted.get(op.outputs[0])
     if promoted is not None:
+        if -1 in promoted[1]:
+            raise Refuse("the number of positions per example is not known")
         span = int(sum(promoted[1]) * delta)
         state.result.localise[op.id, 1] = Localise(((0, span),))
     else:
@@ -39,9 +41,11 @@ def range_(state: Propagation, op: Op) -> None:
         found = blocks_of(limit)
         if found is None:
             raise Refuse("it counts rows chosen by data")
+        if limit.affine is None:
+            raise Refuse("the number of positions per example is not known")
         span = found[0]
-    if span == -1:
-        raise Refuse("the number of positions per example is not known")
+        if span * delta < 0:
+            raise Refuse("it has no positions, because its step leads away from its limit")
     if span % delta:
         raise Refuse("its positions cannot be divided into examples")
     state.offsets[op.outputs[0]] = span

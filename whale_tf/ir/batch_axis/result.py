@@ -98,9 +98,7 @@ class BatchAxis:
     """
 
     def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
-        self.graph = graph
-        self.batch = batch
-        self.sources = sources
+        self.graph, self.batch, self.sources = graph, batch, sources
         self.layouts: Dict[int, Layout] = {}
         self.extents: Dict[int, Value] = {}
         self.offsets: Dict[int, Union[int, Tuple[int, ...]]] = {}

@@ -76,9 +76,7 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
 
 class _Search:
     def __init__(self, graph: OpGraph, scope: Optional[Container[int]], known: Known) -> None:
-        self.graph = graph
-        self.scope = scope
-        self.known = known
+        self.graph, self.scope, self.known = graph, scope, known
         self.layouts = known.layouts()
 
     def run(self, sources: Sources) -> BatchAxis:

@@ -79,10 +79,7 @@ class State(View):
         divided = {t: g.layout.dim for t, g in seeds.items() if g.layout.is_sharded}
         self.result = BatchAxis(graph, divided if sources is None else sources, batch)
         self.result.stated = options.stated
-        self.batch = batch
-        self.options = options
-        self.scope = scope
-        self.seeds = seeds
+        self.batch, self.options, self.scope, self.seeds = batch, options, scope, seeds
         self.layouts = self.result.layouts
         self.offsets = self.result.offsets
         self.conversions = self.result.conversions

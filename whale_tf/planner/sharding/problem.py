@@ -69,14 +69,9 @@ class Problem:
         self.view = Sizes(graph)
         self.task_graph = task_graph
         self.splits = {split.number: split for split in splits}
-        self.batch = batch
-        self.variables = variables
-        self.slots = slots
+        self.batch, self.variables, self.slots = batch, variables, slots
         self.owners = {slot: variable for variable in reversed(list(slots)) for slot in slots[variable]}
-        self.gradients = gradients
-        self.factored = factored
-        self.whole = whole
-        self.bound = bound
+        self.gradients, self.factored, self.whole, self.bound = gradients, factored, whole, bound
         self.roots = self._find_roots()
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
