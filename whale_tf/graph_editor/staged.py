@@ -88,12 +88,11 @@ class StagedEdit:
         """An edit that begins with the additions and moves of another one; new nodes can be cloned like ops of the graph."""
         edit = cls(definitions.graph)
         edit._definitions = definitions
-        edit._originals = dict(definitions.originals)
-        for function in definitions.functions:
-            edit.add_function(function)
-        edit._graph_def.node.extend(definitions.added.values())
-        edit._staged = dict(zip(definitions.added, edit._graph_def.node))
-        edit._originals.update(edit._staged)
+        if definitions.additions is not None:
+            edit._graph_def.CopyFrom(definitions.additions)  # all at once, which is faster than node by node
+            edit._functions = {function.signature.name for function in definitions.functions}
+            edit._staged = dict(zip(definitions.added, edit._graph_def.node))
+        edit._originals = {**definitions.originals, **edit._staged}
         for name, node in definitions.changed.items():
             edit.change(name).CopyFrom(node)
         return edit
@@ -103,8 +102,7 @@ class StagedEdit:
         self._check_open()
         self._committed = True
         assert self._definitions is not None, "the edit began without definitions"
-        return self._definitions._replace(
-            added=self._staged, changed=self._changed, functions=tuple(self._graph_def.library.function))
+        return self._definitions._replace(added=self._staged, changed=self._changed, additions=self._graph_def)
 
     def __len__(self) -> int:
         return len(self._staged)
