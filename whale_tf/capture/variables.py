@@ -222,6 +222,8 @@ def _writes(graph: OpGraph, op: Op, position: int) -> bool:
 
 def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
     """Outputs of ``op`` that refer to the same variable as its input at ``position``."""
+    if not any(_is_reference(graph, output) for output in op.outputs):
+        return []
     if traits(op.type).passes_reference:
         if op.type == "IdentityN":
             candidates = [op.outputs[position]]
