@@ -17,6 +17,7 @@ from whale_tf.capture.attributes import DTYPE_NAMES, Attributes, proto_shape
 from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.definitions import Definitions
+from whale_tf.graph_editor.edges import edges_of
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
@@ -109,7 +110,7 @@ class _Recorder:
         for name, definition, operation in zip(places, definitions, operations):
             if operation.name != name:
                 operation = self._graph.get_operation_by_name(name)
-            inputs, controls = _edges(definition.input, places, _graph_edge)
+            inputs, controls = _edges(edges_of(definition), places, _graph_edge)
             kind, attrs = handles.get(name) or (definition.op, self._attributes(definition))
             nodes.append(_node(name, kind, definition.device, self._described(operation), attrs, inputs, controls,
                                self._bodies_of(definition)))
@@ -136,7 +137,7 @@ class _Recorder:
                 dtypes, body = self._output_types(definition.op, attrs)[0], self._bodies_of(definition)
             attrs.update(tags.get(name, {}))
             outputs = [(shapes.get(f"{name}:{index}"), dtype) for index, dtype in enumerate(dtypes)]
-            inputs, controls = _edges(definition.input, places, _graph_edge)
+            inputs, controls = _edges(edges_of(definition), places, _graph_edge)
             nodes.append(_node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
         return _build(nodes, OpGraph())
 
@@ -327,7 +328,7 @@ def _kept(op: Op, before: OpGraph, places: Dict[str, int], place_of: Dict[int, i
     """
     ops, tensors = before.ops, before.tensors
     if definition is not None:
-        inputs, controls = _edges(definition.input, places, _graph_edge)
+        inputs, controls = _edges(edges_of(definition), places, _graph_edge)
     else:
         inputs = [(place_of[tensors[t].op], tensors[t].index) for t in op.inputs]
         controls = [place_of[control] for control in op.control_inputs]
@@ -378,10 +379,14 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     Raises:
         GraphError: a cycle without NextIteration.
     """
-    back = {place for place, node in enumerate(nodes) if node.op.type in NEXT_ITERATIONS}
-    sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
-    if all(not needed or max(needed) < place for place, needed in enumerate(sources)):
+    sources = [[source for source, _ in node.inputs] + node.controls for node in nodes]
+    if _is_ordered(sources):
         return range(len(nodes))
+    back = {place for place, node in enumerate(nodes) if node.op.type in NEXT_ITERATIONS}
+    if back:
+        sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
+        if _is_ordered(sources):
+            return range(len(nodes))
     users: List[List[int]] = [[] for _ in nodes]
     for place, needed in enumerate(sources):
         for source in needed:
@@ -401,3 +406,8 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
         raise GraphError(f"op {nodes[stuck].op.name!r} ({nodes[stuck].op.type}) waits for itself: the graph has a cycle "
                          f"that is not a while loop.")
     return order
+
+
+def _is_ordered(sources: Sequence[Sequence[int]]) -> bool:
+    """Whether each place comes after its sources."""
+    return all(not needed or max(needed) < place for place, needed in enumerate(sources))

@@ -37,7 +37,7 @@ from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import function_exists, names_taken, some
-from whale_tf.graph_editor.template import Original, Template, forget_own, templates_of
+from whale_tf.graph_editor.template import Original, Template, templates_of
 from whale_tf.ir.traits import ENTERS
 
 Rename = Union[str, Callable[[str], str]]
@@ -323,11 +323,12 @@ class StagedEdit:
                 self._place_and_edit(templates, clones, device, edit)
         return names
 
-    def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
+    def copy(self, op: Union[Original, Template], name: str, inputs: Sequence[str], *, device: str = "",
              control_inputs: Sequence[str] = (), same_attrs: bool = False) -> NodeDef:
         """Stage a copy of one op with its own inputs and control inputs; for many single copies, because ``clone`` is expensive.
 
         Args:
+          op: the op, or its template if it is copied several times.
           name: the copy's.
           inputs: names of all tensors that it reads.
           device: ``""`` for none.
@@ -341,19 +342,19 @@ class StagedEdit:
           GraphEditError: the name is taken, the op belongs to another graph, or it enters a v1 while loop.
         """
         self._check_open()
-        self._check_own([op])
+        template = op if isinstance(op, Template) else self.templates([op])[0]
         self._check_free([name])
-        original = self._originals.get(op.name) or self._original_nodes([op])[op.name]
-        if original.op in ENTERS:
-            raise GraphEditError(f"op {op.name!r} ({original.op}) enters a while loop, which is cloned as a whole; use clone()")
+        if template.node.op in ENTERS:
+            raise GraphEditError(
+                f"op {template.name!r} ({template.node.op}) enters a while loop, which is cloned as a whole; use clone()")
         where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
-        node = self._new_node(name, original)
+        node = self._new_node(name, template.node)
         node.device = where
-        del node.input[:]
         node.input.extend(edges)
-        follow_colocation(node, forget_own(node), {})
+        if template.colocation:
+            follow_colocation(node, template.colocation, {})
         if same_attrs:
-            self.copies[name] = op.name
+            self.copies[name] = template.name
         return node
 
     def _as_templates(self, ops: List[Any]) -> List[Template]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Iterable, List, Mapping, NamedTuple, Sequence, Union
 
 from whale_tf._tf_compat import NodeDef, tf, v1
-from whale_tf.graph_editor.edges import take_colocation
+from whale_tf.graph_editor.edges import edges_of, take_colocation
 
 Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
 
@@ -29,7 +29,7 @@ def templates_of(ops: Iterable[Original], definitions: Mapping[str, NodeDef]) ->
     for op in ops:
         node, name = v1.NodeDef(), op.name
         node.CopyFrom(definitions[name])
-        templates.append(Template(op, name, node, list(node.input), forget_own(node)))
+        templates.append(Template(op, name, node, edges_of(node), forget_own(node)))
         del node.input[:]
     return templates
 
