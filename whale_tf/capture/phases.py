@@ -343,7 +343,7 @@ _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put o
 def _ops_where(graph: OpGraph, is_wanted: Callable[[OpTraits], bool]) -> List[int]:
     """Ops with wanted traits."""
     types = {op_type for op_type in graph.types if is_wanted(traits(op_type))}
-    return [op.id for op in graph.ops if op.type in types]
+    return [op.id for op in graph.ops if op.type in types] if types else []
 
 
 def _sources(graph: OpGraph) -> List[Tuple[int, ...]]:

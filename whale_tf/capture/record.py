@@ -277,14 +277,14 @@ class _Recorder:
 
 # -- the op graph ---------------------------------------------------------------------------------------------------
 def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
-    ops: List[Op] = [node.op for node in nodes]
-    for place in _order(nodes):
-        op_graph.append(ops[place], nodes[place].outputs)
-    for op, node in zip(ops, nodes):
-        op.inputs = tuple([ops[place].outputs[index] for place, index in node.inputs])
-        op.control_inputs = tuple([ops[place].id for place in node.controls])
-        if node.forward is not None and node.forward in op_graph:
-            op.forward = op_graph.op(node.forward).id
+    op_graph.extend([(nodes[place].op, nodes[place].outputs) for place in _order(nodes)])
+    results = [node.op.outputs for node in nodes]
+    for op, _, inputs, controls, forward in nodes:
+        op.inputs = tuple([results[place][index] for place, index in inputs])
+        if controls:
+            op.control_inputs = tuple([nodes[place].op.id for place in controls])
+        if forward is not None and forward in op_graph:
+            op.forward = op_graph.op(forward).id
     return op_graph
 
 

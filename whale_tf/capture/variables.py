@@ -173,9 +173,10 @@ class _Follower:
             for op_id, position in graph.consumers(alias):
                 op = graph.ops[op_id]
                 passed = _passed_on(graph, op, position)
-                fresh = [output for output in passed if output not in seen]
-                seen.update(fresh)
-                found.aliases.extend(fresh)
+                if passed:
+                    fresh = [output for output in passed if output not in seen]
+                    seen.update(fresh)
+                    found.aliases.extend(fresh)
                 reads, writes = self._effect(graph, op, position, bool(passed))
                 if reads:
                     found.reads.add(op_id)

@@ -113,7 +113,7 @@ def _rounds(region: Region) -> Dict[int, int]:
     least: Dict[int, int] = {}  # for the ops of a loop, which are in one body
     while True:
         rounds: Dict[int, int] = {}
-        for op in region.graph.ops:
+        for op in region.graph.ops[min(raising.union(returned, least), default=0):]:
             number = least.get(op.id, 0)
             for source in region.graph.predecessors(op):
                 if source in rounds or source in returned:  # few are
@@ -205,6 +205,6 @@ def _is_result(region: Region, op: Op, tensor: int) -> bool:
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
-    if reads_by_handle(region.graph, tensor) or not any(region.graph.consumers(t) for t in op.outputs):
+    if (record.shape == () and op.forward < 0) or reads_by_handle(region.graph, tensor):
         return True
-    return record.shape == () and op.forward < 0
+    return not any(region.graph.consumers(t) for t in op.outputs)
