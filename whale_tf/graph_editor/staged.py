@@ -37,7 +37,7 @@ from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import function_exists, names_taken, some
-from whale_tf.graph_editor.template import Original, Template, templates_of
+from whale_tf.graph_editor.template import Original, Template, Templates
 from whale_tf.ir.traits import ENTERS
 
 Rename = Union[str, Callable[[str], str]]
@@ -274,7 +274,7 @@ class StagedEdit:
         return name
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def templates(self, ops: Iterable[Original]) -> List[Template]:
+    def templates(self, ops: Iterable[Original]) -> Templates:
         """Ops to clone several times, in place of which :meth:`clone` takes them as they are defined now.
 
         Raises:
@@ -282,9 +282,9 @@ class StagedEdit:
         """
         ops = list(ops)
         self._check_own(ops)
-        return templates_of(ops, self._original_nodes(ops))
+        return Templates(ops, self._original_nodes(ops))
 
-    def clone(self, ops: Iterable[Union[Original, Template]], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
+    def clone(self, ops: Union[Templates, Iterable[Original]], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
               edit: Optional[Callable[[NodeDef, Original], None]] = None,
               control_inputs: ControlInputs = None) -> Dict[str, str]:
@@ -312,7 +312,7 @@ class StagedEdit:
         """
         self._check_open()
         with garbage_collection_paused():
-            templates = self._as_templates(list(ops))
+            templates = ops if isinstance(ops, Templates) else self.templates(ops)
             names = self._clone_names(templates, rename)
             edges = CloneEdges(names, input_map or {}, control_map or {})
             with self._all_or_nothing():
@@ -357,16 +357,13 @@ class StagedEdit:
             self.copies[name] = template.name
         return node
 
-    def _as_templates(self, ops: List[Any]) -> List[Template]:
-        if all(isinstance(op, Template) for op in ops):
-            return ops
-        return self.templates(ops)
-
-    def _copy_nodes(self, templates: Sequence[Template], names: Mapping[str, str], edges: CloneEdges,
+    def _copy_nodes(self, templates: Templates, names: Mapping[str, str], edges: CloneEdges,
                     extra: Optional[Callable[[Original], Optional[Sequence[str]]]]) -> List[NodeDef]:
-        clones = []
-        for template, new in zip(templates, names.values()):
-            node = self._new_node(new, template.node)
+        clones = templates.copy_to(self._graph_def)
+        for new, node in zip(names.values(), clones):
+            node.name = new
+        self._staged.update(zip(names.values(), clones))
+        for template, node in zip(templates, clones):
             inputs = [edges[edge] for edge in template.inputs]
             if edges.drops:
                 inputs = [edge for edge in inputs if edge]
@@ -375,7 +372,6 @@ class StagedEdit:
             node.input.extend(inputs)
             if template.colocation:
                 follow_colocation(node, template.colocation, names)
-            clones.append(node)
         return clones
 
     def _separate_loops(self, enters: Sequence[NodeDef], originals: Set[str]) -> None:
@@ -472,8 +468,8 @@ class StagedEdit:
         try:
             yield
         except BaseException:
-            for node in self._graph_def.node[n_before:]:
-                del self._staged[node.name]
+            for name in list(self._staged)[n_before:]:
+                del self._staged[name]
             del self._graph_def.node[n_before:]
             raise
 

@@ -1,9 +1,9 @@
-"""What all clones of an op have in common, computed once however often the op is cloned."""
+"""What all clones of some ops have in common, computed once however often they are cloned."""
 from __future__ import annotations
 
 from typing import Iterable, List, Mapping, NamedTuple, Sequence, Union
 
-from whale_tf._tf_compat import NodeDef, tf, v1
+from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
 from whale_tf.graph_editor.edges import edges_of, take_colocation
 
 Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
@@ -23,15 +23,29 @@ class Template(NamedTuple):
     colocation: Sequence[bytes]
 
 
-def templates_of(ops: Iterable[Original], definitions: Mapping[str, NodeDef]) -> List[Template]:
-    """The templates of some ops; ``definitions``: those of the ops, by name."""
-    templates = []
-    for op in ops:
-        node, name = v1.NodeDef(), op.name
-        node.CopyFrom(definitions[name])
-        templates.append(Template(op, name, node, edges_of(node), forget_own(node)))
-        del node.input[:]
-    return templates
+class Templates(List[Template]):
+    """The templates of some ops, in order."""
+
+    def __init__(self, ops: Iterable[Original], definitions: Mapping[str, NodeDef]) -> None:
+        """Args:
+        definitions: those of the ops, by name.
+        """
+        super().__init__()
+        self._graph_def, self._serialized = v1.GraphDef(), b""
+        for op in ops:
+            node, name = self._graph_def.node.add(), op.name
+            node.CopyFrom(definitions[name])
+            self.append(Template(op, name, node, edges_of(node), forget_own(node)))
+            del node.input[:]
+
+    def copy_to(self, graph_def: GraphDef) -> List[NodeDef]:
+        """Appends a copy of each node to a GraphDef.  Parsing them together takes a quarter of the time of one copy after the
+        other."""
+        self._serialized = self._serialized or self._graph_def.SerializeToString()
+        first = len(graph_def.node)
+        graph_def.MergeFromString(self._serialized)
+        copies: List[NodeDef] = graph_def.node[first:]
+        return copies
 
 
 def forget_own(node: NodeDef) -> List[bytes]:
