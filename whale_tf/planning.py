@@ -56,11 +56,16 @@ def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     verify(local.graph)
     options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
     decided = decide(local, cluster, config, plan, options, parts)
-    if takes_own(decided.captured.step(decided.region), decided.plan) or (len(parts) > 1 and not decided.plan.spans_processes):
+    if _divides_own(decided) or (len(parts) > 1 and not decided.plan.spans_processes):
         whole = local.with_rows_beside()
         if whole is not local:
             decided = decide(whole, cluster, config, plan, options, parts)
     return _in_memory(decided, cluster, config)
+
+
+def _divides_own(decided: Decided) -> bool:
+    """Whether every model replica takes its own mini-batch."""
+    return decided.plan.num_model_replicas > 1 and takes_own(decided.captured.step(decided.region), decided.plan)
 
 
 def _allowed_in(graph: tf.Graph, config: Config) -> Config:

@@ -19,9 +19,10 @@ class Attributes:
 
     def value(self, value: AttrValue) -> Any:
         """The value of one attribute; None for tensors of more than 4096 elements."""
+        number = value.type
+        if number:  # most attributes are types
+            return DTYPE_NAMES[number]
         kind = value.WhichOneof("value")
-        if kind == "type":
-            return DTYPE_NAMES[value.type]
         return _SCALARS[kind](value) if kind in _SCALARS else self._compound(kind, value)
 
     def _compound(self, kind: str, value: AttrValue) -> Any:
@@ -59,6 +60,7 @@ def _text(value: bytes) -> Any:
 
 
 _SCALARS: Dict[Optional[str], Callable[[Any], Any]] = {
+    "type": lambda value: DTYPE_NAMES[value.type],
     "b": lambda value: value.b,
     "i": lambda value: value.i,
     "f": lambda value: value.f,

@@ -23,10 +23,12 @@ def with_new_shapes(step: Recording, edit: StagedEdit, names: Iterable[str], kno
     found = dict(known)
     unknown = []
     for name in names:
+        if all(f"{name}:{index}" in found for index in range(edit.output_count(name))):
+            continue
         node = edit.node(name)
         if node.op == "Const":
             found[name + ":0"] = tuple(dim.size for dim in node.attr["value"].tensor.tensor_shape.dim)
-        elif any(f"{name}:{index}" not in found for index in range(edit.output_count(name))):
+        else:
             unknown.append(name)
     if unknown:
         aside = _Aside(step, edit, found, set(unknown))

@@ -23,6 +23,7 @@ Everything is decided on the op graph, from the names that the gradient calls le
 """
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, Annotations
@@ -181,8 +182,9 @@ class _Finder:
     def _mark_region(self) -> None:
         helpers = self._forward_helpers()
         for op in self.region:
-            is_backward = _is_backward(self.graph.ops[op]) and op not in helpers
-            self._mark([op], Phase.BACKWARD if is_backward else Phase.FORWARD)
+            if self.phase[op] is None:
+                is_backward = _is_backward(self.graph.ops[op]) and op not in helpers
+                self.phase[op] = Phase.BACKWARD if is_backward else Phase.FORWARD
 
     def _forward_helpers(self) -> Set[int]:
         """Ops that a gradient call put into the forward pass: a loop's iteration counter, and the stacks and accumulators that
@@ -209,13 +211,19 @@ class _Finder:
         """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose default the
         model computes is part of the model, and so is a Python function of the model's values."""
         ops = self.graph.ops
-        from_variables = self._descendants(self.variables.items, control=False)
-        sources = {op for op in _ops_where(self.graph, lambda row: row.is_input or row.role is Role.HOST)
-                   if not (op in from_variables and (
-                       ops[op].type == "PlaceholderWithDefault" or traits(ops[op].type).role is Role.HOST))}
+
+        @lru_cache(maxsize=None)  # few graphs have ops for which this must be known
+        def from_variables() -> Set[int]:
+            return self._descendants(self.variables.items, control=False)
+
+        def is_source(op: int) -> bool:
+            may_compute = ops[op].type == "PlaceholderWithDefault" or traits(ops[op].type).role is Role.HOST
+            return not (may_compute and op in from_variables())
 
         def brings_data(op: int) -> bool:
-            return op in sources or not (op in from_variables or _is_backward(ops[op]))
+            return op in sources or not (_is_backward(ops[op]) or op in from_variables())
+
+        sources = set(filter(is_source, _ops_where(self.graph, lambda row: row.is_input or row.role is Role.HOST)))
 
         self._mark(self._ancestors(sources, brings_data, control=True), Phase.INPUT)
 
@@ -229,11 +237,14 @@ class _Finder:
         after_cut = self._descendants({edge.op for edge in cut},
                                       lambda op: op not in self.region and op not in restored)
         trained = {variable for op in after_cut & self.writes for variable in self.variables.written_by[op]}
-        after_region = self._descendants(self.region, lambda op: op not in after_cut)
+
+        @lru_cache(maxsize=None)  # few updates wait for anything about which this must be known
+        def after_region() -> Set[int]:
+            return self._descendants(self.region, lambda op: op not in after_cut)
 
         def is_update(op: int) -> bool:
             if op in self.writes:
-                return not trained.isdisjoint(self.variables.written_by[op]) or op not in after_region
+                return not trained.isdisjoint(self.variables.written_by[op]) or op not in after_region()
             return True
 
         apply = set()
@@ -247,7 +258,7 @@ class _Finder:
             pending.extend(source for source in sources if self._is_free(source) and is_update(source))
             pending.extend(control for control in ops[op].control_inputs
                            if self._is_free(control) and is_update(control)
-                           and (control in after_cut or control in self.writes or control not in after_region))
+                           and (control in after_cut or control in self.writes or control not in after_region()))
         for group in ops:
             if group.id in after_cut and not group.outputs:
                 if any(source in apply for source in self.graph.predecessors(group)):
@@ -332,7 +343,7 @@ _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put o
 def _ops_where(graph: OpGraph, is_wanted: Callable[[OpTraits], bool]) -> List[int]:
     """Ops with wanted traits."""
     types = {op_type for op_type in graph.types if is_wanted(traits(op_type))}
-    return [op.id for op in graph.ops if op.type in types]
+    return [op.id for op in graph.ops if op.type in types] if types else []
 
 
 def _sources(graph: OpGraph) -> List[Tuple[int, ...]]:

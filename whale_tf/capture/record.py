@@ -17,6 +17,7 @@ from whale_tf.capture.attributes import DTYPE_NAMES, Attributes, proto_shape
 from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.definitions import Definitions
+from whale_tf.graph_editor.edges import edges_of
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
@@ -32,16 +33,13 @@ _Outputs = List[Tuple[Shape, str]]
 
 
 class _Node(NamedTuple):
-    """A node before it is numbered: its edges refer to places in the export."""
+    """An op before it is numbered: its edges refer to places in the export.  ``forward``: name of its forward op."""
 
-    name: str
-    type: str
-    device: str
+    op: Op
     outputs: _Outputs
-    attrs: Dict[str, Any]
     inputs: List[_Edge]
     controls: List[int]
-    body: Optional[Dict[str, OpGraph]] = None
+    forward: Optional[str] = None
 
 
 class _Result(NamedTuple):
@@ -111,9 +109,9 @@ class _Recorder:
         for name, definition, operation in zip(places, definitions, operations):
             if operation.name != name:
                 operation = self._graph.get_operation_by_name(name)
-            inputs, controls = _edges(definition.input, places, _graph_edge)
+            inputs, controls = _edges(edges_of(definition), places, _graph_edge)
             kind, attrs = handles.get(name) or (definition.op, self._attributes(definition))
-            nodes.append(_Node(name, kind, definition.device, self._described(operation), attrs, inputs, controls,
+            nodes.append(_node(name, kind, definition.device, self._described(operation), attrs, inputs, controls,
                                self._bodies_of(definition)))
         return _build(nodes, OpGraph())
 
@@ -122,11 +120,12 @@ class _Recorder:
         kept = [op for op in before.ops if op.name not in dropped and op.name not in definitions.added]
         added = {name: node for name, node in definitions.added.items() if name not in dropped}
         places = {name: place for place, name in enumerate([*(op.name for op in kept), *added])}
-        nodes = [self._kept(op, before, places, successors, definitions.changed.get(op.name)) for op in kept]
+        place_of = {op.id: places[op.name] for op in before.ops if op.name in places}
+        nodes = [_kept(op, before, places, place_of, successors, definitions.changed.get(op.name)) for op in kept]
         for name, definition in added.items():
             if name in before:
                 op = before.op(name)
-                nodes.append(self._kept(op, before, places, successors, definition))
+                nodes.append(_kept(op, before, places, place_of, successors, definition))
                 continue
             if copies.get(name, "") in before:
                 attrs, dtypes, body = self._inherited(before.op(copies[name]), before, definition)
@@ -135,8 +134,8 @@ class _Recorder:
                 dtypes, body = self._output_types(definition.op, attrs)[0], self._bodies_of(definition)
             attrs.update(tags.get(name, {}))
             outputs = [(shapes.get(f"{name}:{index}"), dtype) for index, dtype in enumerate(dtypes)]
-            inputs, controls = _edges(definition.input, places, _graph_edge)
-            nodes.append(_Node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
+            inputs, controls = _edges(edges_of(definition), places, _graph_edge)
+            nodes.append(_node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
         return _build(nodes, OpGraph())
 
     def _inherited(self, original: Op, before: OpGraph,
@@ -146,21 +145,6 @@ class _Recorder:
         if attrs.pop("_class", None) is not None and "_class" in definition.attr:
             attrs["_class"] = self._value(definition.attr["_class"])
         return attrs, [before.tensors[t].dtype for t in original.outputs], original.body
-
-    @staticmethod
-    def _kept(op: Op, before: OpGraph, places: Dict[str, int], successors: Mapping[str, str], definition: Any) -> _Node:
-        """An op that existed before; ``definition``: its new one if its edges have moved, else None."""
-        attrs = _all_attrs(op, before)
-        if op.forward >= 0:
-            attrs[FORWARD_ATTR] = successors.get(attrs[FORWARD_ATTR], attrs[FORWARD_ATTR])
-        if definition is not None:
-            inputs, controls = _edges(definition.input, places, _graph_edge)
-        else:
-            ops, tensors = before.ops, before.tensors
-            inputs = [(places[ops[tensors[t].op].name], tensors[t].index) for t in op.inputs]
-            controls = [places[ops[control].name] for control in op.control_inputs]
-        outputs = [(before.tensors[t].shape, before.tensors[t].dtype) for t in op.outputs]
-        return _Node(op.name, op.type, op.device, outputs, attrs, inputs, controls, op.body)
 
     def body(self, name: str) -> OpGraph:
         """The op graph of library function ``name``."""
@@ -183,7 +167,7 @@ class _Recorder:
         nodes = []
         for index, argument in enumerate(signature.input_arg):
             shape, dtype = self._argument_shape(function, python_graph, index), tf.as_dtype(argument.type).name
-            nodes.append(_Node(argument.name, "_Arg", "", [(shape, dtype)], {"T": dtype, "index": index}, [], []))
+            nodes.append(_node(argument.name, "_Arg", "", [(shape, dtype)], {"T": dtype, "index": index}, [], []))
         described = []
         for definition in definitions:
             attrs = self._attributes(definition)
@@ -195,11 +179,11 @@ class _Recorder:
             return _edges(texts, places, lambda text: _function_edge(text, starts))
 
         for definition, (outputs, attrs) in zip(definitions, described):
-            nodes.append(_Node(definition.name, definition.op, definition.device, outputs, attrs,
+            nodes.append(_node(definition.name, definition.op, definition.device, outputs, attrs,
                                *edges(definition.input), self._bodies_of(definition)))
         for index, result in enumerate(signature.output_arg):
             attrs = {"T": tf.as_dtype(result.type).name, "index": index}
-            nodes.append(_Node(result.name + "_retval", "_Retval", "", [], attrs, *edges([function.ret[result.name]])))
+            nodes.append(_node(result.name + "_retval", "_Retval", "", [], attrs, *edges([function.ret[result.name]])))
         return nodes
 
     def _python_graph(self, name: str) -> Optional[tf.Graph]:
@@ -289,20 +273,19 @@ class _Recorder:
 
 # -- the op graph ---------------------------------------------------------------------------------------------------
 def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
-    ops: List[Op] = [_UNBUILT] * len(nodes)
-    for place in _order(nodes):
-        ops[place] = _add(op_graph, nodes[place])
-    for op, node in zip(ops, nodes):
-        op.inputs = tuple([ops[place].outputs[index] for place, index in node.inputs])
-        op.control_inputs = tuple([ops[place].id for place in node.controls])
-        forward = op.attrs.pop(FORWARD_ATTR, None)
+    op_graph.extend([(nodes[place].op, nodes[place].outputs) for place in _order(nodes)])
+    results = [node.op.outputs for node in nodes]
+    for op, _, inputs, controls, forward in nodes:
+        op.inputs = tuple([results[place][index] for place, index in inputs])
+        if controls:
+            op.control_inputs = tuple([nodes[place].op.id for place in controls])
         if forward is not None and forward in op_graph:
             op.forward = op_graph.op(forward).id
     return op_graph
 
 
 def _all_attrs(op: Op, graph: OpGraph) -> Dict[str, Any]:
-    """An op's attributes as they were before it was built; the inverse of what :func:`_build` does with them."""
+    """An op's attributes as they were before it was built; the inverse of what :func:`_node` does with them."""
     attrs = dict(op.attrs)
     if op.type == "Const":
         attrs["value"] = op.value
@@ -320,15 +303,40 @@ def _more_of(shape: Shape, known: Shape) -> Shape:
     return tuple(theirs if mine is None else mine for mine, theirs in zip(shape, known))
 
 
-_UNBUILT = Op(-1, "", "")
+def _node(
+    name: str, type_: str, device: str, outputs: _Outputs, attrs: Dict[str, Any], inputs: List[_Edge], controls: List[int],
+    body: Optional[Dict[str, OpGraph]] = None
+) -> _Node:
+    """A node with the given attributes, which change: what an :class:`Op` has a field for is taken out."""
+    value = attrs.pop("value", None) if type_ == "Const" else None
+    forward, task_graph = attrs.pop(FORWARD_ATTR, None), attrs.pop(TASK_GRAPH_ATTR, -1)
+    op = Op(-1, name, type_, attrs=attrs, value=value, phase=_phase(attrs), task_graph=task_graph, device=device, body=body)
+    return _Node(op, outputs, inputs, controls, forward)
 
 
-def _add(op_graph: OpGraph, node: _Node) -> Op:
-    attrs = node.attrs
-    value = attrs.pop("value", None) if node.type == "Const" else None
-    phase = Phase.BACKWARD if attrs.get(PHASE_ATTR) == "backward" else Phase.FORWARD
-    return op_graph.append(Op(-1, node.name, node.type, attrs=attrs, value=value, phase=phase,
-                              task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), device=node.device, body=node.body), node.outputs)
+def _kept(op: Op, before: OpGraph, places: Dict[str, int], place_of: Dict[int, int], successors: Mapping[str, str],
+          definition: Any) -> _Node:
+    """An op that existed before, with the same attributes.
+
+    Args:
+        place_of: op of the graph before -> place.
+        definition: its new one if its edges have moved, else None.
+    """
+    ops, tensors = before.ops, before.tensors
+    if definition is not None:
+        inputs, controls = _edges(edges_of(definition), places, _graph_edge)
+    else:
+        inputs = [(place_of[tensors[t].op], tensors[t].index) for t in op.inputs]
+        controls = [place_of[control] for control in op.control_inputs]
+    forward = ops[op.forward].name if op.forward >= 0 else None
+    same = Op(-1, op.name, op.type, attrs=op.attrs, value=op.value, phase=_phase(op.attrs), task_graph=op.task_graph,
+              device=op.device, body=op.body)
+    outputs = [(tensors[t].shape, tensors[t].dtype) for t in op.outputs]
+    return _Node(same, outputs, inputs, controls, None if forward is None else successors.get(forward, forward))
+
+
+def _phase(attrs: Mapping[str, Any]) -> Phase:
+    return Phase.BACKWARD if attrs.get(PHASE_ATTR) == "backward" else Phase.FORWARD
 
 
 # -- edges --------------------------------------------------------------------------------------------------------
@@ -367,10 +375,14 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     Raises:
         GraphError: a cycle without NextIteration.
     """
-    back = {place for place, node in enumerate(nodes) if node.type in NEXT_ITERATIONS}
-    sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
-    if all(not needed or max(needed) < place for place, needed in enumerate(sources)):
+    sources = [[source for source, _ in node.inputs] + node.controls for node in nodes]
+    if _is_ordered(sources):
         return range(len(nodes))
+    back = {place for place, node in enumerate(nodes) if node.op.type in NEXT_ITERATIONS}
+    if back:
+        sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
+        if _is_ordered(sources):
+            return range(len(nodes))
     users: List[List[int]] = [[] for _ in nodes]
     for place, needed in enumerate(sources):
         for source in needed:
@@ -387,6 +399,11 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
                 heapq.heappush(ready, user)
     if len(order) < len(nodes):
         stuck = next(place for place, count in enumerate(missing) if count > 0)
-        raise GraphError(f"op {nodes[stuck].name!r} ({nodes[stuck].type}) waits for itself: the graph has a cycle "
+        raise GraphError(f"op {nodes[stuck].op.name!r} ({nodes[stuck].op.type}) waits for itself: the graph has a cycle "
                          f"that is not a while loop.")
     return order
+
+
+def _is_ordered(sources: Sequence[Sequence[int]]) -> bool:
+    """Whether each place comes after its sources."""
+    return all(not needed or max(needed) < place for place, needed in enumerate(sources))

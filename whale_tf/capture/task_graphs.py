@@ -170,11 +170,11 @@ def _assign_forward(graph: OpGraph, of: List[int]) -> None:
     for op in forward:
         if of[op.id] < 0:
             of[op.id] = max((of[source] for source in graph.predecessors(op)), default=-1)
-    users = _users(graph, Phase.FORWARD)
-    for op in reversed(forward):
-        if of[op.id] < 0:
-            of[op.id] = min((of[user] for user in users[op.id] if of[user] >= 0), default=-1)
-    for op in forward:
+    missing = [op for op in forward if of[op.id] < 0]
+    users = _users(graph, Phase.FORWARD) if missing else []
+    for op in reversed(missing):
+        of[op.id] = min((of[user] for user in users[op.id] if of[user] >= 0), default=-1)
+    for op in missing:
         if of[op.id] < 0:  # not connected to any annotation
             of[op.id] = 0
 
@@ -190,11 +190,11 @@ def _assign_backward(graph: OpGraph, of: List[int]) -> None:
             read = [of[source.id] for source in sources if source.phase is Phase.FORWARD]
             calls = [of[source.id] for source in sources if source.phase is Phase.FORWARD and source.type in CALLS]
             of[op.id] = max(calls) if calls and op.type in CALLS else min(made) if made else max(read, default=-1)
-    users = _users(graph, Phase.BACKWARD)
-    for op in reversed(backward):
-        if of[op.id] < 0:
-            of[op.id] = max((of[user] for user in users[op.id]), default=-1)
-    for op in backward:
+    missing = [op for op in backward if of[op.id] < 0]
+    users = _users(graph, Phase.BACKWARD) if missing else []
+    for op in reversed(missing):
+        of[op.id] = max((of[user] for user in users[op.id]), default=-1)
+    for op in missing:
         if of[op.id] < 0:
             of[op.id] = 0
 

@@ -173,9 +173,10 @@ class _Follower:
             for op_id, position in graph.consumers(alias):
                 op = graph.ops[op_id]
                 passed = _passed_on(graph, op, position)
-                fresh = [output for output in passed if output not in seen]
-                seen.update(fresh)
-                found.aliases.extend(fresh)
+                if passed:
+                    fresh = [output for output in passed if output not in seen]
+                    seen.update(fresh)
+                    found.aliases.extend(fresh)
                 reads, writes = self._effect(graph, op, position, bool(passed))
                 if reads:
                     found.reads.add(op_id)
@@ -222,6 +223,8 @@ def _writes(graph: OpGraph, op: Op, position: int) -> bool:
 
 def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
     """Outputs of ``op`` that refer to the same variable as its input at ``position``."""
+    if not any(_is_reference(graph, output) for output in op.outputs):
+        return []
     if traits(op.type).passes_reference:
         if op.type == "IdentityN":
             candidates = [op.outputs[position]]

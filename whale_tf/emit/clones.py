@@ -13,7 +13,7 @@ from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.graph_editor.template import Template
+from whale_tf.graph_editor.template import Templates
 from whale_tf.ir.graph import Op
 from whale_tf.program import EVERY
 
@@ -21,7 +21,7 @@ from whale_tf.program import EVERY
 class _Part(NamedTuple):
     """The ops of one TaskGraph on one level, and their connections to the rest of the graph."""
 
-    templates: Sequence[Template]
+    templates: Templates
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
     waits: Sequence[int]  # ops elsewhere from which some op has a control edge
     random: Sequence[Op]  # ops whose clones draw their own numbers

@@ -197,8 +197,9 @@ def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
             device = context.device_of(graph.ops[variable])
             found.update(dict.fromkeys((graph.ops[op].name for op, _ in graph.consumers(tensor)), device))
     for op in graph.ops if found else ():  # in the order of creation: an op is colocated with an older one
-        groups = (group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ()))
-        found.update((op.name, found[group]) for group in groups if group in found)
+        if "_class" in op.attrs:
+            groups = (group.partition(COLOCATE.decode())[2] for group in op.attrs["_class"])
+            found.update((op.name, found[group]) for group in groups if group in found)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 
 from whale_tf._tf_compat import GraphDef, NodeDef, imported_as_written, tf
 from whale_tf.errors import GraphEditError
-from whale_tf.graph_editor.edges import tensor_name
+from whale_tf.graph_editor.edges import edges_of, tensor_name
 from whale_tf.graph_editor.names import some
 from whale_tf.graph_editor.reroute import set_input
 
@@ -98,7 +98,7 @@ class Commit:
         waits: Dict[str, List[tf.Operation]] = {}
         seen: Set[str] = set()
         for node in self._graph_def.node:
-            edges = list(node.input)
+            edges = edges_of(node)
             for edge in edges:
                 if edge not in seen:
                     seen.add(edge)

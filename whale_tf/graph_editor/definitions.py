@@ -11,10 +11,10 @@ class Definitions(NamedTuple):
     graph: the graph.
     originals: definition of each of its ops, by name.
     export: the GraphDef from which they were read, for its library of functions and its versions.
-    added: new nodes, by name, in order.
+    added: new nodes, by name, in order; those of ``additions``.
     changed: definitions, with their new inputs, of ops of the graph whose edges are to move.
     given: shapes of tensors that the graph does not have.
-    functions: new functions for its library.
+    additions: new nodes, and new functions for its library; None: there are none.
     """
 
     graph: tf.Graph
@@ -23,7 +23,12 @@ class Definitions(NamedTuple):
     added: Mapping[str, NodeDef] = {}
     changed: Mapping[str, NodeDef] = {}
     given: Mapping[str, Sequence[Optional[int]]] = {}
-    functions: Sequence[FunctionDef] = ()
+    additions: Optional[GraphDef] = None
+
+    @property
+    def functions(self) -> Sequence[FunctionDef]:
+        """New functions for its library."""
+        return () if self.additions is None else self.additions.library.function
 
     @property
     def library(self) -> List[FunctionDef]:

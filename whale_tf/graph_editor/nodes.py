@@ -19,6 +19,7 @@ class Nodes:
     def __init__(self, edit: Stage) -> None:
         self.edit = edit
         self._consts: Dict[Any, str] = {}
+        self._vectors: Dict[Any, str] = {}
 
     def add(self, op_type: str, name: str, inputs: Sequence[str], device: str, control: Sequence[str] = (), **attrs: Any) -> str:
         return self.edit.add(op_type, name, inputs, device=device, control_inputs=control, attrs=attrs)
@@ -89,6 +90,9 @@ class Nodes:
     def _vector(self, dim: int, rank: int, value: Any, fill: int, name: str, device: str) -> str:
         """An int32 vector of length ``rank`` that is ``value`` at ``dim`` and ``fill`` elsewhere."""
         if not isinstance(value, str):
-            return self.const([value if i == dim else fill for i in range(rank)], name, tf.int32, device)
+            key = (dim, rank, value, fill, device)
+            if key not in self._vectors:
+                self._vectors[key] = self.const([value if i == dim else fill for i in range(rank)], name, tf.int32, device)
+            return self._vectors[key]
         other = self.const(fill, name + "/fill", tf.int32, device)
         return self.add("Pack", name, [value if i == dim else other for i in range(rank)], device, T=tf.int32, N=rank, axis=0)

@@ -38,7 +38,7 @@ from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edge
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import free_name, function_exists, names_taken, some
 from whale_tf.graph_editor.stage import Stage
-from whale_tf.graph_editor.template import Device, Edit, Original, Template, forget_own, place_and_edit, templates_of
+from whale_tf.graph_editor.template import Device, Edit, Original, Template, Templates, place_and_edit
 from whale_tf.ir.traits import ENTERS
 
 
@@ -84,12 +84,11 @@ class StagedEdit(Stage):
         """An edit that begins with the additions and moves of another one; new nodes can be cloned like ops of the graph."""
         edit = cls(definitions.graph)
         edit._definitions = definitions
-        edit._originals = dict(definitions.originals)
-        for function in definitions.functions:
-            edit.add_function(function)
-        edit._graph_def.node.extend(definitions.added.values())
-        edit._staged = dict(zip(definitions.added, edit._graph_def.node))
-        edit._originals.update(edit._staged)
+        if definitions.additions is not None:
+            edit._graph_def.CopyFrom(definitions.additions)  # all at once, which is faster than node by node
+            edit._functions = {function.signature.name for function in definitions.functions}
+            edit._staged = dict(zip(definitions.added, edit._graph_def.node))
+        edit._originals = {**definitions.originals, **edit._staged}
         for name, node in definitions.changed.items():
             edit.change(name).CopyFrom(node)
         return edit
@@ -99,8 +98,7 @@ class StagedEdit(Stage):
         self._check_open()
         self._committed = True
         assert self._definitions is not None, "the edit began without definitions"
-        return self._definitions._replace(
-            added=self._staged, changed=self._changed, functions=tuple(self._graph_def.library.function))
+        return self._definitions._replace(added=self._staged, changed=self._changed, additions=self._graph_def)
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -261,7 +259,7 @@ class StagedEdit(Stage):
         return name
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def templates(self, ops: Iterable[Original]) -> List[Template]:
+    def templates(self, ops: Iterable[Original]) -> Templates:
         """Ops to clone several times, in place of which :meth:`clone` takes them as they are defined now.
 
         Raises:
@@ -269,9 +267,9 @@ class StagedEdit(Stage):
         """
         ops = list(ops)
         self._check_own(ops)
-        return templates_of(ops, self._original_nodes(ops))
+        return Templates(ops, self._original_nodes(ops))
 
-    def clone(self, ops: Iterable[Union[Original, Template]], prefix: str, *, input_map: Optional[Mapping[str, str]] = None,
+    def clone(self, ops: Union[Templates, Iterable[Original]], prefix: str, *, input_map: Optional[Mapping[str, str]] = None,
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
               edit: Optional[Edit] = None, control_inputs: Optional[Mapping[str, Sequence[str]]] = None) -> Dict[str, str]:
         """Stage a copy of each op of a set.
@@ -298,7 +296,7 @@ class StagedEdit(Stage):
         """
         self._check_open()
         with garbage_collection_paused():
-            templates = self._as_templates(list(ops))
+            templates = ops if isinstance(ops, Templates) else self.templates(ops)
             names = self._clone_names(templates, prefix)
             edges = CloneEdges(names, input_map or {}, control_map or {})
             with self._all_or_nothing():
@@ -309,11 +307,12 @@ class StagedEdit(Stage):
                 place_and_edit(templates, clones, device, edit)
         return names
 
-    def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
+    def copy(self, op: Union[Original, Template], name: str, inputs: Sequence[str], *, device: str = "",
              control_inputs: Sequence[str] = (), same_attrs: bool = False) -> NodeDef:
         """Stage a copy of one op with its own inputs and control inputs; for many single copies, because ``clone`` is expensive.
 
         Args:
+          op: the op, or its template if it is copied several times.
           name: the copy's.
           inputs: names of all tensors that it reads.
           device: ``""`` for none.
@@ -327,31 +326,28 @@ class StagedEdit(Stage):
           GraphEditError: the name is taken, the op belongs to another graph, or it enters a v1 while loop.
         """
         self._check_open()
-        self._check_own([op])
+        template = op if isinstance(op, Template) else self.templates([op])[0]
         self._check_free([name])
-        original = self._originals.get(op.name) or self._original_nodes([op])[op.name]
-        if original.op in ENTERS:
-            raise GraphEditError(f"op {op.name!r} ({original.op}) enters a while loop, which is cloned as a whole; use clone()")
+        if template.node.op in ENTERS:
+            raise GraphEditError(
+                f"op {template.name!r} ({template.node.op}) enters a while loop, which is cloned as a whole; use clone()")
         where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
-        node = self._new_node(name, original)
+        node = self._new_node(name, template.node)
         node.device = where
-        del node.input[:]
         node.input.extend(edges)
-        follow_colocation(node, forget_own(node), {})
+        if template.colocation:
+            follow_colocation(node, template.colocation, {})
         if same_attrs:
-            self.copies[name] = op.name
+            self.copies[name] = template.name
         return node
 
-    def _as_templates(self, ops: List[Any]) -> List[Template]:
-        if all(isinstance(op, Template) for op in ops):
-            return ops
-        return self.templates(ops)
-
-    def _copy_nodes(self, templates: Sequence[Template], names: Mapping[str, str], edges: CloneEdges,
+    def _copy_nodes(self, templates: Templates, names: Mapping[str, str], edges: CloneEdges,
                     extra: Mapping[str, Sequence[str]]) -> List[NodeDef]:
-        clones = []
-        for template, new in zip(templates, names.values()):
-            node = self._new_node(new, template.node)
+        clones = templates.copy_to(self._graph_def)
+        for new, node in zip(names.values(), clones):
+            node.name = new
+        self._staged.update(zip(names.values(), clones))
+        for template, node in zip(templates, clones):
             inputs = [edges[edge] for edge in template.inputs]
             if edges.drops:
                 inputs = [edge for edge in inputs if edge]
@@ -360,7 +356,6 @@ class StagedEdit(Stage):
             node.input.extend(inputs)
             if template.colocation:
                 follow_colocation(node, template.colocation, names)
-            clones.append(node)
         return clones
 
     def _separate_loops(self, enters: Sequence[NodeDef], originals: Set[str]) -> None:
@@ -431,8 +426,8 @@ class StagedEdit(Stage):
         try:
             yield
         except BaseException:
-            for node in self._graph_def.node[n_before:]:
-                del self._staged[node.name]
+            for name in list(self._staged)[n_before:]:
+                del self._staged[name]
             del self._graph_def.node[n_before:]
             raise
 

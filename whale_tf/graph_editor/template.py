@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from whale_tf._tf_compat import NodeDef, tf, v1
+from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.device import canonical_device
-from whale_tf.graph_editor.edges import take_colocation
+from whale_tf.graph_editor.edges import edges_of, take_colocation
 
 Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
 Device = Union[None, str, Callable[[Original], Optional[str]]]
@@ -27,15 +27,29 @@ class Template(NamedTuple):
     colocation: Sequence[bytes]
 
 
-def templates_of(ops: Iterable[Original], definitions: Mapping[str, NodeDef]) -> List[Template]:
-    """The templates of some ops; ``definitions``: those of the ops, by name."""
-    templates = []
-    for op in ops:
-        node, name = v1.NodeDef(), op.name
-        node.CopyFrom(definitions[name])
-        templates.append(Template(op, name, node, list(node.input), forget_own(node)))
-        del node.input[:]
-    return templates
+class Templates(List[Template]):
+    """The templates of some ops, in order."""
+
+    def __init__(self, ops: Iterable[Original], definitions: Mapping[str, NodeDef]) -> None:
+        """Args:
+        definitions: those of the ops, by name.
+        """
+        super().__init__()
+        self._graph_def, self._serialized = v1.GraphDef(), b""
+        for op in ops:
+            node, name = self._graph_def.node.add(), op.name
+            node.CopyFrom(definitions[name])
+            self.append(Template(op, name, node, edges_of(node), forget_own(node)))
+            del node.input[:]
+
+    def copy_to(self, graph_def: GraphDef) -> List[NodeDef]:
+        """Appends a copy of each node to a GraphDef.  Parsing them together takes a quarter of the time of one copy after the
+        other."""
+        self._serialized = self._serialized or self._graph_def.SerializeToString()
+        first = len(graph_def.node)
+        graph_def.MergeFromString(self._serialized)
+        copies: List[NodeDef] = graph_def.node[first:]
+        return copies
 
 
 def forget_own(node: NodeDef) -> List[bytes]:

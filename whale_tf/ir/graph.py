@@ -10,7 +10,7 @@ import enum
 import hashlib
 from copy import copy
 from functools import lru_cache
-from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -131,14 +131,22 @@ class OpGraph:
 
     def append(self, op: Op, outputs: Sequence[Tuple[Shape, str]]) -> Op:
         """Append an op, which gets its number and its outputs here."""
-        op.id, first = len(self.ops), len(self.tensors)
-        self.tensors.extend([Tensor(op.id, index, shape, dtype) for index, (shape, dtype) in enumerate(outputs)])
-        op.outputs = tuple(range(first, len(self.tensors)))
-        self.ops.append(op)
-        self._by_name[op.name] = op.id
-        self._types.add(op.type)
-        self._consumers = None
+        self.extend([(op, outputs)])
         return op
+
+    def extend(self, ops: Iterable[Tuple[Op, Sequence[Tuple[Shape, str]]]]) -> None:
+        """Append ops with their outputs."""
+        tensors, by_name, number = self.tensors, self._by_name, len(self.ops)
+        for op, outputs in ops:
+            first, op.id = len(tensors), number
+            for index, (shape, dtype) in enumerate(outputs):
+                tensors.append(Tensor(number, index, shape, dtype))
+            op.outputs = tuple(range(first, len(tensors)))
+            self.ops.append(op)
+            by_name[op.name] = number
+            self._types.add(op.type)
+            number += 1
+        self._consumers = None
 
     def with_shapes(self, shapes: Mapping[int, Shape]) -> OpGraph:
         """The same ops with the given static shapes for these tensors."""

@@ -71,7 +71,7 @@ class Region(NamedTuple):
         tensors, frames_of = self.graph.tensors, frames(self.graph)
         found: Dict[int, List[Tuple[int, int]]] = {}
         for op in self.graph.ops:
-            if op.phase is Phase.UNUSED or self.contains(op):
+            if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UNUSED):
                 continue
             for position, tensor in enumerate(op.inputs):
                 producer = tensors[tensor].op
@@ -210,15 +210,20 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Se
 def returning(graph: OpGraph, batch_level: AbstractSet[int]) -> Set[int]:
     """Cloned ops whose results go to ops outside the clones, from which cloned ops follow: a random generator counts the numbers
     that it draws for all examples."""
-    def outside(index: int) -> List[int]:
-        sources = (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
-        return [source for source in sources if source not in batch_level and graph.ops[source].phase is not Phase.APPLY]
+    ops, tensors = graph.ops, graph.tensors
 
-    if not any(op.id not in batch_level and op.phase not in (Phase.APPLY, Phase.UNUSED)
-               and any(graph.tensors[tensor].op in batch_level for tensor in op.inputs) for op in graph.ops):
-        return set()
-    read = reached({source for index in batch_level for source in outside(index)}, outside)
-    return {source for index in read for source in (graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
+    def users(index: int) -> List[int]:
+        return [user for tensor in ops[index].outputs for user, _ in graph.consumers(tensor)]
+
+    def following(index: int) -> List[int]:
+        return [user for user in users(index) if user not in batch_level and ops[user].phase is not Phase.APPLY]
+
+    reading = [op.id for op in ops if op.id not in batch_level and op.phase not in (Phase.APPLY, Phase.UNUSED)
+               and not batch_level.isdisjoint([tensors[tensor].op for tensor in op.inputs])]
+    outside = reached(reading, following)  # few ops, mostly none
+    read = reached((index for index in outside if not batch_level.isdisjoint(users(index))),
+                   lambda index: outside.intersection(tensors[tensor].op for tensor in ops[index].inputs))
+    return {source for index in read for source in (tensors[tensor].op for tensor in ops[index].inputs)
             if source in batch_level}
 
 
@@ -236,7 +241,7 @@ def _closed(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int
 def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int]) -> Set[int]:
     """Ops among ``ops`` that are seeds or depend, by data or control, on a seed or one of the tensors."""
     found = {op.id for op in ops if op.id in seeds}
-    changed = True
+    changed = bool(found or tensors)
     while changed:  # a second round only for the back edges of while loops
         changed = False
         for op in ops:

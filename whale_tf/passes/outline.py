@@ -62,14 +62,14 @@ def _cloned(region: Region, weight: AbstractSet[int]) -> List[Body]:
             kind = WEIGHT if index in weight else step_of(region, index)
             key = region.task_graph[index], BATCH_LEVEL.index(kind), rounds.get(index, 0)
             members.setdefault(key, []).append(index)
-    leaving = read_elsewhere(region)
+    body_of = {index: key for key, ops in members.items() for index in ops}
+    read = read_elsewhere(region).union(
+        t for index in region.batch_level for t in graph.ops[index].inputs
+        if body_of.get(graph.tensors[t].op) != body_of.get(index))
     bodies = []
     for task_graph, place, number in sorted(members):
         ops, kind = members[task_graph, place, number], BATCH_LEVEL[place]
-        own = set(ops)
-        outputs = [t for i in ops for t in graph.ops[i].outputs
-                   if t in leaving or _is_result(region, graph.ops[i], t)
-                   or any(user not in own and user in region.batch_level for user, _ in graph.consumers(t))]
+        outputs = [t for i in ops for t in graph.ops[i].outputs if t in read or _is_result(region, graph.ops[i], t)]
         name = f"t{task_graph}_{kind}" + (f"_{number}" if number else "")
         bodies.append(_body(graph, name, task_graph, kind, ops, outputs))
     return bodies
@@ -113,7 +113,7 @@ def _rounds(region: Region) -> Dict[int, int]:
     least: Dict[int, int] = {}  # for the ops of a loop, which are in one body
     while True:
         rounds: Dict[int, int] = {}
-        for op in region.graph.ops:
+        for op in region.graph.ops[min(raising.union(returned, least), default=0):]:
             number = least.get(op.id, 0)
             for source in region.graph.predecessors(op):
                 if source in rounds or source in returned:  # few are
@@ -203,6 +203,6 @@ def _is_result(region: Region, op: Op, tensor: int) -> bool:
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
-    if reads_by_handle(region.graph, tensor) or not any(region.graph.consumers(t) for t in op.outputs):
+    if (record.shape == () and op.forward < 0) or reads_by_handle(region.graph, tensor):
         return True
-    return record.shape == () and op.forward < 0
+    return not any(region.graph.consumers(t) for t in op.outputs)

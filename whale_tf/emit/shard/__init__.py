@@ -106,8 +106,10 @@ class _Mover:
     def move_waits(self) -> None:
         """Makes ops that are not divided wait for all parts of divided ops."""
         for op in self._graph.ops:
+            if not op.control_inputs or op.name in self._lowering.done:
+                continue
             divided = [self._graph.ops[wait] for wait in op.control_inputs if self._graph.ops[wait].name in self._lowering.done]
-            if divided and op.name not in self._lowering.done:
+            if divided:
                 self._lowering.edit.move_waits(op.name, [wait.name for wait in divided],
                                                [part for wait in divided for part in self._parts(wait)])
 

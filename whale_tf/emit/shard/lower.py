@@ -27,6 +27,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.template import Template
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
@@ -74,6 +75,7 @@ class Lowering:
         self.variables: Dict[int, List[str]] = {}
         self._definitions = captured.definitions
         self._rows: Dict[Tuple[int, Spread, int], Rows] = {}
+        self._templates: Dict[int, Template] = {}
 
     def run(self) -> None:
         for op in self.graph.ops:
@@ -160,9 +162,11 @@ class Lowering:
     def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True) -> NodeDef:
         """Stages device ``i``'s copy of an op; ``same_attrs``: see :meth:`StagedEdit.copy`."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
-        original = self._definitions.node(op.name)
+        if op.id not in self._templates:
+            self._templates[op.id], = self.edit.templates([self._definitions.node(op.name)])
+        controls = self._controls(op, home, i) if op.control_inputs else ()
         node = self.edit.copy(
-            original, self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i), same_attrs=same_attrs)
+            self._templates[op.id], self.part_name(op, i), inputs, control_inputs=controls, same_attrs=same_attrs)
         self.stages[home].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
         self.stages[home].tag(node.name, i, self.forward_name(forward, i) if forward is not None else "")

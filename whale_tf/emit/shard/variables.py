@@ -21,7 +21,7 @@ from whale_tf.emit.variables import Replaced, catch_up, read
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import consumers
 from whale_tf.graph_editor.control_flow import call_functions
-from whale_tf.graph_editor.edges import canonical_edge, tensor_name
+from whale_tf.graph_editor.edges import canonical_edge, edges_of, tensor_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Shape
@@ -205,7 +205,7 @@ class _Users:
         self._known += len(nodes)
         for node in nodes:
             name = node.name
-            for position, edge in enumerate(node.input):
+            for position, edge in enumerate(edges_of(node)):
                 if edge[0] == "^":
                     self.waiting.setdefault(edge[1:], []).append(name)
                 else:
@@ -247,7 +247,7 @@ class _Uses:
         if traits(op.type).is_write:
             self._write(variable, op, scope)
         elif traits(op.type).state is State.IS_INITIALIZED:
-            self.writes[op.name] = asked = [self._clone(op, f"{scope}/part{i}", {0: p}) for i, p in enumerate(variable.names)]
+            self.writes[op.name] = asked = self._clones(op, scope, [{0: part} for part in variable.names])
             name = asked[0]
             for i, other in enumerate(asked[1:], 1):
                 name = self._nodes.add("LogicalAnd", f"{scope}/and{i}", [name, other], "")
@@ -268,7 +268,7 @@ class _Uses:
 
     def _switch(self, variable: Parts, op: tf.Operation, scope: str) -> None:
         """Makes a branch of a TensorFlow 1 condition that takes the variable take the parts and read these."""
-        switched = [self._clone(op, f"{scope}/part{i}", {0: part}) for i, part in enumerate(variable.names)]
+        switched = self._clones(op, scope, [{0: part} for part in variable.names])
         for index, tensor in enumerate(op.outputs):
             parts = variable._replace(names=tuple(f"{name}:{index}" for name in switched))
             for user in tensor.consumers():
@@ -311,24 +311,24 @@ class _Uses:
 
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
         """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
-        scope, writes = f"{self._root}/{op.name}", []
+        scope = f"{self._root}/{op.name}"
         restored = self.checkpoints.restored(variable, op.inputs[1])
         values = restored or _parts_of(self._nodes, variable, self._edges(op)[1], scope)
-        for i, (part, value) in enumerate(zip(variable.names, values)):
-            writes.append(self._clone(op, f"{scope}/part{i}", {0: part, 1: value}))
-        return writes
+        return self._clones(op, scope, [{0: part, 1: value} for part, value in zip(variable.names, values)])
 
-    def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
-        operands = [inputs.get(position, edge) for position, edge in enumerate(self._edges(op))]
-        return self._edit.copy(op, name, operands, control_inputs=self._controls(op), same_attrs=True).name
+    def _clones(self, op: tf.Operation, scope: str, inputs: Sequence[Dict[int, str]]) -> List[str]:
+        """A copy of an op for each part, with inputs of its own by position."""
+        (template,), edges, controls = self._edit.templates([op]), self._edges(op), self._controls(op)
+        return [self._edit.copy(template, f"{scope}/part{i}", [own.get(position, edge) for position, edge in enumerate(edges)],
+                                control_inputs=controls, same_attrs=True).name for i, own in enumerate(inputs)]
 
     def _edges(self, op: tf.Operation) -> List[str]:
         """What an op reads once the staged edges have moved."""
-        return [edge for edge in self._edit.original(op).input if edge[0] != "^"]
+        return [edge for edge in edges_of(self._edit.original(op)) if edge[0] != "^"]
 
     def _controls(self, op: tf.Operation) -> List[str]:
         """What ``op`` waits for, with the parts' writes instead of a write of the whole."""
-        waits = [edge[1:] for edge in self._edit.original(op).input if edge[0] == "^"]
+        waits = [edge[1:] for edge in edges_of(self._edit.original(op)) if edge[0] == "^"]
         return [name for wait in waits for name in self.writes.get(wait, [wait])]
 
     def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> List[str]:

@@ -138,7 +138,7 @@ class Propagation(State):
         if (self.scope is not None and op.id not in self.scope) or any(t in self.seeds for t in op.outputs):
             return
         try:
-            self.transfer(op)
+            self.transfer(op, flag)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
             try:
@@ -212,15 +212,18 @@ class Propagation(State):
 
     # -- the transfer of one op ---------------------------------------------------------------------------------------
 
-    def transfer(self, op: Op) -> None:
+    def transfer(self, op: Op, flag: int) -> None:
+        """Args:
+        flag: all flags of the operands.
+        """
         unknown = self.result.unknown
         if unknown and op.type != "IdentityN" and any(t in unknown for t in op.inputs):
             raise Refuse("an operand has no layout")
-        is_batched = any(self.flags[t] & BATCHED for t in op.inputs) or any(t in self.promoted for t in op.outputs)
+        is_batched = bool(flag & BATCHED) or not self.promoted.keys().isdisjoint(op.outputs)
         if is_batched and op.id in self.forced:
             raise Refuse("its size over all examples is needed")
         is_list = self.stacked(op) is not None
-        if is_batched and not is_list and self._is_of_section(op):
+        if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op):
             raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
             self.shared.add(op.id)
@@ -254,7 +257,7 @@ class Propagation(State):
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
         row = traits(op.type)
-        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch in COMPARED:
+        if not row.value or row.batch in COMPARED or not any(self.layouts.get(t) is EXTENT for t in op.inputs):
             return False  # COMPARED: constants among compared shapes may have to become the clone's
         if not all(self.is_integer(t) for t in op.outputs):
             return False
@@ -271,8 +274,9 @@ class Propagation(State):
     def apply(self, op: Op, rule: Rule) -> None:
         """Propagate through a rule: find the batch factor, convert the operands to layouts that the rule's algebra can
         combine, and derive the results' layouts."""
-        shape_operands = {s.position for s in rule.shapes}
-        layouts = [REPLICATED_0 if i in shape_operands else self.layout(t) for i, t in enumerate(op.inputs)]
+        layouts = [self.layout(t) for t in op.inputs]
+        for shape in rule.shapes:
+            layouts[shape.position] = REPLICATED_0
         factor, blocks, is_uniform = self.batch_factor(op, rule, layouts)
         kind = rule.kinds.get(factor, "pass") if factor is not None else "pass"
         if kind in (WHOLE, HALO, LOOKUP):

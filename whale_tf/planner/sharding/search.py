@@ -43,10 +43,13 @@ def cheapest(problem: Problem, task_graph: int,
     leaving = _leaving(problem, task_graph)
     states = [State(problem, task_graph)]
     for place, op in enumerate(ops):
+        unread = dead.get(place, [])
+        if _changes_nothing(problem, states, op, forced, unread):
+            continue
         reached: List[State] = []
         for state in states:
             reached.extend(_steps(problem, state, op, forced.get(op.id), leaving))
-        states = _distinct(problem, reached, dead.get(place, []))
+        states = _distinct(problem, reached, unread)
     best = min(states, key=lambda state: state.cost)
     chosen: Dict[int, Strategy] = {}
     prices: Dict[int, float] = {}
@@ -59,6 +62,13 @@ def cheapest(problem: Problem, task_graph: int,
         else:
             chosen[key], prices[key] = value, price
     return chosen, variables, prices
+
+
+def _changes_nothing(problem: Problem, states: List[State], op: Op, forced: Mapping[int, str], dead: List[int]) -> bool:
+    """Whether all states look the same after an op.  ``dead`` tensors are not read any more."""
+    return op.id not in forced and not problem.is_anchor(op) and all(
+        state.is_plain(op) and state.spreads.keys().isdisjoint(dead) and not any(t in dead for t, _ in state.made)
+        for state in states)
 
 
 def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapping[int, bool]) -> List[State]:
