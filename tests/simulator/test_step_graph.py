@@ -377,6 +377,14 @@ def test_a_trace_has_every_clone() -> None:
     assert {event.device for event in events if event.name == "weight_a"} == {0}
 
 
+def test_forward_ops_stay_forward_ops_in_a_call_that_also_goes_backward() -> None:
+    run = played(replace(plan([0], names=ONE), emit="call"), step(), cores=1)
+    labels = {event.name: event.kind for event in trace_of(run).events if "_" in event.name}
+    assert [labels[name] for name in ("forward_a", "forward_b", "backward_b", "weight_b")] == ["forward"] * 2 + ["backward"] * 2
+    kept = {buffer.name: buffer.category for buffer in run.program.buffers}
+    assert (kept["forward_a"], kept["backward_b"]) == ("activations", "gradients of activations")
+
+
 def test_an_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
     """Each of the two exchanges has an op beside it: both take twice their time, a quarter of a second more."""
     links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 4 * KB / 0.25}}

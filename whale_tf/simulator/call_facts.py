@@ -6,7 +6,7 @@ import abc
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.batch_axis import EXTREMES
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
@@ -178,6 +178,12 @@ class CallFacts:
         """An op of a call; None: the call does not run it."""
         return self.pieces[self.program.calls[number].body].get(op)
 
-    def about(self, number: int, name: str) -> About:
+    def step_of_op(self, number: int, op: Op) -> str:
+        """The step to which an op of a call belongs."""
+        return FORWARD if self.body(number).with_forward and op.phase is Phase.FORWARD else self.step_of(number)
+
+    def about(self, number: int, name: str, step: str = "") -> About:
+        """``step``: the call's own if it is empty."""
         body = self.body(number)
-        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), self.program.calls[number].clone.m)
+        label = LABELS.get(step or body.step, FORWARD)
+        return About(name, label, max(0, body.task_graph), self.program.calls[number].clone.m)

@@ -66,7 +66,8 @@ class _Reader(Recipes):
                 device = devices[shard]
                 kernel = self._kernel(number, piece.op, device)
                 if kernel.seconds:
-                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self.about(number, name), kernel.limit)
+                    about = self.about(number, name, self.step_of_op(number, piece.op))
+                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), about, kernel.limit)
                     self.ran[number, piece.op.id] = task
                     self.spans.run(number, piece.function, task)
                     tasks.matrix_flops[device] += kernel.matrix_flops
@@ -201,7 +202,7 @@ class _Reader(Recipes):
             for part in self.value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
                     return part.buffer
-        category = "gradients of activations" if self.step_of(number) in (BACKWARD, WEIGHT) else "activations"
+        category = "gradients of activations" if self.step_of_op(number, op) in (BACKWARD, WEIGHT) else "activations"
         category = "gradients" if tensor in self.gradients else category
         return self.tasks.buffer(op.name, category, task, device, self.size_of(number, tensor))
 
