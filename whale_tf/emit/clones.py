@@ -27,6 +27,7 @@ class _Part(NamedTuple):
     random: Sequence[Op]  # ops whose clones draw their own numbers
     shaped: Sequence[Op]  # ops with an attribute that contains the whole batch's size
     functional: Sequence[Op]  # ops that call functions
+    pinned: Sequence[str]  # names of ops that run where their variable is
 
 
 def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
@@ -82,7 +83,8 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
         [op for op in ops if op.id in chosen]
         for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
     templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
-    return _Part(templates, boundary, waits, random, shaped, functional)
+    pinned = [op.name for op in ops if op.name in context.pinned]
+    return _Part(templates, boundary, waits, random, shaped, functional, pinned)
 
 
 def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
@@ -96,9 +98,12 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, a
             context, wait, task_graph, place, after)
     controls.update(dict.fromkeys(context.dropped))
     scope = context.scope(place)
+    is_split = context.plan.task_graphs[task_graph].strategy == "split"
+    device = context.placement(task_graph, place) if is_split else context.device(task_graph, place)
     context.edit.clone(
-        part.templates, scope, device=context.placement(task_graph, place), control_map=controls,
-        control_inputs=order.barriers(task_graph, place))
+        part.templates, scope, device=device, control_map=controls, control_inputs=order.barriers(task_graph, place))
+    for name in part.pinned:
+        context.edit.place(context.edit.node(f"{scope}/{name}"), context.pinned[name])
     for op, position in part.boundary:
         name = operands.of(op, position, place)
         context.edit.move_input(f"{scope}/{op.name}", position, name)

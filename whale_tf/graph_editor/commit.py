@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
+from itertools import chain
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import GraphDef, NodeDef, imported_as_written, tf
 from whale_tf.errors import GraphEditError
@@ -96,17 +97,14 @@ class Commit:
         tensors: Dict[str, tf.Tensor] = {}
         external_waits: Dict[str, tf.Operation] = {}
         waits: Dict[str, List[tf.Operation]] = {}
-        seen: Set[str] = set()
-        for node in self._graph_def.node:
-            edges = edges_of(node)
-            for edge in edges:
-                if edge not in seen:
-                    seen.add(edge)
-                    if edge[0] == "^":
-                        if edge[1:] not in self._staged:
-                            external_waits[edge] = self._existing(edge, node)
-                    elif edge.partition(":")[0] not in self._staged:
-                        tensors[edge] = self._existing(edge, node)
+        nodes = [(node, edges_of(node)) for node in self._graph_def.node]
+        for edge in dict.fromkeys(chain.from_iterable(edges for _, edges in nodes)):
+            if edge[0] == "^":
+                if edge[1:] not in self._staged:
+                    external_waits[edge] = self._existing(edge)
+            elif edge.partition(":")[0] not in self._staged:
+                tensors[edge] = self._existing(edge)
+        for node, edges in nodes if external_waits else ():
             if edges and edges[-1][0] == "^" and not external_waits.keys().isdisjoint(edges):  # control edges come last
                 late = [edge for edge in edges if edge in external_waits]
                 waits[node.name] = [external_waits[edge] for edge in dict.fromkeys(late)]
@@ -115,13 +113,14 @@ class Commit:
                 node.input.extend(kept)
         return tensors, waits
 
-    def _existing(self, edge: str, node: NodeDef) -> Any:
-        """The graph's tensor (or op, for a control edge) that a staged node refers to."""
+    def _existing(self, edge: str, reader: Optional[NodeDef] = None) -> Any:
+        """The graph's tensor (or op, for a control edge) that ``reader`` (None: the first staged node that does) refers to."""
         try:
             if edge[0] == "^":
                 return self.graph.get_operation_by_name(edge[1:])
             return self.graph.get_tensor_by_name(tensor_name(edge))
         except (KeyError, ValueError) as error:
+            node = reader or next(node for node in self._graph_def.node if edge in node.input)
             raise GraphEditError(f"node {node.name!r} ({node.op}) reads {edge!r}, which is neither staged nor in the "
                                  f"graph") from error
 

@@ -26,13 +26,13 @@ def _numbered(graph: OpGraph) -> Iterator[Offence]:
     for place, op in enumerate(graph.ops):
         if op.id != place:
             yield op, f"has number {op.id} at place {place}"
-        if list(op.outputs) != list(range(following, following + len(op.outputs))):
-            yield op, f"has outputs {list(op.outputs)}, expected numbers from {following}"
-            return
-        following += len(op.outputs)
         for index, tensor in enumerate(op.outputs):
-            if tensor >= len(graph.tensors) or graph.tensors[tensor][:2] != (op.id, index):
+            if tensor != following + index:
+                yield op, f"has outputs {list(op.outputs)}, expected numbers from {following}"
+                return
+            if tensor >= len(graph.tensors) or graph.tensors[tensor].op != op.id or graph.tensors[tensor].index != index:
                 yield op, f"does not own its output {index}"
+        following += len(op.outputs)
     if following != len(graph.tensors):
         yield None, f"{len(graph.tensors) - following} tensors belong to no op"
 

@@ -156,6 +156,8 @@ class Lowering:
 
     def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
         """What an op's parts read: for shape operands the whole shape, which is localised."""
+        if not strategy.localise:
+            return strategy.needs
         local = {item.position for item in strategy.localise}
         return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
 

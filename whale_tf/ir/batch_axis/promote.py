@@ -67,15 +67,14 @@ class _Demands:
                 return
             self._pass_on(op, demand)  # type: ignore[arg-type]
             return
+        for position, step in slices.items():
+            self.ask(op.inputs[position], (step.dim, step.blocks), state.source(op))
         for position, tensor in enumerate(op.inputs):
-            if position in slices:
-                self.ask(tensor, (slices[position].dim, slices[position].blocks), state.source(op))
-            elif tensor not in state.layouts:
-                self.ask(tensor, WHOLE)
+            if tensor not in state.layouts and position not in slices:
+                self.on[tensor] = WHOLE  # whatever others ask for
 
     def _need_whole(self, op: Op) -> None:
-        for tensor in op.inputs:
-            self.ask(tensor, WHOLE)
+        self.on.update(dict.fromkeys(op.inputs, WHOLE))
 
     def _pass_on(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> None:
         """Pass a demand for rows of a replicated op's result on to its operands."""
@@ -90,7 +89,7 @@ class _Demands:
             if isinstance(operand, tuple) and factor in operand:
                 self.ask(tensor, (operand.index(factor), demand[1]), self.beside.get(op.outputs[0]))
             elif not isinstance(operand, tuple):
-                self.ask(tensor, WHOLE)
+                self.on[tensor] = WHOLE  # whatever others ask for
 
     def _can_promote(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> bool:
         if op.type == "Range":
