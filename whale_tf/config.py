@@ -445,8 +445,7 @@ def _readable(error: Invalid, leaves: Mapping[str, Any]) -> ConfigError:
     row = _KEYS[key]
     value = leaves[key]
     hint = did_you_mean(value, row.allowed.replace("'", "").split(" or ")) if isinstance(value, str) else ""
-    return ConfigError("config key {!r} is {!r}, expected {}.{}".format(
-        key, value, row.allowed, hint))
+    return ConfigError("config key {!r} is {!r}, expected {}.{}".format(key, value, row.allowed, hint))
 
 
 if __name__ == "__main__":

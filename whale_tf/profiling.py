@@ -111,8 +111,7 @@ def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int,
     planner = _Planner(name, cluster, config)
     _run_script(path, (), planner)
     if planner.found is None:
-        raise PlanError(
-            f"{path!r} ended without finalizing or running {_TRAINING}, so there is nothing to plan")
+        raise PlanError(f"{path!r} ended without finalizing or running {_TRAINING}, so there is nothing to plan")
     _check_batch(path, planner.found.global_batch, batch)
     return planner.found
 
@@ -146,8 +145,7 @@ def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) 
     compiler = _Compiler(plan, cluster)
     _run_script(path, (), compiler)
     if compiler.program is None:
-        raise PlanError(
-            f"{path!r} ended without finalizing or running {_TRAINING}, so it has no step to show")
+        raise PlanError(f"{path!r} ended without finalizing or running {_TRAINING}, so it has no step to show")
     return compiler.program
 
 

@@ -35,8 +35,7 @@ def exact(problem: BalanceProblem) -> Balance:
     capacities = problem.check_feasible()
     speeds, minimum = problem.speeds, problem.minimum
     level = _water_level(speeds, capacities, minimum, problem.units)
-    units = [max(minimum, math.floor(min(capacity, speed * level)) - 1)
-             for speed, capacity in zip(speeds, capacities)]
+    units = [max(minimum, math.floor(min(capacity, speed * level)) - 1) for speed, capacity in zip(speeds, capacities)]
     queue = [((unit + 1) / speeds[i], i) for i, unit in enumerate(units) if unit < capacities[i]]
     heapq.heapify(queue)
     for _ in range(problem.units - sum(units)):

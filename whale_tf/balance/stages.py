@@ -104,5 +104,4 @@ def partition_memory_bytes(problem: PartitionProblem, cuts: Sequence[int]) -> Tu
 def partition_fits(problem: PartitionProblem, partition: StagePartition) -> bool:
     """Whether every stage is within its device's memory (with a relative tolerance of 1e-9, as sizes are sums of floats)."""
     needs = partition_memory_bytes(problem, partition.cuts)
-    return all(need <= problem.memory_bytes[device] * (1 + 1e-9)
-               for need, device in zip(needs, partition.devices))
+    return all(need <= problem.memory_bytes[device] * (1 + 1e-9) for need, device in zip(needs, partition.devices))

@@ -307,9 +307,7 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
     for task in plan.task_graphs:
         for name in task.ops:
             if name not in ops:
-                raise PlanError(
-                    f"TaskGraph {task.name!r} of the plan lists op {name!r}, which the graph does not have"
-                )
+                raise PlanError(f"TaskGraph {task.name!r} of the plan lists op {name!r}, which the graph does not have")
     members = [list(task.ops) for task in plan.task_graphs if task.batch_of is None]
     for task in plan.task_graphs:
         if task.batch_of is not None:

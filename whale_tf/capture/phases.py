@@ -234,8 +234,7 @@ class _Finder:
         If the writes wait (by control edges) for writes of state that N computes, such as BatchNorm's averages, these are not
         part of the update."""
         ops = self.graph.ops
-        after_cut = self._descendants({edge.op for edge in cut},
-                                      lambda op: op not in self.region and op not in restored)
+        after_cut = self._descendants({edge.op for edge in cut}, lambda op: op not in self.region and op not in restored)
         trained = {variable for op in after_cut & self.writes for variable in self.variables.written_by[op]}
 
         @lru_cache(maxsize=None)  # few updates wait for anything about which this must be known
@@ -369,8 +368,7 @@ def _is_backward(op: Op) -> bool:
 
 def _ops_in_forward_loops(graph: OpGraph) -> Set[int]:
     """Ops inside a v1 while loop that was not made by a gradient call; a loop's frame is where its Enter ops lead."""
-    forward_frames = {op.attrs["frame_name"] for op in graph.ops
-                      if op.type in ENTERS and not _is_backward(op)}
+    forward_frames = {op.attrs["frame_name"] for op in graph.ops if op.type in ENTERS and not _is_backward(op)}
     frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames of its outputs, outermost first
     inside = set()
     for op in graph.ops:

@@ -146,8 +146,7 @@ def _first_reached(graph: OpGraph, variables: Variables, variable: Variable, tra
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:
     """Whether ``variable`` is not itself a slot, but trained by an ``Apply*`` op (as its first input)."""
     aliases = set(found.aliases)
-    return any(traits(graph.ops[writer].type).is_update and graph.ops[writer].inputs[0] in aliases
-               for writer in found.writes)
+    return any(traits(graph.ops[writer].type).is_update and graph.ops[writer].inputs[0] in aliases for writer in found.writes)
 
 
 def _initializer(graph: OpGraph, variable: Op, writes: Set[int]) -> int:
@@ -190,8 +189,7 @@ class _Follower:
             return self._body_effect(op, position)
         if _writes(graph, op, position):
             return False, True
-        return not (passes_on or op.type == "_Retval"
-                    or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)), False
+        return not (passes_on or op.type == "_Retval" or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)), False
 
     def _body_effect(self, op: Op, position: int) -> Tuple[bool, bool]:
         reads = writes = False

@@ -62,8 +62,7 @@ def table_name(gpu: Gpu) -> Optional[str]:
     for family in _FAMILIES:
         if not (family in words or (" " in family and family in upper)):
             continue
-        rows = [row for row in hardware.DEVICE_TYPES.values()
-                if row.name.upper().split("-")[0] == family.replace(" ", "")]
+        rows = [row for row in hardware.DEVICE_TYPES.values() if row.name.upper().split("-")[0] == family.replace(" ", "")]
         form = [row for row in rows if ("SXM" in row.name) == ("SXM" in upper)]
         if family == "P100" and form:
             rows = form

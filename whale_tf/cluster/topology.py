@@ -72,8 +72,7 @@ class NodeTopology:
         """
         members = sorted(group)
         if self._lanes and connected(members, self._lanes):
-            ports = [sum(self._lanes[a, b].bandwidth_bytes_per_s for b in members if (a, b) in self._lanes)
-                     for a in members]
+            ports = [sum(self._lanes[a, b].bandwidth_bytes_per_s for b in members if (a, b) in self._lanes) for a in members]
             assert self.node.links.nvlink is not None
             return Link(min(ports), self.node.links.nvlink.latency_s, "nvlink")
         pairs = list(zip(members, members[1:] + members[:1]))

@@ -221,8 +221,7 @@ class Calls:
                 originals[record.op] = context.edit.original(context.tf_ops[record.op])
                 copy.insert(originals[record.op])
                 return copy.edge(originals[record.op], record.index)
-            return arguments.add(("value", tensor), context.dtype(tensor),
-                                 lambda place: self._value(body, tensor, place))
+            return arguments.add(("value", tensor), context.dtype(tensor), lambda place: self._value(body, tensor, place))
 
         for index in body.runs:
             op = graph.ops[index]

@@ -141,8 +141,7 @@ class Context:
         if self.plan.task_graphs[task_graph].strategy != "split":
             device = self.device(task_graph, place)
             return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
-        return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
-            task_graph, place, self.graph.op(tf_op.name).shard)
+        return lambda tf_op: self.pinned.get(tf_op.name) or self.device(task_graph, place, self.graph.op(tf_op.name).shard)
 
     def shard_of(self, tensor: int) -> int:
         """Which device of its TaskGraph's VirtualDevice a tensor is on."""

@@ -147,8 +147,7 @@ class OpSignature:
             if arg.type_list_attr in missing:
                 dtypes = [dtype_of(edge) for edge in edges]
                 if None not in dtypes:
-                    node.attr[arg.type_list_attr].list.type.extend(
-                        [dtype.base_dtype.as_datatype_enum for dtype in dtypes])
+                    node.attr[arg.type_list_attr].list.type.extend([dtype.base_dtype.as_datatype_enum for dtype in dtypes])
 
     def _argument_lengths(self, node: NodeDef, n_inputs: int) -> List[int]:
         """The number of data inputs that each input argument takes; arguments of unknown length share the rest equally."""
@@ -157,8 +156,7 @@ class OpSignature:
             if arg.number_attr:
                 lengths.append(node.attr[arg.number_attr].i if arg.number_attr in node.attr else None)
             elif arg.type_list_attr:
-                lengths.append(len(node.attr[arg.type_list_attr].list.type)
-                               if arg.type_list_attr in node.attr else None)
+                lengths.append(len(node.attr[arg.type_list_attr].list.type) if arg.type_list_attr in node.attr else None)
             else:
                 lengths.append(1)
         rest = n_inputs - sum(length for length in lengths if length is not None)

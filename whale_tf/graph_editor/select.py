@@ -176,8 +176,7 @@ def boundary(ops: Iterable[tf.Operation]) -> Boundary:
     inside = set(ops)
     # by name: tensors of a tf.function's graph cannot be dictionary keys
     inputs = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.op not in inside}
-    outputs = [tensor for op in ops for tensor in op.outputs
-               if any(reader not in inside for reader in tensor.consumers())]
+    outputs = [tensor for op in ops for tensor in op.outputs if any(reader not in inside for reader in tensor.consumers())]
     waits = dict.fromkeys(before for op in ops for before in op.control_inputs if before not in inside)
     awaited = [op for op in ops if any(after not in inside for after in op._control_outputs)]
     return Boundary(tuple(inputs.values()), tuple(outputs), tuple(waits), tuple(awaited))

@@ -59,8 +59,7 @@ class Region(NamedTuple):
 
     def of_task_graph(self, index: int, batch_level: bool) -> List[Op]:
         """The region's ops of one TaskGraph at one level, in graph order."""
-        return [self.graph.ops[i] for i in self.ops
-                if self.task_graph[i] == index and (i in self.batch_level) == batch_level]
+        return [self.graph.ops[i] for i in self.ops if self.task_graph[i] == index and (i in self.batch_level) == batch_level]
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.

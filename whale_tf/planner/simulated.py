@@ -50,8 +50,7 @@ def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simu
     peaks = [0] * len(cluster)
     for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
         peaks[device] = int(peak)
-    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom,
-                   is_played=True)
+    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom, is_played=True)
 
 
 def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:

@@ -123,8 +123,7 @@ class StepGraph(NamedTuple):
         """The other recording of the same graph, with this one's times added to its own; if it is of another graph, without."""
         if not same_graph(self.fingerprint, other.fingerprint):
             return other
-        return other._replace(
-            seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
+        return other._replace(seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
 
     def scratch_of(self, op: StepOp, batch: float) -> float:
         """Bytes that an undivided op's kernel takes while it runs on ``batch`` examples."""

@@ -298,8 +298,7 @@ class Lowering:
         result, dtype = op.outputs[0], self._dtype(op.outputs[0])
         parts = []
         for i in range(self.counts[home]):
-            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i,
-                       self._scope(op, f"rows{i}"))
+            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i, self._scope(op, f"rows{i}"))
             node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
             trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
             parts.append(own.or_zero(node.name, trailing, dtype))

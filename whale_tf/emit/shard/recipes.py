@@ -128,8 +128,7 @@ class Rows:
         mine = self.mine
         for k in range(trailing):
             axis = self.nodes.const(-1, self.scope + "/axis", tf.int32, self.device)
-            mine = self.nodes.add("ExpandDims", f"{self.scope}/wide{k}", [mine, axis], self.device, T=tf.bool,
-                                  Tdim=tf.int32)
+            mine = self.nodes.add("ExpandDims", f"{self.scope}/wide{k}", [mine, axis], self.device, T=tf.bool, Tdim=tf.int32)
         zeros = self.nodes.add("ZerosLike", self.scope + "/zeros", [picked], self.device, T=dtype)
         return self.nodes.add("SelectV2", self.scope + "/rows", [mine, picked, zeros], self.device, T=dtype)
 

@@ -154,8 +154,7 @@ class Values:
             total = nodes.add_n(list(value.names), scope + "/sum", dtype, "0")
             return [total] * (count if need.kind == EVERYWHERE else 1)
         if need.kind == EVERYWHERE:
-            return [nodes.concat(list(value.names), have.dim, f"{scope}/concat{i}", dtype, str(i))
-                    for i in range(count)]
+            return [nodes.concat(list(value.names), have.dim, f"{scope}/concat{i}", dtype, str(i)) for i in range(count)]
         return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
 
     def _pieces(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> List[str]:

@@ -321,8 +321,7 @@ class Propagation(State):
         found: List[Tuple[Optional[str], Blocks, bool]] = []
         for i, layout in enumerate(layouts):
             if layout.kind == SHARDED:
-                found.append((factor_at(rule.inputs[i], layout.dim), layout.blocks,
-                              bool(self.flags[op.inputs[i]] & UNIFORM)))
+                found.append((factor_at(rule.inputs[i], layout.dim), layout.blocks, bool(self.flags[op.inputs[i]] & UNIFORM)))
         for shape in rule.shapes:
             if self.layouts.get(op.inputs[shape.position]) is EXTENT:
                 value = self.value(op.inputs[shape.position])

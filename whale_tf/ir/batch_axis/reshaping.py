@@ -299,8 +299,7 @@ def tile(state: Propagation, op: Op) -> None:
     counts = state.value(op.inputs[1])
     if not layout.is_sharded:
         rule = rule_for(op, state.graph, state)
-        spread = [j for j, s in enumerate(counts if counts is not None else ())
-                  if isinstance(s, Size) and s.depends_on_batch]
+        spread = [j for j, s in enumerate(counts if counts is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
         if spread and len(rule.outputs[0][spread[0]]) != 1:  # type: ignore[index,arg-type]
             raise Refuse("it repeats elements as often as there are examples")
         state.apply(op, rule)

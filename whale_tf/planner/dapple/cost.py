@@ -157,8 +157,7 @@ class Costs:
     def times(self, stage: Stage) -> Tuple[float, float]:
         """(F_s, B_s): seconds of one micro-batch on the busiest device of the stage."""
         cost = self.set_cost(stage.used, stage.taken)
-        pairs = [(f[stage.end] - f[stage.first], b[stage.end] - b[stage.first])
-                 for f, b in zip(cost.forward, cost.backward)]
+        pairs = [(f[stage.end] - f[stage.first], b[stage.end] - b[stage.first]) for f, b in zip(cost.forward, cost.backward)]
         return max(f for f, _ in pairs), max(b for _, b in pairs)
 
     def allreduce_seconds(self, stage: Stage) -> float:

@@ -113,8 +113,7 @@ class _Program:
             raise InfeasibleError("the integer program of {} nodes {}".format(
                 len(self._nodes), "has no solution: some tensors have no layout that all their users accept"
                 if status == self._solver.INFEASIBLE else "found no solution in time; allow it more seconds"))
-        choice = {node: _largest([v.solution_value() for v in variables])
-                  for node, variables in self._nodes.items()}
+        choice = {node: _largest([v.solution_value() for v in variables]) for node, variables in self._nodes.items()}
         return choice, self._objective.BestBound()
 
 

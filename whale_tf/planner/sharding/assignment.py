@@ -155,8 +155,7 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
     states: Dict[int, State] = {}
     for number in problem.splits:
         states[number] = State(problem, number)
-        states[number].spreads.update(
-            {root: s for root, s in spreads.items() if _home(problem, root, number) == number})
+        states[number].spreads.update({root: s for root, s in spreads.items() if _home(problem, root, number) == number})
     for op in problem.graph.ops:
         home = _home_of_op(problem, op, states)
         if home is None or op.type in VARIABLES:
