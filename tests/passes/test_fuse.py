@@ -43,9 +43,10 @@ def test_only_where_each_backward_step_follows_its_own_forward_step(
     assert names(chain(len(counts)), plan(counts, micro_batches, emit="call", schedule=schedule)) == expected
 
 
-def test_inlined_and_recomputing_bodies_stay_apart() -> None:
+def test_inlined_recomputing_and_compiled_bodies_stay_apart() -> None:
     assert names(chain(1), plan([1])) == ["t0_forward", "t0_backward"]
-    assert names(chain(1), plan([1], emit="call", tasks={0: {"kept": ()}})) == ["t0_forward", "t0_backward"]
+    for fields in ({"kept": ()}, {"xla": True}):
+        assert names(chain(1), plan([1], emit="call", tasks={0: fields})) == ["t0_forward", "t0_backward"]
 
 
 def bodies(step: TrainingStep, one: Plan) -> Dict[str, Body]:

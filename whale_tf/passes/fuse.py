@@ -9,7 +9,8 @@ What the forward ops leave then stays inside one function: it is not returned, h
 joined body is a backward body, because gradients follow from it.  Programs as text say "with forward".
 
 Forward bodies that draw random numbers stay apart.  What they return shows the step's own draws to a user who fetches a tensor
-inside; a joined body returns too little for that.
+inside; a joined body returns too little for that.  So do bodies that XLA shall compile: if it cannot compile one of them, it may
+still compile the other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def joinable(bodies: Sequence[Body], step: TrainingStep, plan: Plan) -> Iterator
     drawn = set(step.region.batch.own_seed)
     for number, task in enumerate(plan.task_graphs):
         forward, backward = found.get((number, FORWARD)), found.get((number, BACKWARD))
-        if forward is None or backward is None or (number, WEIGHT) in found or task.kept is not None:
+        if forward is None or backward is None or (number, WEIGHT) in found or task.kept is not None or task.xla:
             continue
         if forward.reads or backward.reads or not drawn.isdisjoint(forward.ops):  # read anew: a value is sent for one call
             continue
