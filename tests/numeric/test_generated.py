@@ -17,6 +17,10 @@ KNOWN = {
     # the divisor in the gradient of a mean over `[B]` did not count the other model replicas' mini-batches
     "mean of sums": Model((Layer("attend", 0),), "mean_of_sums", "adam", (2, 2, 2),
                           Setting(dtype="float64", static_batch=True, dataset=True), Parallel(Shape((1,), 2), 1)),
+    # all gradients of weights of the last stage are dead, and a value of the whole mini-batch was to be brought to them
+    "dead gradients of weights": Model((Layer("mixed", 0),), "weighted", "adam", (4, 4, 4),
+                                       Setting(dtype="float64", static_batch=True),
+                                       Parallel(Shape((1, 1), 2), 2, "zero_bubble_h1", (1,), (("emit", "call"),))),
 }
 
 

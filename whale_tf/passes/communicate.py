@@ -118,7 +118,7 @@ def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
 def combined_in(program: Program, step: TrainingStep) -> Dict[Tuple[int, int], bool]:
     """(body, tensor) if the body reads the value of all clones together -> whether it also reads the clone's own value."""
     conversions = step.region.batch.conversions
-    runs = {number: frozenset(body.runs) for number, body in enumerate(program.bodies) if body.runs}
+    runs = {number: frozenset(body.runs) for number, body in enumerate(program.bodies) if body.functions}  # none, if all are dead
     body_of = {op: body for op, body in program.body_of().items() if body not in runs or op in runs[body]}
     found = {(body_of[op], step.graph.ops[op].inputs[position]): False
              for (op, position), asked in conversions.items() if op in body_of and is_combined(asked)}
