@@ -40,8 +40,9 @@ def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, 
     made = _gradient_bytes(step, sizes, called)
     if called.reads or not made:  # where variables are read anew, a value is sent for one call
         return called
-    taken = taken_bytes(step, plan, sizes, called)
-    room = _room(step, plan, sizes, inlined, called, plan.task_graphs[called.task_graph].warmup - 1)
+    before, taken = (taken_bytes(step, plan, sizes, body) for body in (inlined, called))
+    in_flight = plan.task_graphs[called.task_graph].warmup
+    room = _room(plan, in_flight, _total(made), _total(before), _total(taken), in_flight - 1)
     last = {tensor: op for op in called.runs for tensor in step.graph.ops[op].inputs}
     late = dict(made)
     for tensor, size in taken.items():
@@ -53,20 +54,27 @@ def in_functions(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, 
 def fits_in_one(step: TrainingStep, plan: Plan, sizes: OpGraph, backward: Body, joined: Body) -> bool:
     """Whether a backward body that was joined with its forward body needs no cut.  Its ops free what the forward ops leave one
     after the other, so gradients may take that room."""
-    held = sum(_gradient_bytes(step, sizes, joined).values()) + sum(taken_bytes(step, plan, sizes, joined).values())
-    return held <= _room(step, plan, sizes, backward, joined, plan.task_graphs[joined.task_graph].warmup)
+    made = _total(_gradient_bytes(step, sizes, joined))
+    before, taken = (_total(taken_bytes(step, plan, sizes, body)) for body in (backward, joined))
+    in_flight = plan.task_graphs[joined.task_graph].warmup
+    return made + taken <= _room(plan, in_flight, made, before, taken, in_flight)
 
 
-def _room(step: TrainingStep, plan: Plan, sizes: OpGraph, inlined: Body, called: Body, spared: int) -> float:
+def _room(plan: Plan, in_flight: int, made: float, before: float, taken: float, spared: int) -> float:
     """Bytes that a function may hold needlessly.
 
     Args:
+        in_flight: micro-batches whose activations its TaskGraph holds.
+        made: bytes of the gradients that it makes.
+        before, taken: bytes that an inlined body and the called one take from other clones' calls.
         spared: micro-batches of which the called step holds less than the inlined one.
     """
-    before, taken = (sum(taken_bytes(step, plan, sizes, body).values()) for body in (inlined, called))
-    sums = sum(_gradient_bytes(step, sizes, called).values()) if plan.num_micro_batch > 1 else 0.0
-    in_flight = plan.task_graphs[called.task_graph].warmup
+    sums = made if plan.num_micro_batch > 1 else 0.0
     return max(LEAST, SHARE * (sums + in_flight * before) + spared * (before - taken))
+
+
+def _total(sizes: Mapping[int, float]) -> float:
+    return sum(sizes.values())
 
 
 def _cut(ops: Sequence[int], late: Mapping[int, float], room: float) -> List[Tuple[int, ...]]:
