@@ -30,6 +30,7 @@ PASSES = ("tests/passes",)
 TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.bridges": ("tests/bridges",) + PASSES,
     "whale_tf.passes.outline": PASSES,
+    "whale_tf.passes.fuse": PASSES,
     "whale_tf.passes.replicate": PASSES,
     "whale_tf.passes.communicate": PASSES,
     "whale_tf.passes.collect": PASSES,
@@ -74,6 +75,10 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.collect",
      "found[tensor] = Leaving(tuple(sorted(targets)), is_merged, is_applied)  # sorted -> list"): ORDERED,
     ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
+    ("whale_tf.passes.outline",
+     "for op in region.graph.ops[min(raising.union(returned, least), default=0):]:  # 0 -> 1"): "nothing is raised then",
+    **{("whale_tf.ir.batch_axis.positions", f"if span * delta < 0:  # {change}"): "neither is zero"
+       for change in ("Lt -> LtE", "Mult -> FloorDiv", "0 -> 1")},
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
     ("whale_tf.passes.homes", "variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device  # Gt -> GtE"):

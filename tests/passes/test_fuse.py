@@ -55,6 +55,16 @@ def bodies(step: TrainingStep, one: Plan) -> Dict[str, Body]:
     return {body.name: body._replace(functions=(body.ops,)) for body in found}
 
 
+def test_ops_are_in_graph_order_and_run_forward_first() -> None:
+    """Also if a gradient was taken before the last forward op was made."""
+    step, one = chain(1), plan([1], emit="call")
+    forward, backward = bodies(step, one).values()
+    late = forward._replace(ops=forward.ops + backward.ops[-1:], functions=(forward.ops + backward.ops[-1:],))
+    first = backward._replace(ops=backward.ops[:-1], functions=(backward.ops[:-1],))
+    (_, _, both), = joinable([late, first], step, one)
+    assert both.ops == tuple(sorted(both.ops)) and both.runs == late.runs + first.runs
+
+
 def test_bodies_that_read_variables_anew_stay_apart() -> None:
     step, one = chain(1), plan([1], emit="call")
     found = bodies(step, one)

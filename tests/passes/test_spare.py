@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Dict, Sequence, Set, Tuple
 
-from tests.passes.drawings import plan
+from tests.passes.drawings import chain, plan
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import partial, sharded
 from whale_tf.ir.region import find_region
 from whale_tf.ir.training_step import TrainingStep, find_update
+from whale_tf.passes import compile_program
+from whale_tf.passes.communicate import combined_in
 from whale_tf.passes.outline import outline
 from whale_tf.passes.spare import spare
 from whale_tf.program import Body, Program
@@ -118,3 +120,13 @@ def test_inlined_bodies_stay_as_they_are() -> None:
     found = bodies(given, "inline")
     assert names(given, found["forward"].outputs) == {"layer", "half", "sum", "product", "loss"}
     assert not found["backward"].runs
+
+
+def test_only_ops_that_run_take_values_of_all_clones() -> None:
+    """The ops of a called body may all be dead."""
+    given = chain(1, plain=True, reduces=("plain",))
+    program = compile_program(given, plan([2], emit="call"))
+    found = {(program.bodies[body].name, given.graph.tensor_name(tensor)) for body, tensor in combined_in(program, given)}
+    assert found == {("t0_backward", "loss_grad:0")}
+    dead = [body._replace(functions=((),)) if body.name == "t0_backward" else body for body in program.bodies]
+    assert not combined_in(program._replace(bodies=tuple(dead)), given)

@@ -61,8 +61,7 @@ def _comes_between(step: TrainingStep, forward: Body, backward: Body) -> bool:
 
 
 def _join(graph: OpGraph, forward: Body, backward: Body) -> Body:
-    ops = tuple(sorted({*forward.ops, *backward.ops}))
-    runs = tuple(sorted({*forward.runs, *backward.runs}))
+    ops, runs = tuple(sorted(forward.ops + backward.ops)), forward.runs + backward.runs
     own = set(runs)
     inputs = dict.fromkeys(t for i in runs for t in graph.ops[i].inputs if graph.tensors[t].op not in own)
     outputs = forward.outputs + backward.outputs
