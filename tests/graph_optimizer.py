@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager import context
 
 _switch = {"on": True}
 
@@ -25,7 +26,7 @@ _original = BaseSession.__init__
 def _init(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
     if not is_on():
         given, config = config, tf.ConfigProto()
-        config.MergeFrom(given or tf.ConfigProto())
+        config.MergeFrom(context.context().config if given is None else given)
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     _original(self, target, graph, config)
 

@@ -33,8 +33,8 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.simulator.calibration import ARITHMETIC, COMMUNICATION, MEMORY, Calibration, Communicator
 
-MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
+MATRIX_SIZES = {"CPU": (16, 32, 64, 128, 256, 512, 1024), "GPU": (64, 128, 256, 512, 1024, 2048, 4096, 8192)}
+TENSOR_SIZES = tuple(1 << shift for shift in range(8, 25, 2))  # numbers of float32: 1 KiB to 64 MiB
 OPERAND_SIZES = tuple(1 << shift for shift in range(12, 23, 2))  # bytes: 4 KiB to 4 MiB
 MESSAGE_SIZES = (4, 1 << 24)  # bytes
 SUM_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)  # bytes: gradients, one by one to whole buckets
@@ -75,7 +75,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     empty_s, launch_s = machine.launches()
     arithmetic, memory = machine.op_times(launch_s)
     links: Dict[str, Communicator] = {}
-    slow_down = machine.slow_down()
+    slow_down = machine.slow_down() if count > 1 else {}
     has_threads = row.kind == "CPU" and threads.inter_op > 1
     wake = machine.wake() if has_threads else ()
     far_points = far(OPERAND_SIZES, repeat) if has_threads else ()
@@ -204,6 +204,7 @@ class _Machine:
         self.config = v1.ConfigProto(
             device_count={"CPU": 2} if kind == "CPU" else {}, inter_op_parallelism_threads=threads.inter_op,
             intra_op_parallelism_threads=threads.intra_op, allow_soft_placement=False)
+        self.config.gpu_options.allow_growth = True  # two processes share a GPU when they measure their collectives
         rewrites = self.config.graph_options.rewrite_options
         rewrites.disable_meta_optimizer = True  # chains stay as they are
         self.config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
@@ -251,7 +252,7 @@ class _Machine:
 
     def op_times(self, launch_s: float) -> Tuple[Tuple[Tuple[float, float], ...], Tuple[Tuple[float, float], ...]]:
         """(FLOPs, seconds) of matrix products and (bytes, seconds) of additions, ``launch_s`` not counted."""
-        products = [(2.0 * n**3, np.ones([n, n], "float32"), multiply(n)) for n in MATRIX_SIZES]
+        products = [(2.0 * n**3, np.ones([n, n], "float32"), multiply(n)) for n in MATRIX_SIZES[self.kind]]
         sums = [(3.0 * 4 * n, np.ones([n], "float32"), add(n)) for n in TENSOR_SIZES]
         return self._points(products, launch_s), self._points(sums, launch_s)
 
@@ -403,6 +404,7 @@ class _Member:
         self.graphs = 0
         self.config = v1.ConfigProto(
             inter_op_parallelism_threads=threads.inter_op, intra_op_parallelism_threads=threads.intra_op)
+        self.config.gpu_options.allow_growth = True
         self.config.experimental.collective_group_leader = self.processes.prefix(0)
         self.config.graph_options.rewrite_options.disable_meta_optimizer = True  # chains stay as they are
         self.server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=self.config)

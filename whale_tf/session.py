@@ -12,7 +12,7 @@ import weakref
 from collections import ChainMap
 from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import eager_context, tf, v1
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.emit import Emitted
@@ -31,15 +31,15 @@ from whale_tf.processes.state import StateElsewhere
 
 
 def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
-    """A copy of the user's ConfigProto with as many logical CPU devices as the cluster has.
+    """A copy of the ConfigProto that a Session would take, with as many logical CPU devices as the cluster has.
 
     Args:
+        config: the user's; None: what ``tf.config`` has set, as in TensorFlow.
         may_call: the step may be emitted as calls of functions, which TensorFlow's function optimizer would specialise one by
             one (24 layers, 16 micro-batches: a first step of 27 s instead of 5).
     """
     result = v1.ConfigProto()
-    if config is not None:
-        result.CopyFrom(config)
+    result.CopyFrom(eager_context().config if config is None else config)
     if num_cpus > result.device_count.get("CPU", 1):
         result.device_count["CPU"] = num_cpus
     rewrites = result.graph_options.rewrite_options

@@ -251,6 +251,21 @@ def test_uneven_slices_of_an_edited_plan() -> None:
 
 
 @pytest.mark.slow
+def test_a_session_takes_what_tf_config_has_set() -> None:
+    """A Session without a ConfigProto takes memory growth, threads and the optimizer's options from tf.config."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"constant_folding": False})
+    try:
+        wh.init(cluster="cpu:2")
+        with tf.Graph().as_default(), tf.Session() as session:
+            config = session._config
+    finally:
+        tf.config.optimizer.set_experimental_options({"constant_folding": True, **before})
+    rewrites = config.graph_options.rewrite_options
+    assert rewrites.constant_folding == rewrites.OFF
+    assert config.device_count["CPU"] >= 2
+
+
 def test_explicit_rewrite_and_explanation() -> None:
     wh.init(CONFIG, cluster="cpu:4")
     try:
