@@ -221,6 +221,11 @@ def make_logical_cpus(count: int) -> Callable[[], None]:
     return lambda: configure(before)
 
 
+def divides_gpus(config: Any) -> bool:
+    """Whether a ConfigProto makes several logical devices of a GPU."""
+    return any(len(gpu.memory_limit_mb) > 1 for gpu in config.gpu_options.experimental.virtual_devices)
+
+
 def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) -> bool:
     """Makes TensorFlow 2 start this process's server with its first op, so that collectives in tf.functions reach the other
     processes (``tf.distribute`` does the same for its workers).

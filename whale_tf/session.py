@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Opt
 
 from whale_tf._tf_compat import eager_context, tf, v1
 from whale_tf.capture.annotations import annotations_of
-from whale_tf.communicators import ProcessCommunicator
+from whale_tf.communicators import ProcessCommunicator, check_gpus
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.loss_scale import INITIAL
 from whale_tf.emit.processes import Kind, Runs, stage_start
@@ -136,7 +136,7 @@ class Fetches:
         """Call before each run of a session that is local to this process.
 
         Raises:
-            PlanError: the session has fewer devices than the plan uses, and TensorFlow may not choose others.
+            PlanError: the session has fewer devices than the plan uses, and TensorFlow may not choose others; or NCCL cannot run.
         """
         if session in self._has_devices:
             return
@@ -146,6 +146,8 @@ class Fetches:
             raise PlanError(
                 f"the plan uses {lacking}, which this Session does not have: it has {', '.join(devices)}. A Session has the "
                 "devices of the plan if it is made after wh.init(), and without a server of the script's own")
+        if session._config is not None:
+            check_gpus(self._rewritten.communicator, session._config)
         self._has_devices.add(session)
 
     def prepare(self) -> None:

@@ -15,6 +15,7 @@ from tests.numeric.script import Script, Setting, Stages, source
 from tests.numeric.section_cases import SECTIONS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+are_initial_equal = [True]  # on GPUs not: random numbers differ in the last bit between a GPU and the host
 
 
 class Outcome(NamedTuple):
@@ -163,7 +164,7 @@ def differences(outcome: Outcome, expected: Outcome, tolerance: float) -> List[s
             if wrong:
                 found.append(f"{name} of run {wrong[0]} is off by {errors[wrong[0]]:.1e} ({len(wrong)} runs of {len(errors)})")
     for name in sorted(set(outcome.final) & set(expected.final)):
-        for when, limit in (("initial", 0.0), ("final", tolerance)):
+        for when, limit in (("initial", 0.0 if are_initial_equal[0] else tolerance), ("final", tolerance)):
             error = deviation(getattr(outcome, when)[name], getattr(expected, when)[name])
             if not error <= limit:
                 found.append(f"{when} {name} is off by {error:.1e}")

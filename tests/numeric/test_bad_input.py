@@ -219,6 +219,16 @@ def offload_without_a_host() -> None:
         session.run(update, {x: np.zeros([8, 4])})
 
 
+def nccl_on_logical_devices_of_one_gpu() -> None:
+    wh.init({"communication.backend": "collective"}, cluster="gpu:2")
+    config = tf.ConfigProto()
+    config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[512, 512])
+    x = tf.placeholder(tf.float32, [8, 4])
+    update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(dense(x, 4, "one"))))
+    with tf.Session(config=config) as session:
+        session.run(update, {x: np.zeros([8, 4])})
+
+
 # error class, and words that the message must hold: the value, what was expected, the way out
 EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     unknown_key: (wh.ConfigError, ("num_micro_batches", "num_micro_batch")),
@@ -248,6 +258,7 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
         wh.InfeasibleError, ("needs ", "bytes on a device even if it keeps as little as possible", "has 200", "micro-batches")),
     less_memory_than_any_choice_needs: (
         wh.InfeasibleError, ("the smallest of", "ZeRO", "bytes on its fullest device", "room for 200 bytes", "larger devices")),
+    nccl_on_logical_devices_of_one_gpu: (wh.PlanError, ("'collective'", "NCCL", "logical", "'local'")),
     offload_without_a_host: (
         wh.PlanError, ("CPU:1 (the host, on which offload 'states' keeps", "this Session does not have", "after wh.init()")),
     batch_size_that_the_graph_contradicts: (wh.PlanError, ("noise:0", "32 do not fit", "64", "'Reshape'", "auto.batch_size")),

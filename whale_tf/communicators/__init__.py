@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Optional
 
 from whale_tf.communicators.base import Communicator, Member
-from whale_tf.communicators.collective import CollectiveCommunicator
+from whale_tf.communicators.collective import CollectiveCommunicator, check_gpus
 from whale_tf.communicators.horovod import HorovodCommunicator
 from whale_tf.communicators.local import LocalCommunicator
 from whale_tf.communicators.processes import Keys, ProcessCommunicator
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.nodes import Nodes
 
-__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "communicator"]
+__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "check_gpus", "communicator"]
 
 
 def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Optional[Keys]) -> Communicator:

@@ -23,10 +23,12 @@ class Communicator(abc.ABC):
         collectives: names of the staged ops that wait for other processes.
         is_always_together: all processes take part in every run, as in those of a function; there are no optional collectives.
         together: a boolean; a run that feeds False skips the optional collectives (:meth:`sum_if_together`).
+        has_nccl: NCCL computes sums, so each device needs a GPU of its own.
     """
 
     processes: int = 1
     is_always_together: bool = False
+    has_nccl: bool = False
     collectives: List[str]
     together: Dict[str, str]
 
