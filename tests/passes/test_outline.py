@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 import pytest
 
 from tests.passes.drawings import chain, plan
+from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.passes.outline import outline, parted, read_elsewhere
@@ -240,3 +241,67 @@ def test_what_reads_a_variable_anew_is_of_the_round_after_its_update() -> None:
     again, before = (step.graph.op(name).id for name in ("reads", "written"))
     step = step._replace(region=step.region._replace(rereads={again: frozenset({before})}))
     assert names(step, bodies(step)["t0_early_1"]) == ["reads"]
+
+
+def test_what_reads_a_variable_anew_waits_for_the_updates_round_but_no_further() -> None:
+    """Whatever else it reads or waits for only has to be of the same round or an earlier one."""
+    for update, expected in (("layer0", "t0_early_1"), ("loss", "t0_early_2")):
+        step = with_early(chain(1, ["loss", "loss_grad"]), "reads", ["layer0"], ["layer0", "loss"])
+        again, before = (step.graph.op(name).id for name in ("reads", update))
+        step = step._replace(region=step.region._replace(rereads={again: frozenset({before})}))
+        assert "reads" in names(step, bodies(step)[expected])
+
+
+def with_combined(step: TrainingStep, name: str, inputs: Sequence[str]) -> TrainingStep:
+    """The step with one more early op, whose first operand is a sum over all clones."""
+    step = with_early(step, name, inputs)
+    step.region.batch.conversions[step.graph.op(name).id, 0] = (Reduce("sum"),)
+    return step
+
+
+def two_rounds() -> TrainingStep:
+    """Of the early ops, ``one`` is in round 1 and ``two`` in round 2."""
+    return with_combined(with_combined(chain(1), "one", ["x"]), "two", ["one"])
+
+
+def test_an_operand_that_is_not_combined_does_not_raise_the_round() -> None:
+    step = with_combined(two_rounds(), "mixed", ["one", "two"])
+    assert names(step, bodies(step)["t0_early_2"]) == ["two", "mixed"]
+
+
+@pytest.mark.parametrize("inputs", [["one", "two"], ["two", "one"], ["two", "x"]])
+def test_the_longest_way_to_an_early_op_counts(inputs: Any) -> None:
+    step = with_early(two_rounds(), "both", inputs)
+    assert names(step, bodies(step)["t0_early_2"]) == ["two", "both"]
+
+
+def with_section(step: TrainingStep, name: str, inputs: Sequence[str]) -> TrainingStep:
+    """The step with one more op that runs once, on all examples."""
+    step = with_op(step, name, inputs)
+    return step._replace(region=step.region._replace(sections=step.region.sections | {step.graph.op(name).id}))
+
+
+def test_a_section_is_of_the_round_after_the_early_ops_that_it_reads() -> None:
+    """``further`` reads another section, and ``alone`` nothing."""
+    step = two_rounds()
+    more: Any = (("alone", []), ("whole", ["one", "x"]), ("further", ["whole", "x"]), ("last", ["one", "two"]))
+    for name, inputs in more:
+        step = with_section(step, name, inputs)
+    sections = {name: names(step, body) for name, body in bodies(step).items() if "section" in name}
+    assert sections == {"t0_section": ["alone"], "t0_section_2": ["whole", "further"], "t0_section_3": ["last"]}
+
+
+def test_all_ops_of_a_loop_are_of_the_round_of_its_latest() -> None:
+    """``one`` enters, and ``two`` is added to it."""
+    step = with_early(with_loop(two_rounds(), "one", "two"), "after", ["exit"])
+    assert names(step, bodies(step)["t0_early_2"]) == ["two", *LOOP, "after"]
+
+
+def test_what_ops_outside_the_clones_count_for_all_is_of_the_next_round() -> None:
+    """``seed`` follows from ``size``, which every clone has of its own examples."""
+    step = with_early(with_early(chain(1), "size", ["x"]), "own", ["size"])
+    step = with_op(step, "count", ["size"], batch_level=False)
+    step = with_op(step, "seed", ["count"], batch_level=False)
+    step = with_early(step, "drawn", ["seed"])
+    found = bodies(step)
+    assert names(step, found["t0_early"]) == ["size", "own"] and names(step, found["t0_early_1"]) == ["drawn"]

@@ -13,10 +13,11 @@ from tests.passes.drawings import chain, plan
 from whale_tf.errors import PlanError
 from whale_tf.passes import PASSES, compile_program
 from whale_tf.passes.form import CALL, INLINE, MOST_INLINED_OPS, choose_form
-from whale_tf.passes.schedule import orders_of
+from whale_tf.passes.schedule import orders_of, pairs
 from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Estimate, Plan
 from whale_tf.program import ALL, BACKWARD, EARLY, FORWARD, SECTION, WHOLE, Program, Value
+from whale_tf.schedule import Step
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 def test_gpipe_runs_all_forward_steps_first() -> None:
@@ -110,6 +111,14 @@ def test_a_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
     section = next(call for call in program.calls if program.step_of(call) == SECTION)
     taken = [[program.step_of(program.calls[source]) for source in value.calls] for value in section.takes]
     assert sorted(taken) == [[EARLY], [WHOLE]]
+
+
+def test_a_backward_step_follows_the_forward_step_of_its_own_task_graph_if_data_do_not_order_them() -> None:
+    """Two TaskGraphs on one device."""
+    order = [Step(kind, 0, task_graph) for kind, task_graph in ((FORWARD, 0), (FORWARD, 1), (BACKWARD, 1), (BACKWARD, 0))]
+    assert pairs(order) == []
+    assert pairs(order, {0}) == [(order[0], order[3])]
+    assert pairs(order, {0, 1}) == [(order[1], order[2]), (order[0], order[3])]
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])

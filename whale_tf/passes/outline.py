@@ -126,7 +126,7 @@ def _rounds(region: Region) -> Dict[int, int]:
         if not uneven:
             break
         for loop in uneven:
-            least.update(dict.fromkeys(loop, max(rounds.get(index, 0) for index in loop)))
+            least.update(dict.fromkeys(loop, max(rounds[index] for index in loop if index in rounds)))
     return {index: number for index, number in rounds.items() if index in region.early or index in region.sections}
 
 

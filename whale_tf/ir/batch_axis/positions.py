@@ -31,8 +31,6 @@ def range_(state: Propagation, op: Op) -> None:
     start, limit, delta = bounds
     promoted = state.promoted.get(op.outputs[0])
     if promoted is not None:
-        if -1 in promoted[1]:
-            raise Refuse("the number of positions per example is not known")
         span = int(sum(promoted[1]) * delta)
         state.result.localise[op.id, 1] = Localise(((0, span),))
     else:
