@@ -150,6 +150,16 @@ def relative(value: np.ndarray, expected: np.ndarray) -> float:
     return 0.0 if value == expected else float(abs(value - expected) / max(abs(expected), 1e-300))
 
 
+def distance(outcome: Outcome, expected: Outcome) -> float:
+    """The largest difference between two runs of one script, in the measures of :func:`differences`."""
+    pairs = [(relative, value, other) for name, values in expected.losses.items()
+             for value, other in zip(outcome.losses[name], values)]
+    pairs += [(deviation, value, other) for name, values in expected.outputs.items()
+              for value, other in zip(outcome.outputs[name], values)]
+    pairs += [(deviation, outcome.final[name], other) for name, other in expected.final.items()]
+    return max(measure(value, other) for measure, value, other in pairs)
+
+
 def differences(outcome: Outcome, expected: Outcome, tolerance: float) -> List[str]:
     """Where the two differ, in words: the first run in which each loss or output does, and every such variable."""
     found = []

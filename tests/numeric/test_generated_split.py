@@ -3,16 +3,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.numeric.equality import TOLERANCE, assert_equal, run_local
 from tests.numeric.generated_split import Model, case_of, models
-from tests.numeric.generation import PARAMETERS, check_part
+from tests.numeric.generation import PARAMETERS, check_part, compare
 from tests.numeric.split import run_split
 
 
 def check(model: Model) -> None:
     case = case_of(model)
-    expected = run_local(case, model.setting._replace(runner="session"))
-    assert_equal(run_split(case, model.setting, model.split).outcome, expected, TOLERANCE["float64"])
+    compare(run_split(case, model.setting, model.split).outcome, case, model.setting._replace(runner="session"))
 
 
 @pytest.mark.slow
