@@ -142,7 +142,8 @@ def _command(script: str, spec: Spec) -> List[str]:
 
 
 def _environment(more: Mapping[str, str]) -> Dict[str, str]:
-    return dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=os.pathsep.join([ROOT, *sys.path[1:]]), **more)
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    return dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=path, **more)
 
 
 class Workers:

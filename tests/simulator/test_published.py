@@ -7,7 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.published import MEGATRON, answered, dapple_table, errors_of, every_point, megatron_tflops, nvidia
+from benchmarks.published import (
+    H200,
+    MEGATRON,
+    OWN_OPS,
+    answered,
+    dapple_table,
+    errors_of,
+    every_point,
+    megatron_tflops,
+    nvidia,
+)
 from whale_tf.simulator.laws import KERNELS, default_laws
 from whale_tf.simulator.program import GRADIENT
 from whale_tf.simulator.result import Simulation
@@ -37,6 +47,10 @@ def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
     found = errors_of(answered(alone, lambda point: laws))
     assert {(one.device, one.precision, one.points) for one in found} == {("A100", "tf32", 3), ("A100", "fp16", 3)}
     assert all(one.mean < 0.25 for one in found)
+
+
+def test_the_packages_laws_know_the_errors_of_our_own_measurements() -> None:
+    assert {*H200, OWN_OPS} <= set(default_laws().errors)
 
 
 def summed_bytes(found: Simulation) -> float:
