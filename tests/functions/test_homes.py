@@ -90,8 +90,11 @@ def test_variables_with_their_stages(build: str, way: str) -> None:
 
 @pytest.fixture(autouse=True)
 def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than a few small steps; it stays where variables are divided, which need it, and with --full."""
-    off = not request.config.getoption("--full") and "split" not in request.node.name and "in_parts" not in request.node.name
+    """It takes longer than a few small steps; it stays where variables are divided, which need it, and with --full.  Without it,
+    they are whole, which some tests look at."""
+    name = request.node.name
+    needs_it = "split" in name or "in_parts" in name or request.config.getoption("--full")
+    off = not needs_it or name.startswith(("test_fit[", "test_what_is_at_home", "test_functions_that_share_variables"))
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

@@ -65,6 +65,12 @@ def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> No
 
 
 @pytest.mark.slow
+def test_a_branchs_parameter_of_unknown_rank_is_cut() -> None:
+    """The gradient of a branch that was not taken: zeros for all examples."""
+    _check("cases_by_statistics", "data parallel 4", True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name, plan, static", [
     ("normalised_in_thirds", "data parallel 4", False), ("normalised_in_thirds", "1:3", False),
     ("pairs_in_python", "accumulation", True), ("pairs_in_python", "data parallel 4", False)])

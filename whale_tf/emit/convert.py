@@ -72,14 +72,19 @@ class Converter:
         and processes."""
         start, size, total = self.rows(op, task_graph, place, self.is_of_all(tensor, conversion, op), scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
-        rank, parts, before = self.rank(tensor), [], 0
+        shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
+        parts, before = [], 0
         for index, block in enumerate(conversion.blocks):
             where = f"{scope}/block{index}"
             begin = self.times(start, block, where + "/start")
             if before:
                 begin = self.plus(begin, self.times(total, before, where + "/offset"), where)
             rows = self.times(size, block, where + "/size_of")
-            parts.append(self.nodes.slice_dim(name, conversion.dim, rank, begin, rows, where, dtype, device))
+            if shape is None:  # a parameter of a function may have none
+                end = self.plus(begin, rows, where + "/end")
+                parts.append(self.nodes.slice_to(name, conversion.dim, begin, end, where, dtype, device))
+            else:
+                parts.append(self.nodes.slice_dim(name, conversion.dim, len(shape), begin, rows, where, dtype, device))
             before += block
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 

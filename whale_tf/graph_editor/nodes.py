@@ -74,6 +74,15 @@ class Nodes:
         sizes = self._vector(dim, rank, size, -1, name + "/size", device)
         return self.add("Slice", name, [x, begins, sizes], device, T=dtype, Index=tf.int32)
 
+    def slice_to(self, x: str, dim: int, begin: Any, end: Any, name: str, dtype: Any, device: str) -> str:
+        """``x[..., begin:end, ...]`` along ``dim`` of a tensor of any rank; ``begin`` and ``end`` are ints or names of int32
+        scalars."""
+        begins, ends, strides = (self._vector(dim, dim + 1, value, fill, f"{name}/{what}", device) for what, value, fill in (
+            ("begin", begin, 0), ("end", end, 0), ("strides", 1, 1)))
+        before = (1 << dim) - 1  # dimensions that are taken whole, as are all behind ``dim``
+        return self.add("StridedSlice", name, [x, begins, ends, strides], device, T=dtype, Index=tf.int32, begin_mask=before,
+                        end_mask=before, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+
     def shape(self, x: str, name: str, dtype: Any, device: str) -> str:
         """The shape of ``x``, int32."""
         return self.add("Shape", name, [x], device, T=dtype, out_type=tf.int32)
