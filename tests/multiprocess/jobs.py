@@ -15,7 +15,6 @@ from tests.numeric import equality
 from tests.numeric.cases import CLASSES, RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
 from tests.numeric.script import Script, Setting, Stages, source
-from tests.numeric.section_cases import SECTIONS
 from tests.numeric.unequal import described
 from whale_tf.cluster import find_processes
 
@@ -90,7 +89,7 @@ class Job(NamedTuple):
 
     @property
     def script(self) -> Case:
-        case = OWN_CASES.get(self.case) or SECTIONS.get(self.case) or find_case(self.case)
+        case = OWN_CASES.get(self.case) or find_case(self.case)
         return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
 
     @property

@@ -680,7 +680,7 @@ def normalised_gradient(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @style
-def gradient_penalty(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+def penalised_critic(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     critic = tf.tanh(dense(tf.tanh(z), 1, "critic"))
     gradient = tf.gradients(critic, z)[0]
     slope = tf.sqrt(tf.reduce_sum(tf.square(gradient), axis=1) + 1e-3)

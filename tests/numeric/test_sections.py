@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from tests.numeric.cases import Inputs
+from tests.numeric.cases import CASES, Inputs
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
@@ -57,6 +57,10 @@ def test_sections_among_calls(name: str, plan: str) -> None:
     """Clones are calls of functions; a section, which runs once, is not."""
     called, setting = PLANS[plan]._replace(extra=PLANS[plan].extra + (("emit", "call"),)), Setting(static_batch=False)
     assert_equal(run_parallel(SECTIONS[name], setting, called), run_local(SECTIONS[name], setting), TOLERANCE["float64"])
+
+
+def test_names_are_not_those_of_other_cases() -> None:
+    assert not set(SECTIONS) & set(CASES)
 
 
 @pytest.mark.slow
