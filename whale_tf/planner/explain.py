@@ -253,8 +253,9 @@ def _sections(region: Region) -> List[str]:
 
 def _sizes(graph: OpGraph, tensors: Set[int]) -> str:
     is_open = any(None in (graph.tensors[tensor].shape or (None,)) for tensor in tensors if graph.tensors[tensor].shape != ())
-    known = _bytes(sum(tensor_bytes(graph, tensor) for tensor in tensors))
-    return f"{known} and tensors of open sizes" if is_open else known
+    size = sum(tensor_bytes(graph, tensor) for tensor in tensors)
+    parts = ([_bytes(size)] if size else []) + (["tensors of open sizes"] if is_open else [])
+    return " and ".join(parts) or "nothing"
 
 
 def _inexact(plan: Plan, region: Region, reseeded: Sequence[str]) -> List[str]:
