@@ -212,7 +212,7 @@ def less_memory_than_any_choice_needs() -> None:
 
 def offload_without_a_host() -> None:
     """The Session was made before ``wh.init`` knew that a CPU device stands for the host."""
-    with tf.Session() as session:
+    with tf.Session(config=tf.ConfigProto()) as session:  # one CPU device, however many tf.config has been asked for
         wh.init({"offload": "states"}, cluster="cpu:1")
         x = tf.placeholder(tf.float32, [8, 4])
         update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(dense(x, 4, "one"))))
