@@ -184,9 +184,14 @@ SECTIONS: Dict[str, Callable[[Console], None]] = {"laws": laws, "plans": plans}
 
 
 def report(console: Console) -> None:
+    import tensorflow as tf
+
     parser = argparse.ArgumentParser(description="measured and predicted steps on one GPU")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between them")
-    for name in chosen(parser, SECTIONS, sys.argv[1:]):
+    sections = chosen(parser, SECTIONS, sys.argv[1:])
+    if not tf.config.list_physical_devices("GPU"):
+        parser.error("TensorFlow sees no GPU on this machine")
+    for name in sections:
         SECTIONS[name](console)
 
 
