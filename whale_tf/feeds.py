@@ -15,6 +15,7 @@ from whale_tf.emit.division import divide, levels
 from whale_tf.emit.processes import ancestors
 from whale_tf.errors import InputError
 from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.ir.layout import Blocks, batch_of, rows_each
 from whale_tf.ir.traits import traits
 
 Fetch = Union[tf.Tensor, tf.Operation]
@@ -97,7 +98,9 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
         InputError: they have different numbers of examples, or not the rank that the plan was made for.
     """
     graph, batch, sources = context.graph, context.region.batch, context.region.batch.sources
-    sizes: Dict[int, int] = {}
+    sizes: Dict[int, int] = {}  # input -> examples
+    of: Dict[int, str] = {}  # input -> the batch whose examples it has
+    joined: Dict[int, int] = {}  # input with the examples of several batches -> rows
     for tensor, value in feeds.items():
         shape = shape_of(value)
         if shape is None or tensor.op.name not in graph:
@@ -108,13 +111,19 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
                 f"mini-batch, {tuple(ranks[tensor.name])}; feed values of rank {len(ranks[tensor.name])}")
         number = graph.tensor(tensor.name)
         if number in sources and sources[number] < len(shape):
-            rows, each = shape[sources[number]], sum(batch.layout(number).blocks or (1,))
-            if rows % each:
+            rows, blocks = shape[sources[number]], batch.layout(number).blocks or (1,)
+            each, batches = sum(map(rows_each, blocks)), set(map(batch_of, blocks))
+            if len(batches) > 1:
+                joined[number] = rows
+            elif rows % each:
                 raise InputError(f"{tensor.name!r} is fed {rows} rows, but each example has {each} rows; feed a multiple of "
-                                 f"{each}{_fix_of_rows([batch.layout(number).blocks])}")
-            sizes[number] = rows // each
-    first = next(iter(sizes), -1)
+                                 f"{each}{_fix_of_rows([blocks])}")
+            else:
+                sizes[number], of[number] = rows // each, batches.pop()
+    for number, rows in joined.items():
+        _check_joined(batch, number, rows, {of[other]: size for other, size in sizes.items()})
     for number, size in sizes.items():
+        first = next(other for other in sizes if of[other] == of[number])
         if size != sizes[first] and not _weigh_alike(context, size, sizes[first]):
             raise InputError(
                 "{!r} is fed {}, but {!r} is fed {} in the same mini-batch; feed the same number to both, or "
@@ -123,14 +132,28 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
                     _examples(batch, first, sizes[first]), _fix_of_rows([batch.layout(each).blocks for each in (number, first)])))
 
 
+def _check_joined(batch: BatchAxis, number: int, rows: int, sizes: Mapping[str, int]) -> None:
+    """Raises:
+        InputError: an input does not have the rows of all the batches whose examples it has one after the other.
+    """
+    blocks = batch.layout(number).blocks or ()
+    if not set(map(batch_of, blocks)) <= sizes.keys():
+        return
+    expected = sum(rows_each(block) * sizes[batch_of(block)] for block in blocks)
+    if rows != expected:
+        names = " and ".join(repr(batch.graph.tensor_name(batch.batches[batch_of(block)][0])) for block in blocks)
+        raise InputError(f"{batch.graph.tensor_name(number)!r} is fed {rows} rows, but {names}, whose examples it has one after the "
+                         f"other, are fed {expected} rows; feed {expected} rows")
+
+
 def _examples(batch: BatchAxis, number: int, size: int) -> str:
-    each = sum(batch.layout(number).blocks or (1,))
+    each = sum(map(rows_each, batch.layout(number).blocks or (1,)))
     return f"{size} examples" + (f" of {each} rows" if each > 1 else "")
 
 
-def _fix_of_rows(blocks: Iterable[Optional[Tuple[int, ...]]]) -> str:
+def _fix_of_rows(blocks: Iterable[Blocks]) -> str:
     """What to do if an input's rows are examples, but the model reads several as one."""
-    return "" if set(blocks) == {(1,)} else ", or say with wh.batch_axis(tensor, 0) that each of its rows is an example"
+    return "" if all(list(map(rows_each, each or ())) == [1] for each in blocks) else ", or say with wh.batch_axis(tensor, 0) that each of its rows is an example"
 
 
 @contextlib.contextmanager

@@ -5,15 +5,15 @@ their conversions as extra nodes, constants their localised values, and batch in
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tests.ir.merging import merge
+from tests.ir.merging import Parts, merge
 from whale_tf.capture.record import record
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Options, Reduce, Scale, Slice, Whole, analyse
-from whale_tf.ir.extents import Size
+from whale_tf.ir.extents import is_counted
 from whale_tf.ir.graph import OpGraph
 
 SHARED = frozenset(("Placeholder", "VariableV2", "Variable", "VarHandleOp", "Assign", "AssignVariableOp", "NoOp"))
@@ -22,10 +22,9 @@ SHARED = frozenset(("Placeholder", "VariableV2", "Variable", "VarHandleOp", "Ass
 class Emulation:
     """Clones of the ops that ``fetches`` need, in a graph of their own."""
 
-    def __init__(self, graph: tf.Graph, sources: Dict[tf.Tensor, int], fetches: Sequence[tf.Tensor], parts: Sequence[int],
+    def __init__(self, graph: tf.Graph, sources: Dict[tf.Tensor, int], fetches: Sequence[tf.Tensor], parts: Union[Sequence[int], Mapping[str, Sequence[int]]],
                  options: Options = Options()) -> None:
-        self.parts = list(parts)
-        self.batch = sum(parts)
+        self.parts = Parts(parts)
         self.graph = graph
         self.ops: OpGraph = record(graph)
         self.fetches = [self.ops.tensor(t.name) for t in fetches]
@@ -124,7 +123,7 @@ class Emulation:
             node.attr[attribute].func.name = self._edited(node.attr[attribute].func.name, inner, i)
         for (op_id, position), localise in axis.localise.items():
             op = axis.graph.ops[op_id]
-            values = [c[0] + c[1] * self.parts[i] for c in localise.components]  # type: ignore[index]
+            values = [self.parts.at(size, i) for size in localise.components]
             nodes[op.name].input[position] = self._body_const(function, axis, op.inputs[position], values, op.name)
         for (op_id, position), steps in axis.conversions.items():
             op = axis.graph.ops[op_id]
@@ -160,13 +159,11 @@ class Emulation:
             node.attr["dtype"].type = proto.dtype
             return node.name + ":output:0"
         if isinstance(step, Scale):
-            inputs = [edge, const((self.parts[i] / self.batch) ** step.power, dtype)]
+            inputs = [edge, const(self.parts.weight(step.power, i), dtype)]
             op, attrs, output = "Mul", {"T": dtype}, "z"
         else:
             assert isinstance(step, Slice) and len(step.blocks) == 1
-            length = step.blocks[0]
-            first = length * sum(self.parts[:i])
-            inputs = [edge, const(list(range(first, first + length * self.parts[i])), tf.int32), const(step.dim, tf.int32)]
+            inputs = [edge, const(self.parts.rows(step.blocks, i), tf.int32), const(step.dim, tf.int32)]
             op, attrs, output = "GatherV2", {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}, "output"
         node = function.node_def.add()
         node.name, node.op = "step_" + where.replace("/", "_"), op
@@ -179,7 +176,7 @@ class Emulation:
         record_ = self.ops.tensors[tensor]
         name = self.ops.tensor_name(tensor)
         if tensor in self.axis.sources:
-            return self._slice(name, record_.dtype, i, Slice(self.axis.sources[tensor]),
+            return self._slice(name, record_.dtype, i, Slice(self.axis.sources[tensor], self.axis.layout(tensor).blocks or (1,)),
                                "clone{}/source/{}".format(i, name.replace(":", "_")), None)
         return f"clone{i}/{name}" if self._is_cloned(record_.op) else name
 
@@ -191,7 +188,7 @@ class Emulation:
         localise = self.axis.localise.get((op_id, position))
         if localise is not None:
             assert None not in localise.components
-            values = [c[0] + c[1] * self.parts[i] for c in localise.components if c is not None]
+            values = [self.parts.at(size, i) for size in localise.components]
             shape = self.ops.tensors[tensor].shape
             return self._const(prefix, np.reshape(values, [] if shape == () else [-1]), dtype, self._name(tensor, i))
         name = self._name(tensor, i)
@@ -200,14 +197,14 @@ class Emulation:
             if isinstance(step, Slice):
                 name = self._slice(name, dtype.name, i, step, where, tensor)
             elif isinstance(step, Scale):
-                weight = (self.parts[i] / self.batch) ** step.power
+                weight = self.parts.weight(step.power, i)
                 name = self._add(where, "Mul", [name, self._const(where + "/w", weight, dtype)], T=dtype)
             elif isinstance(step, Offset):
-                coefficient = np.array(step.coefficient) * sum(self.parts[:i])
+                coefficient = self.parts.shift(step.coefficient, i)
                 name = self._add(where, "AddV2", [name, self._const(where + "/o", coefficient, dtype)], T=dtype)
             elif isinstance(step, Whole):
                 shape = self.ops.tensors[tensor].shape
-                values = [c0 + c1 * self.batch for c0, c1 in step.components]
+                values = [self.parts.at(size) for size in step.components]
                 name = self._const(where, np.reshape(values, [] if shape == () else [-1]), dtype)
             else:
                 assert isinstance(step, Reduce) and k == 0
@@ -216,10 +213,10 @@ class Emulation:
 
     def _reduce(self, tensor: int, dtype: tf.DType, step: Reduce, where: str) -> str:
         terms = []
-        for j, part in enumerate(self.parts):
+        for j in range(len(self.parts)):
             name = self._name(tensor, j)
             if step.power:
-                weight = self._const(f"{where}/{j}/w", (part / self.batch) ** step.power, dtype)
+                weight = self._const(f"{where}/{j}/w", self.parts.weight(step.power, j), dtype)
                 name = self._add(f"{where}/{j}", "Mul", [name, weight], T=dtype)
             terms.append(name)
         if step.kind == "sum":
@@ -235,16 +232,9 @@ class Emulation:
         kind = tf.as_dtype(dtype.replace("_ref", ""))
         if where in self.made:
             return where
-        start, axis = 0, self._const(where + "/axis", step.dim, tf.int32)
-        pieces = []
-        for k, length in enumerate(step.blocks):
-            first = start + length * sum(self.parts[:i])
-            index = self._const(f"{where}/{k}/rows", list(range(first, first + length * self.parts[i])), tf.int32)
-            pieces.append(self._add(f"{where}/{k}", "GatherV2", [name, index, axis], Tparams=kind,
-                                    Tindices=tf.int32, Taxis=tf.int32))
-            start += length * self.batch
-        self.made[where] = self._add(where, "ConcatV2", pieces + [axis], N=len(pieces), T=kind, Tidx=tf.int32) if (
-            len(pieces) > 1) else self._add(where, "Identity", pieces, T=kind)
+        axis = self._const(where + "/axis", step.dim, tf.int32)
+        rows = self._const(where + "/rows", self.parts.rows(step.blocks, i), tf.int32)
+        self.made[where] = self._add(where, "GatherV2", [name, rows, axis], Tparams=kind, Tindices=tf.int32, Taxis=tf.int32)
         return where
 
     # -- values -------------------------------------------------------------------------------------------------------
@@ -273,7 +263,7 @@ class Emulation:
         axes = {self.ops.producer(t).type for t in op.inputs}
         if op.type == "BroadcastGradientArgs" or (op.type == "Sum" and "BroadcastGradientArgs" in axes):
             return False
-        if tensor in self.axis.extents and any(isinstance(v, Size) and v.affine is None for v in self.axis.extents[tensor].flat):
+        if tensor in self.axis.extents and any(not is_counted(v) for v in self.axis.extents[tensor].flat):
             return False
         dtype = self.ops.tensors[tensor].dtype
         return dtype.startswith(("float", "int", "bool")) and tensor not in self.axis.unknown

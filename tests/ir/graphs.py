@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
 
+from whale_tf.ir.batch_axis import Equality
 from whale_tf.ir.graph import OpGraph, Shape
+
+
+def equal(graph: OpGraph, sources: Iterable[int]) -> List[Equality]:
+    """That all sources have equally many examples."""
+    first, *others = map(graph.tensor_name, sources)
+    return [Equality(-1, (first, other)) for other in others]
 
 
 class Draft:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Union
 
 import numpy as np
 
-from tests.ir.merging import merge
+from tests.ir.merging import Parts, merge
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Reduce, Scale, Slice, Whole
 from whale_tf.ir.evaluate import strided_index
 from whale_tf.ir.extents import broadcast_gradient_args
@@ -141,16 +141,19 @@ def run(graph: OpGraph, feed: Mapping[int, np.ndarray]) -> Dict[int, np.ndarray]
     return values
 
 
-def run_in_clones(graph: OpGraph, axis: BatchAxis, feed: Mapping[int, np.ndarray], parts: Sequence[int]) -> Dict[int, Any]:
-    """Merged values of all tensors that have a layout, from clones that work on ``parts`` examples each.
+def run_in_clones(graph: OpGraph, axis: BatchAxis, feed: Mapping[int, np.ndarray],
+                  parts_of: Union[Sequence[int], Mapping[str, Sequence[int]]]) -> Dict[int, Any]:
+    """Merged values of all tensors that have a layout, from clones that work on so many examples each; see :class:`Parts`.
 
     Clones run op by op side by side, so that a Reduce finds all their values.
     """
+    parts = Parts(parts_of)
     count = len(parts)
-    clones: List[Dict[int, np.ndarray]] = [{} for _ in parts]
+    clones: List[Dict[int, np.ndarray]] = [{} for _ in range(count)]
     for tensor, value in feed.items():
         for i, clone in enumerate(clones):
-            clone[tensor] = _rows(value, Slice(axis.sources[tensor]), parts, i) if tensor in axis.sources else value
+            clone[tensor] = _rows(value, Slice(axis.sources[tensor], axis.layout(tensor).blocks or (1,)), parts, i) if (
+                tensor in axis.sources) else value
     for op in graph.ops:
         if not op.outputs or op.outputs[0] in clones[0] or any(t not in clones[0] for t in op.inputs):
             continue
@@ -177,36 +180,31 @@ def beyond_inexact(graph: OpGraph, axis: BatchAxis) -> Set[int]:
     return found
 
 
-def _rows(value: np.ndarray, step: Slice, parts: Sequence[int], i: int) -> np.ndarray:
-    start, rows = 0, []  # type: int, List[int]
-    for length in step.blocks:
-        first = start + length * sum(parts[:i])
-        rows.extend(range(first, first + length * parts[i]))
-        start += length * sum(parts)
-    assert value.shape[step.dim] == start, (value.shape, step)
-    return np.take(value, rows, axis=step.dim)
+def _rows(value: np.ndarray, step: Slice, parts: Parts, i: int) -> np.ndarray:
+    assert value.shape[step.dim] == parts.total(step.blocks), (value.shape, step)
+    return np.take(value, parts.rows(step.blocks, i), axis=step.dim)
 
 
-def _operand(axis: BatchAxis, op: Op, position: int, clones: Sequence[Dict[int, np.ndarray]], parts: Sequence[int],
+def _operand(axis: BatchAxis, op: Op, position: int, clones: Sequence[Dict[int, np.ndarray]], parts: Parts,
              i: int) -> Any:
-    tensor, batch = op.inputs[position], sum(parts)
+    tensor = op.inputs[position]
     value = clones[i][tensor]
     localise = axis.localise.get((op.id, position))
     if localise is not None:
         old = np.reshape(value, -1)
-        new = [old[j] if c is None else c[0] + c[1] * parts[i] for j, c in enumerate(localise.components)]
+        new = [old[j] if size is None else parts.at(size, i) for j, size in enumerate(localise.components)]
         return np.reshape(np.array(new, old.dtype), np.shape(value))
     for step in axis.conversions.get((op.id, position), ()):
         if isinstance(step, Slice):
             value = _rows(value, step, parts, i)
         elif isinstance(step, Scale):
-            value = value * (parts[i] / batch) ** step.power
+            value = value * parts.weight(step.power, i)
         elif isinstance(step, Offset):
-            value = value + np.array(step.coefficient, np.asarray(value).dtype) * sum(parts[:i])
+            value = value + parts.shift(step.coefficient, i).astype(np.asarray(value).dtype)
         elif isinstance(step, Whole):
-            value = np.reshape([c0 + c1 * batch for c0, c1 in step.components], np.shape(value))
+            value = np.reshape([parts.at(size) for size in step.components], np.shape(value))
         elif isinstance(step, Reduce):
-            all_values = [clone[tensor] * (parts[j] / batch) ** step.power if step.power else clone[tensor]
+            all_values = [clone[tensor] * parts.weight(step.power, j) if step.power else clone[tensor]
                           for j, clone in enumerate(clones)]
             value = sum(all_values) if step.kind == "sum" else getattr(np, step.kind)(np.stack(all_values), axis=0)
     return value

@@ -199,7 +199,7 @@ def two_batches(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     labels = tf.concat([tf.ones_like(real), tf.zeros_like(fake)], 0)
     first = both[:tf.shape(x)[0]]
     return (tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=both)) + tf.reduce_mean(real * fake)
-            + tf.reduce_mean(first))
+            + tf.reduce_mean(first) + tf.reduce_mean(x * z))  # the last term says that both have as many examples
 
 
 def static_halves(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from tests.ir.graphs import Draft
+from tests.ir.graphs import Draft, equal
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import (
     EXTENT,
@@ -23,7 +23,8 @@ from whale_tf.ir.batch_axis import (
     analyse,
     find_batch_axis,
 )
-from whale_tf.ir.layout import Layout, partial, replicated, sharded
+from whale_tf.ir.extents import batch_size
+from whale_tf.ir.layout import Layout, Rows, partial, replicated, sharded
 
 B = 8
 SECTIONS = Options(sections=True)
@@ -54,7 +55,7 @@ def test_weight_gradient_contracts_the_batch(g: Draft) -> None:
     x, dy = g.source(None, 4), g.source(None, 3)
     dw = g.op("MatMul", [x, dy], (4, 3), attrs={"transpose_a": True})
     axis = analyse(g.graph, {x: 0, dy: 0})
-    assert axis.layout(dw) == partial() and axis.source_of[dw] in (x, dy)
+    assert axis.layout(dw) == partial() and axis.source_of([dw]) in (x, dy)
 
 
 def test_whole_terms_join_partial_sums_by_their_power(g: Draft) -> None:
@@ -83,7 +84,7 @@ def test_dynamic_divisor_has_power_minus_one(g: Draft) -> None:
     loss = g.op("RealDiv", [g.op("Sum", [x, g.const([0, 1])], ()), count], ())
     root = g.op("Sqrt", [count], ())
     axis = analyse(g.graph, {x: 0})
-    assert axis.layout(shape) is EXTENT and axis.extents[n][()].affine == (0, 1)
+    assert axis.layout(shape) is EXTENT and axis.extents[n][()] == batch_size
     assert axis.layout(count) == replicated(-1)
     assert axis.layout(loss) == partial(1)
     assert axis.conversions[g.graph.tensors[root].op, 0] == (Scale(-1),) and axis.layout(root) == replicated()
@@ -95,8 +96,8 @@ def test_odd_extents_become_the_whole_batch_s(g: Draft) -> None:
     less = g.op("Sub", [rows, g.const(1)], (), dtype="int32")
     number = g.op("Cast", [less], (), attrs={"DstT": "float32"})
     axis = analyse(g.graph, {x: 0})
-    assert axis.extents[less][()].affine == (-1, 4)
-    assert axis.conversions[g.graph.tensors[number].op, 0] == (Whole(((-1, 4),)),)
+    assert axis.extents[less][()] == 4 * batch_size - 1
+    assert axis.conversions[g.graph.tensors[number].op, 0] == (Whole((4 * batch_size - 1,)),)
     assert axis.layout(number) == replicated()
 
 
@@ -207,10 +208,10 @@ def test_an_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
 
 
 @pytest.mark.parametrize("before, dim, target, expected, blocks, localised", [
-    ((B, 3, 4), 0, [B * 3, 4], 0, (3,), ((0, 3), (4, 0))), ((B, 3, 4), 0, [-1, 4], 0, (3,), None),
-    ((3, B, 4), 1, [3 * B, 4], 0, (1, 1, 1), ((0, 3), (4, 0))), ((B, 12), 0, [B, 3, 4], 0, (1,), ((0, 1), (3, 0), (4, 0))),
-    ((3, B, 4), 1, [3, B * 4], 1, (4,), ((3, 0), (0, 4))), ((B, 1, 4), 0, [1, B, 4], 1, (1,), ((1, 0), (0, 1), (4, 0))),
-    ((B, 4), 0, [4 * B], 0, (4,), ((0, 4),)), ((B, 4), 0, [B, -1], 0, (1,), ((0, 1), (-1, 0))),
+    ((B, 3, 4), 0, [B * 3, 4], 0, (3,), (3 * batch_size, 4)), ((B, 3, 4), 0, [-1, 4], 0, (3,), None),
+    ((3, B, 4), 1, [3 * B, 4], 0, (1, 1, 1), (3 * batch_size, 4)), ((B, 12), 0, [B, 3, 4], 0, (1,), (batch_size, 3, 4)),
+    ((3, B, 4), 1, [3, B * 4], 1, (4,), (3, 4 * batch_size)), ((B, 1, 4), 0, [1, B, 4], 1, (1,), (1, batch_size, 4)),
+    ((B, 4), 0, [4 * B], 0, (4,), (4 * batch_size,)), ((B, 4), 0, [B, -1], 0, (1,), (batch_size, -1)),
 ])
 def test_reshape_with_a_static_batch(g: Draft, before: Any, dim: int, target: Any, expected: int, blocks: Any,
                                      localised: Any) -> None:
@@ -251,8 +252,8 @@ def test_whole_constants_are_sliced_and_generators_made_in_part(g: Draft) -> Non
     op = g.graph.tensors
     assert axis.layout(total) == sharded(0)
     assert axis.conversions == {(op[total].op, 1): (Slice(0, (1,)),)}
-    assert axis.localise == {(op[filled].op, 0): Localise(((0, 1), (4, 0)))}
-    assert axis.layout(doubled) == sharded(0) and axis.source_of[doubled] == x
+    assert axis.localise == {(op[filled].op, 0): Localise((batch_size, 4))}
+    assert axis.layout(doubled) == sharded(0) and axis.source_of([doubled]) == x
 
 
 def test_a_generator_that_is_needed_whole_stays_whole(g: Draft) -> None:
@@ -306,7 +307,7 @@ def test_look_up_across_examples_is_refused(g: Draft) -> None:
 def test_rows_of_a_mean_that_is_combined_have_no_weight(g: Draft) -> None:
     x, pairs = g.source(None, 4), g.source(None, None, 4)
     rows = g.op("Reshape", [mean(g, pairs, (None, 4)), g.op("Shape", [x], (2,), dtype="int32")], (None, 4))
-    axis = analyse(g.graph, {x: 0, pairs: 0}, options=SECTIONS)
+    axis = analyse(g.graph, {x: 0, pairs: 0}, options=SECTIONS._replace(equalities=equal(g.graph, [x, pairs])))
     assert axis.layout(rows) == sharded(0)
     assert axis.conversions[g.graph.producer(rows).id, 0] == (Reduce("sum", 1), Slice(0))
 
@@ -322,7 +323,7 @@ def test_joined_batches_keep_their_blocks(g: Draft) -> None:
     assert axis.layout(both) == sharded(0, (1, 1))
     assert [axis.layout(t) for t in back.outputs] == [sharded(0)] * 2 and axis.layout(late) == sharded(0)
     op = g.graph.tensors[late].op
-    assert axis.localise[op, 1].components[0] == (0, 1) and axis.localise[op, 2].components[0] == (0, 2)
+    assert axis.localise[op, 1].components[0] == batch_size and axis.localise[op, 2].components[0] == 2 * batch_size
     with pytest.raises(UnsupportedOpError, match="selects only some examples of the batch"):
         axis.layout(part)
 
@@ -355,7 +356,7 @@ def test_dropout_with_a_static_batch_draws_per_clone(g: Draft) -> None:
     mask = g.op("Cast", [g.op("GreaterEqual", [noise, g.const(np.float32(0.1))], (B, 4), dtype="bool")], (B, 4))
     axis = analyse(g.graph, {x: 0}) if g.op("Mul", [x, mask], (B, 4)) else None
     assert axis is not None and axis.own_seed == [g.graph.tensors[noise].op] and not axis.conversions
-    assert axis.localise == {(g.graph.tensors[noise].op, 0): Localise(((0, 1), (4, 0)))}
+    assert axis.localise == {(g.graph.tensors[noise].op, 0): Localise((batch_size, 4))}
 
 
 @pytest.mark.parametrize("type_, attrs, inputs", [
@@ -428,9 +429,12 @@ class TestSources:
         both = g.op("ConcatV2", [real, fake, g.const(0)], (halves, 4))
         errors = g.op("Mul", [both, labels], (halves, 4))
         axis = find_batch_axis(g.graph, [labels, real, fake])
-        assert axis.layout(errors) == sharded(0, (1, 1)) and {real, fake} <= axis.sources.keys()
+        names = [g.graph.tensor_name(tensor) for tensor in (labels, real, fake)]
+        blocks = (1, Rows(1, names[2])) if size is None else (1, 1)
+        assert axis.layout(errors) == sharded(0, blocks) and {real, fake} <= axis.sources.keys()
         if size is None:
-            assert axis.layout(labels) == sharded(0, (1, 1)) and axis.stated == {g.graph.tensor_name(labels): sharded(0, (1, 1))}
+            assert axis.layout(labels) == sharded(0, blocks)
+            assert axis.stated == {names[0]: sharded(0, (Rows(1, names[1]), Rows(1, names[2])))}
 
     def test_all_inputs_of_open_sizes_may_lie_in_blocks(self, g: Draft) -> None:
         """Both are cut in three: an example is a triple."""
@@ -476,7 +480,7 @@ class TestSources:
         inner = g.op("SomebodysOwnOp", [x], (None, 3))
         names = {t: g.graph.tensor_name(t) for t in (x, table, inner)}
         axis = find_batch_axis(g.graph, [x, table], known=Known({names[table]: None, names[inner]: 0}))
-        assert axis.sources == {x: 0} and axis.layout(inner) == sharded(0) and axis.source_of[inner] == x
+        assert axis.sources == {x: 0} and axis.layout(inner) == sharded(0) and axis.source_of([inner]) == x
         axis = find_batch_axis(g.graph, [x, table], known=Known({names[x]: 1}))
         assert axis.sources == {x: 1, table: 0}
 

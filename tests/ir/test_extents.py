@@ -18,8 +18,8 @@ def test_arithmetic_is_polynomial() -> None:
     assert size == 2 * batch_size * T
     assert size // T == 2 * batch_size and size // (2 * batch_size) == T
     assert size - size == 0 and isinstance(size - size, int)
-    assert (batch_size + 3).affine == (3, 1) and size.affine is None
-    assert (batch_size * batch_size).affine is None
+    assert (batch_size + 3).counts == {"": 1} and (batch_size + 3).constant == 3 and size.counts is None
+    assert (batch_size * batch_size).counts is None
     assert (4 * batch_size + 2).at(5) == 22 and size.at(5) == 10 * T
 
 

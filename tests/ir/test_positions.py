@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests.ir import interpreter
-from tests.ir.graphs import Draft
+from tests.ir.graphs import Draft, equal
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Scale, Slice, analyse
+from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Options, Scale, Slice, analyse
+from whale_tf.ir.extents import batch_size
 from whale_tf.ir.layout import partial, sharded
 
 B = 8
@@ -96,7 +97,7 @@ class Rows(Draft):
 
     def axis(self, *compared: int) -> BatchAxis:
         """The analysis, after a comparison of these tensors' merged values with the whole's."""
-        axis = analyse(self.graph, self.sources)
+        axis = analyse(self.graph, self.sources, options=Options(equalities=equal(self.graph, self.sources)))
         if compared:
             whole = interpreter.run(self.graph, self.feed)
             merged = interpreter.run_in_clones(self.graph, axis, self.feed, PARTS)
@@ -131,7 +132,7 @@ def test_a_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
     index = g.ints("AddV2", [i, rows], size)
     axis = g.axis(rows, index)
     assert axis.layout(rows) == axis.layout(index) == sharded(0) and axis.offsets[rows] == axis.offsets[index] == step
-    assert axis.localise == ({} if is_open else {(g.number(rows), 1): Localise(((0, step),))})
+    assert axis.localise == ({} if is_open else {(g.number(rows), 1): Localise((step * batch_size,))})
 
 
 def test_a_range_with_several_positions_for_each_example(g: Rows) -> None:
@@ -290,7 +291,7 @@ def test_sums_into_the_examples_own_rows(g: Rows) -> None:
 def test_a_constant_number_of_rows_becomes_the_clones(g: Rows) -> None:
     found = segments(g, g.real(B, 4, is_open=False), g.static_rows(), g.const(B))
     axis = g.axis(found)
-    assert axis.layout(found) == sharded(0) and axis.localise[g.number(found), 2] == Localise(((0, 1),))
+    assert axis.layout(found) == sharded(0) and axis.localise[g.number(found), 2] == Localise((batch_size,))
 
 
 def test_sums_of_a_whole_table_and_of_positions(g: Rows) -> None:
@@ -335,7 +336,7 @@ def test_scattering_into_the_examples_own_rows_or_columns(g: Rows) -> None:
     assert not axis.conversions and not axis.localise
 
 
-@pytest.mark.parametrize("dim, target, localised", [(0, [B, 3], ((0, 1), (3, 0))), (1, [3, B], ((3, 0), (0, 1)))])
+@pytest.mark.parametrize("dim, target, localised", [(0, [B, 3], (batch_size, 3)), (1, [3, B], (3, batch_size))])
 def test_a_constant_shape_becomes_the_clones(g: Rows, dim: int, target: List[int], localised: Any) -> None:
     columns = [g.labels(B), g.static_rows()]
     index = g.pairs(*(columns if dim else columns[::-1]))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.ir.graphs import Draft
 from whale_tf.ir import traits as table
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import HANDLERS
 from whale_tf.ir.batch_axis.state import Options
@@ -144,7 +144,7 @@ def test_rows_name_what_there_is() -> None:
 def test_a_shape_is_known_through_what_keeps_it(type_: str) -> None:
     draft = Draft()
     result = draft.op(type_, [draft.source(3, 5)], None)
-    state = BatchState(draft.graph, {}, None, Options())
+    state = BatchState(draft.graph, {}, None, Batches(""), Options())
     assert state.shape(result) == (3, 5)
 
 
@@ -154,7 +154,7 @@ def test_positions_stay_positions_where_elements_are_picked(type_: str) -> None:
     draft = Draft()
     table_ = draft.source(6, dtype="int32")
     result = draft.op(type_, [table_, draft.source(2, dtype="int32")], (2,), dtype="int32")
-    state = BatchState(draft.graph, {}, None, Options())
+    state = BatchState(draft.graph, {}, None, Batches(""), Options())
     state.offsets[table_] = 3
     carry_offsets(state, draft.graph.ops[-1], Operands(state, draft.graph.ops[-1], "mn", [REPLICATED_0] * 2))
     assert state.offsets[result] == 3

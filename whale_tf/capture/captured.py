@@ -17,7 +17,7 @@ from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.across import of_function
 from whale_tf.ir.batch_axis import BatchAxis, Known, Options, analyse, find_batch_axis, static_batch
 from whale_tf.ir.graph import OpGraph, Phase, same_graph
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import PULLS
@@ -95,7 +95,7 @@ class Captured(NamedTuple):
     def _rows(self, source: int) -> int:
         """Rows of a batch input that belong to one example."""
         layout = self.stated.get(self.graph.tensor_name(source))
-        return 1 if layout is None else sum(layout.blocks or (1,))
+        return 1 if layout is None else sum(map(rows_each, layout.blocks or (1,)))
 
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch passes through the graph from its sources."""
@@ -103,7 +103,8 @@ class Captured(NamedTuple):
         is_asked = options.sync is not None or options.together
         if axis is not None and not is_asked and not (options.sections and (axis.unknown or axis.inexact)):
             return axis
-        return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
+        known = () if axis is None else axis.equalities
+        return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated, equalities=known))
 
     def with_rows_beside(self) -> Captured:
         """The same with further sources: inputs that come from the input pipeline together with sources, and of which no op needs

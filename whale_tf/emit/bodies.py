@@ -29,6 +29,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base
 from whale_tf.ir.traits import WHILES
 from whale_tf.patterns.sources import is_seeded
 
@@ -177,16 +178,17 @@ class Bodies:
 
     def _at_run_time(self, number: str, op: Op, place: Clone) -> str:
         """The tensor that holds a run-time number of a clone."""
-        what, home = number[len(RUN_TIME) :].partition(":")[0], self._context.home(op)
-        share, position = self._converter.share_of_op(op, home, place)
-        if what == "weight":
-            source = self._converter.source_of_op(op)
-            return str(self._converter.weight(-1, home, place, _dtype(number), source))
-        if what == "size":
+        kind, _, of = number[len(RUN_TIME) :].partition(":")[0].partition("@")
+        home, batches = self._context.home(op), list(self._context.region.batch.batches)
+        if kind == "weight":
+            base = tuple((batches[int(index)], int(count)) for index, count in (each.split("*") for each in of.split("+")))
+            return str(self._converter.weight(op.outputs + op.inputs, home, place, _dtype(number), base))
+        share, position = self._converter.share_of_op(op, home, place, batches[int(of)])
+        if kind == "size":
             return str(share.sizes[position])
-        if what == "start":
+        if kind == "start":
             return str(share.starts[position])
-        return str(self._converter.totals(op, home)[int(what[len("total") :])])
+        return str(self._converter.totals(op, home, batches[int(of)])[int(kind[len("total") :])])
 
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
@@ -260,34 +262,41 @@ class _BodyConverter(Converter):
         self._outer = outer
         self._outermost = outermost
 
-    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
-               source: Optional[int] = None) -> Union[float, str]:
-        weight = self._outer.weight(tensor, task_graph, place, dtype, self._outer.source_of_op(self._outermost))
-        return f"{RUN_TIME}weight:{dtype.name}" if isinstance(weight, str) else weight
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+        outer = self._outermost.outputs + self._outermost.inputs
+        weight = self._outer.weight(outer, task_graph, place, dtype, base)
+        of = "+".join(f"{self._index(batch)}*{count}" for batch, count in base)
+        return f"{RUN_TIME}weight@{of}:{dtype.name}" if isinstance(weight, str) else weight
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
-        share, position = self._outer.share_of_op(self._outermost, task_graph, place)
+    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(self._outermost, task_graph, place, batch)
+        of = self._index(batch)
         return Shares(
-            _number("total0", share.total),
-            tuple(_number("size", size) for size in share.sizes),
-            tuple(_number("start", start) for start in share.starts),
+            _number("total0", of, share.total),
+            tuple(_number("size", of, size) for size in share.sizes),
+            tuple(_number("start", of, start) for start in share.starts),
         ), position
 
-    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
+    def _index(self, batch: str) -> int:
+        return list(self._outer.context.region.batch.batches).index(batch)
+
+    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str,
+             batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
         if self.division.is_together:
             raise UnsupportedOpError(
                 f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, but the loss combines "
                 "the mini-batches of model replicas or processes; set io.nested_batch to 'divide', or let one process drive all "
                 "devices")
-        return super().rows(op, task_graph, place, False, scope)
+        return super().rows(op, task_graph, place, False, scope, batch)
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
         return False
 
-    def totals(self, op: Op, task_graph: int) -> List[Number]:
-        totals = self._outer.totals(self._outermost, task_graph)
-        return [_number(f"total{g}", total) for g, total in enumerate(totals)]
+    def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:
+        totals = self._outer.totals(self._outermost, task_graph, batch)
+        return [_number(f"total{g}", self._index(batch), total) for g, total in enumerate(totals)]
 
 
-def _number(what: str, value: Number) -> Number:
-    return f"{RUN_TIME}{what}:int32" if isinstance(value, str) else value
+def _number(kind: str, batch: int, value: Number) -> Number:
+    """A number that is known now, or what stands for it: its kind, and the index of the batch whose examples it counts."""
+    return f"{RUN_TIME}{kind}@{batch}:int32" if isinstance(value, str) else value

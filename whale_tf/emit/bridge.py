@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-import numpy as np
-
 from whale_tf._tf_compat import tf
 from whale_tf.bridges import Cuts, crossing, cuts
 from whale_tf.emit.context import Clone
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES, Offset
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, Offset, negative
+from whale_tf.ir.layout import Layout, batch_of, rows_each
 from whale_tf.program import Call
 
 
@@ -47,9 +45,9 @@ class Bridges:
         context, producer = self.context, self.context.home(self.context.graph.producer(tensor))
         if layout.is_sharded:
             whole = self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
-            offset = Offset(np.negative(context.region.batch.offsets.get(tensor, 0)).tolist())
+            back = Offset(negative(context.region.batch.offsets.get(tensor, 0)))
             return self._converter.offset(
-                whole, tensor, offset, consumer, place, scope + "/positions", context.graph.producer(tensor))
+                whole, tensor, back, consumer, place, scope + "/positions", context.graph.producer(tensor))
         if layout.is_partial:
             return self._bridge_partial(tensor, layout, producer, pieces, consumer, place, scope)
         if layout.kind == EXTENT.kind:
@@ -87,14 +85,15 @@ class Bridges:
                         for number, (name, piece) in enumerate(zip(names, pieces))]
             joined = nodes.concat(in_block, layout.dim, where + "/concat", dtype, device)
             if not covers:
-                begin = self._converter.minus(
-                    self._converter.start(tensor, consumer, place), self._converter.start(tensor, producer, pieces[0]), where)
-                size = self._converter.size(tensor, consumer, place)
-                examples = self._converter.size(tensor, producer, pieces[0])
+                batch = batch_of(block)
+                begin = self._converter.minus(self._converter.start(tensor, consumer, place, batch),
+                                              self._converter.start(tensor, producer, pieces[0], batch), where)
+                size = self._converter.size(tensor, consumer, place, batch)
+                examples = self._converter.size(tensor, producer, pieces[0], batch)
                 for number, piece in enumerate(pieces[1:]):
-                    more = self._converter.size(tensor, producer, piece)
+                    more = self._converter.size(tensor, producer, piece, batch)
                     examples = self._converter.plus(examples, more, f"{where}/examples{number}")
-                rows = self._converter.rows_each(block, joined, tensor, layout.dim, examples, where, device)
+                rows = self._converter.rows_each(rows_each(block), joined, tensor, layout.dim, examples, where, device)
                 begin = self._converter.times(begin, rows, where + "/begin_of")
                 size = self._converter.times(size, rows, where + "/size_of")
                 at = device if len(in_block) > 1 else context.device(producer, pieces[0], context.shard_of(tensor))
@@ -123,7 +122,7 @@ class Bridges:
 
     def _fraction(self, tensor: int, task_graph: int, place: Clone, peers: Sequence[Clone], dtype: tf.DType, scope: str) -> str:
         """``w_j / sum(w of peers)`` as the name of a scalar."""
-        weights = [self._converter.weight(tensor, task_graph, peer, dtype) for peer in peers]
+        weights = [self._converter.weight([tensor], task_graph, peer, dtype) for peer in peers]
         own = weights[peers.index(place)]
         device = self.context.host
         numbers = [weight for weight in weights if not isinstance(weight, str)]

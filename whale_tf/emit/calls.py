@@ -33,6 +33,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base
 from whale_tf.passes.form import has_reference_variables
 from whale_tf.program import CLONED, Body, Clone
 
@@ -304,44 +305,42 @@ class _CallConverter(Converter):
         self._outer = outer
         self._arguments = arguments
 
-    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
-               source: Optional[int] = None) -> Union[float, str]:
-        weight = self._outer.weight(tensor, task_graph, place, dtype, source)
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+        weight = self._outer.weight(tensors, task_graph, place, dtype, base)
         if not isinstance(weight, str):
             return weight
-        follows = self._outer.context.region.batch.source_of[tensor] if source is None else source
-        return self._arguments.add(("weight", follows, dtype.name), dtype,
-                                   lambda clone: str(self._outer.weight(tensor, task_graph, clone, dtype, source)))
+        return self._arguments.add(("weight", self._outer.counted(base, tensors), dtype.name), dtype,
+                                   lambda clone: str(self._outer.weight(tensors, task_graph, clone, dtype, base)))
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
-        share, position = self._outer.share_of_op(op, task_graph, place)
-        source = self.source_of_op(op)
+    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(op, task_graph, place, batch)
+        source = self.source_of_op(op, batch)
 
         def size_of(clone: Clone) -> Number:
-            found, own = self._outer.share_of_op(op, task_graph, clone)
+            found, own = self._outer.share_of_op(op, task_graph, clone, batch)
             return found.sizes[own]
 
         def start_of(clone: Clone) -> str:
-            found, own = self._outer.share_of_op(op, task_graph, clone)
+            found, own = self._outer.share_of_op(op, task_graph, clone, batch)
             return self._outer.scalar(found.starts[own])
 
         sizes, starts = list(share.sizes), list(share.starts)
         sizes[position] = self._number(("size", source), sizes[position], size_of)
         starts[position] = self._arguments.add(("start", source), tf.int32, start_of)
         total = self._number(("whole", source), share.total,
-                             lambda clone: self._outer.share_of_op(op, task_graph, clone)[0].total)
+                             lambda clone: self._outer.share_of_op(op, task_graph, clone, batch)[0].total)
         return Shares(total, tuple(sizes), tuple(starts)), position
 
-    def before(self, op: Op, task_graph: int, place: Clone) -> Number:
-        return self._arguments.add(("before", self.source_of_op(op)), tf.int32,
-                                   lambda clone: self._outer.scalar(self._outer.before(op, task_graph, clone)))
+    def before(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+        return self._arguments.add(("before", self.source_of_op(op, batch)), tf.int32,
+                                   lambda clone: self._outer.scalar(self._outer.before(op, task_graph, clone, batch)))
 
-    def totals(self, op: Op, task_graph: int) -> List[Number]:
-        source = self.source_of_op(op)
+    def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:
+        source = self.source_of_op(op, batch)
         return [
             self._number(("total", source, index), value,
-                         lambda clone, index=index: self._outer.totals(op, task_graph)[index])  # type: ignore[misc]
-            for index, value in enumerate(self._outer.totals(op, task_graph))
+                         lambda clone, index=index: self._outer.totals(op, task_graph, batch)[index])  # type: ignore[misc]
+            for index, value in enumerate(self._outer.totals(op, task_graph, batch))
         ]
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:

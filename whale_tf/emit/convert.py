@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.emit.inputs import Inputs
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole, columns
+from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
 
-Coefficient = Union[int, Tuple[int, ...]]  # of an Offset
 Piece = Tuple[Clone, str]  # a clone, and the name of its value
 
 
@@ -36,7 +36,7 @@ class Converter:
         if key not in self._converted:
             scope = f"{self.context.scope(place)}/{type(conversion).__name__.lower()}_{self.context.flat(tensor)}"
             if isinstance(conversion, Scale):
-                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, self.source_of_op(op))
+                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, op)
             elif isinstance(conversion, Slice):
                 done = self._slice(name, tensor, conversion, task_graph, place, scope, op)
             elif isinstance(conversion, Whole):
@@ -48,93 +48,113 @@ class Converter:
             self._converted[key] = done
         return self._converted[key]
 
-    def scale(self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None,
+    def scale(self, name: str, tensor: int, power: Exponent, task_graph: int, place: Clone, scope: str, op: Optional[Op] = None,
               device: str = "") -> str:
-        """``w^power`` times a tensor, by default on the clone's device."""
-        if power == 0:
-            return name
+        """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the tensor, or
+        the op that reads it, depends anyway."""
         dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
-        weight = self.weight(tensor, task_graph, place, dtype, source)
-        if not isinstance(weight, str):
+        for number, (base, exponent) in enumerate(sorted(exponents_of(power).items())):
+            where = f"{scope}/{number}" if number else scope
+            weight = self.weight([tensor] if op is None else op.outputs + op.inputs, task_graph, place, dtype, base)
             if weight == 1.0:
-                return name
-            factor = self.nodes.const(weight**power, scope + "/weight", dtype, device)
-        else:
-            factor = weight
-            if power != 1:
-                exponent = self.nodes.const(power, scope + "/power", dtype, device)
-                factor = self.nodes.binary("Pow", weight, exponent, scope + "/weight_power", dtype, device)
-        # if the tensor is in a frame or branch, the constant waits for it
-        return self.nodes.binary("Mul", name, factor, scope + "/scaled", dtype, device)
+                continue
+            if not isinstance(weight, str):
+                factor = self.nodes.const(weight**exponent, where + "/weight", dtype, device)
+            elif exponent == 1:
+                factor = weight
+            else:
+                factor = self.nodes.binary("Pow", weight, self.nodes.const(exponent, where + "/power", dtype, device),
+                                           where + "/weight_power", dtype, device)
+            # if the tensor is in a frame or branch, the constant waits for it
+            name = self.nodes.binary("Mul", name, factor, where + "/scaled", dtype, device)
+        return name
 
     def _slice(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """This clone's rows of a tensor that was computed for the whole mini-batch, or for the mini-batches of all model replicas
         and processes."""
-        start, size, total = self.rows(op, task_graph, place, self.is_of_all(tensor, conversion, op), scope)
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        of_all, dtype, device = (self.is_of_all(tensor, conversion, op), self.context.dtype(tensor),
+                                 self.context.device(task_graph, place))
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
-        parts, before = [], 0
+        parts: List[str] = []
+        before: Dict[str, int] = {}  # batch -> rows for each of its examples in front of a block
+        found = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)
+                 for batch in dict.fromkeys(map(batch_of, conversion.blocks))}
         for index, block in enumerate(conversion.blocks):
-            where = f"{scope}/block{index}"
-            begin = self.times(start, block, where + "/start")
-            if before:
-                begin = self.plus(begin, self.times(total, before, where + "/offset"), where)
-            rows = self.times(size, block, where + "/size_of")
+            where, batch, each = f"{scope}/block{index}", batch_of(block), rows_each(block)
+            start, size, _ = found[batch]
+            begin = self.times(start, each, where + "/start")
+            for other, count in before.items():
+                more = self.times(found[other][2], count, where + _suffix(other) + "/offset")
+                begin = self.plus(begin, more, where + _suffix(other))
+            rows = self.times(size, each, where + "/size_of")
             if shape is None:  # a parameter of a function may have none
                 end = self.plus(begin, rows, where + "/end")
                 parts.append(self.nodes.slice_to(name, conversion.dim, begin, end, where, dtype, device))
             else:
                 parts.append(self.nodes.slice_dim(name, conversion.dim, len(shape), begin, rows, where, dtype, device))
-            before += block
+            before[batch] = before.get(batch, 0) + each
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
     def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
         mini-batches if these are put together.  Other values, whose coefficient is zero, stay as they are."""
-        if not np.any(conversion.coefficient):
-            return name
-        start, _, _ = self.rows(op, task_graph, place, self.division.is_together, scope)
+        steps = columns(conversion.coefficient, 1)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
-        if not isinstance(start, str):
-            shift = self.nodes.const(np.array(conversion.coefficient) * start, scope + "/shift", dtype, device)
-        else:
-            begin = self.nodes.cast(start, scope + "/start", tf.int32, dtype, device)
-            coefficient = self.nodes.const(conversion.coefficient, scope + "/coefficient", dtype, device)
-            shift = self.nodes.binary("Mul", coefficient, begin, scope + "/shift", dtype, device)
-        return self.nodes.binary("Add", name, shift, scope, dtype, device)
+        for batch in dict.fromkeys(batch_of(step) for step in steps if step):
+            where = scope + _suffix(batch)
+            each = [rows_each(step) if batch_of(step) == batch else 0 for step in steps]
+            coefficient = each[0] if isinstance(conversion.coefficient, (int, Rows)) else each
+            start, _, _ = self.rows(op, task_graph, place, self.division.is_together, where, batch)
+            if not isinstance(start, str):
+                shift = self.nodes.const(np.array(coefficient) * start, where + "/shift", dtype, device)
+            else:
+                begin = self.nodes.cast(start, where + "/start", tf.int32, dtype, device)
+                shift = self.nodes.binary("Mul", self.nodes.const(coefficient, where + "/coefficient", dtype, device), begin,
+                                          where + "/shift", dtype, device)
+            name = self.nodes.binary("Add", name, shift, where, dtype, device)
+        return name
 
     def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op) -> str:
-        """A clone's extent, converted to the whole batch's: ``c0 + c1 B``."""
-        totals = self.totals(op, task_graph)
-        batch = totals[0]
-        for index, total in enumerate(totals[1:]):
-            batch = self.plus(batch, total, f"{scope}/{index}")
-        return self._affine(tensor, conversion.components, batch, task_graph, place, scope)
+        """A clone's extent, converted to the whole batch's."""
+        def total(batch: str) -> Number:
+            first, *more = self.totals(op, task_graph, batch)
+            for index, each in enumerate(more):
+                first = self.plus(first, each, f"{scope}{_suffix(batch)}/{index}")
+            return first
+
+        return self._sizes(tensor, conversion.components, total, task_graph, place, scope)
 
     def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
-        """An extent that another TaskGraph computed for its own share, converted to this clone's: ``c0 + c1 b_i``."""
-        components = self.context.region.batch.affine(tensor)
-        if components is None:
+        """An extent that another TaskGraph computed for its own share, converted to this clone's."""
+        sizes = self.context.region.batch.counted(tensor)
+        if sizes is None:
             raise UnsupportedOpError(
                 f"{self.context.graph.tensor_name(tensor)!r} goes to a TaskGraph with other replicas, and whale_tf does not know "
                 "how it follows from the batch size; use equal replica counts, or static shapes"
             )
-        return self._affine(tensor, components, self.size(tensor, task_graph, place), task_graph, place, scope)
+        return self._sizes(tensor, sizes, lambda batch: self.size(tensor, task_graph, place, batch), task_graph, place, scope)
 
-    def _affine(self, tensor: int, components: Sequence[Tuple[int, int]], size: Number, task_graph: int, place: Clone,
-                scope: str) -> str:
-        """``c0 + c1 size`` for each component, in the shape of ``tensor``."""
+    def _sizes(self, tensor: int, sizes: Sequence[SizeLike], number_of: Callable[[str], Number], task_graph: int, place: Clone,
+               scope: str) -> str:
+        """Sizes in the shape of ``tensor``; ``number_of``: batch -> how many examples its symbol stands for."""
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         shape = self.context.graph.tensors[tensor].shape or ()
-        constant = np.array([c0 for c0, _ in components]).reshape(shape)
-        slope = np.array([c1 for _, c1 in components]).reshape(shape)
-        if not isinstance(size, str):
-            return self.nodes.const(constant + slope * size, scope, dtype, device)
-        size = self.nodes.cast(size, scope + "/cast", tf.int32, dtype, device)
-        factor = self.nodes.const(slope, scope + "/slope", dtype, device)
-        grown = self.nodes.binary("Mul", factor, size, scope + "/grown", dtype, device)
-        constant_name = self.nodes.const(constant, scope + "/constant", dtype, device)
-        return self.nodes.binary("Add", grown, constant_name, scope, dtype, device)
+        constant = np.array([size.constant if isinstance(size, Size) else int(size) for size in sizes]).reshape(shape)
+        counts = [size.counts or {} if isinstance(size, Size) else {} for size in sizes]
+        found = ""
+        for batch in sorted({batch for each in counts for batch in each}):
+            where, number = scope + _suffix(batch), number_of(batch)
+            slope = np.array([each.get(batch, 0) for each in counts]).reshape(shape)
+            if not isinstance(number, str):
+                constant = constant + slope * number
+                continue
+            number = self.nodes.cast(number, where + "/cast", tf.int32, dtype, device)
+            factor = self.nodes.const(slope, where + "/slope", dtype, device)
+            grown = self.nodes.binary("Mul", factor, number, where + "/grown", dtype, device)
+            found = self.nodes.binary("Add", found, grown, where + "/sum", dtype, device) if found else grown
+        if not found:
+            return self.nodes.const(constant, scope, dtype, device)
+        return self.nodes.binary("Add", found, self.nodes.const(constant, scope + "/constant", dtype, device), scope, dtype, device)
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:
         """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or the examples
@@ -159,7 +179,7 @@ class Converter:
                 self._converted[key] = self.communicator.across(here, conversion.kind, scope + "/processes", dtype)
         return self._converted[key]
 
-    def comparable(self, tensor: int, home: int, pieces: Sequence[Piece], power: int, offset: Coefficient,
+    def comparable(self, tensor: int, home: int, pieces: Sequence[Piece], power: Exponent, offset: Offsets,
                    scope: str) -> List[Piece]:
         """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
         producer, found = self.context.graph.producer(tensor), []
@@ -213,15 +233,16 @@ class Converter:
             scope, device = self.context.name("input_of_all", self.context.flat(source)), self.context.host
             layout, dtype = self.context.region.batch.layout(source), self.context.dtype(source)
             here, blocks, rows = self.inputs.concatenated(source), layout.blocks or (1,), []
-            total, before = self.division.shares(source, task_graph, 0).total, 0
+            before: Number = 0
             for index, block in enumerate(blocks if self.communicator.processes > 1 else ()):
                 where, part = f"{scope}/block{index}", here
                 if len(blocks) > 1:  # so there is one mini-batch in each process
-                    part = self.nodes.slice_dim(
-                        here, layout.dim, self.rank(source), self.times(total, before, where + "/start"),
-                        self.times(total, block, where + "/size_of"), where, dtype, device)
+                    of_batch = self.context.region.batch.source_of([source], batch_of(block))
+                    total = self.division.shares(of_batch, task_graph, 0).total
+                    length = self.times(total, rows_each(block), where + "/size_of")
+                    part = self.nodes.slice_dim(here, layout.dim, self.rank(source), before, length, where, dtype, device)
+                    before = self.plus(before, length, where + "/end")
                 rows.append(self.gathered(Member(part, device), source, layout.dim, where + "/processes"))
-                before += block
             self._converted[key] = self.nodes.concat(rows, layout.dim, scope, dtype, device) if rows else here
         return self._converted[key]
 
@@ -262,30 +283,36 @@ class Converter:
                 "run time; give the input a static batch size, or build the shape from tf.shape"
             )
         old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
-        new = [c[0] + c[1] * size if c is not None else kept for c, kept in zip(components, old)]
+        new = [(each.at(size) if isinstance(each, Size) else each) if each is not None else kept
+               for each, kept in zip(components, old)]
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
 
-    def of_this_process(self, name: str, tensor: int, power: int, scope: str, device: str) -> str:
+    def of_this_process(self, name: str, tensor: int, power: Exponent, scope: str, device: str) -> str:
         """A weighted sum over this process's clones, converted to the value of its own mini-batches: times
         ``(B / B_here)^power``."""
-        if power == 0 or self.communicator.processes == 1:
-            return name
         context, dtype = self.context, self.context.dtype(tensor)
-        source, home = context.region.batch.source_of[tensor], context.home(context.graph.producer(tensor))
-        ratio = self.division.of_this_process(source, home, dtype)
-        for index in range(abs(power)):
-            factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
-            where = f"{scope}/own{index}"
-            name = self.nodes.binary("Mul" if power > 0 else "RealDiv", name, factor, where, dtype, device)
+        home, number = context.home(context.graph.producer(tensor)), 0
+        for base, exponent in sorted(exponents_of(power).items()) if self.communicator.processes > 1 else ():
+            ratio = self.division.of_this_process(self.counted(base, [tensor]), home, dtype)
+            for _ in range(abs(exponent)):
+                factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
+                where, number = f"{scope}/own{number}", number + 1
+                name = self.nodes.binary("Mul" if exponent > 0 else "RealDiv", name, factor, where, dtype, device)
         return name
+
+    def counted(self, base: Base, tensors: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
+        """Inputs whose examples a weight counts, and how often; if possible inputs on which one of the tensors depends."""
+        return tuple((self.context.region.batch.source_of(tensors, batch), count) for batch, count in base)
 
     def rows_of_each_process(self, tensor: int, layout: Layout) -> Optional[str]:
         """How many rows of a sharded tensor each process has, int32 `[processes]`; None: it does not follow from the examples."""
-        source = self.context.region.batch.source_of.get(tensor)
-        if source is None or not layout.blocks or self.communicator.processes == 1:
+        batch = self.context.region.batch
+        batches = {batch_of(block) for block in layout.blocks or ()}
+        if not batch.follows(tensor) or len(batches) != 1 or self.communicator.processes == 1:
             return None
-        home, rows = self.context.home(self.context.graph.producer(tensor)), sum(layout.blocks)
+        source = batch.source_of([tensor], batches.pop())
+        home, rows = self.context.home(self.context.graph.producer(tensor)), sum(map(rows_each, layout.blocks or ()))
         each = self.division.of_each_process(source, home)
         if rows == 1:
             return each
@@ -304,33 +331,31 @@ class Converter:
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
 
-    def weight(self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType,
-               source: Optional[int] = None) -> Union[float, str]:
-        """``w_i``, from an input that the tensor (or the op that reads it: ``source``) depends on anyway."""
-        if source is None:
-            source = self.context.region.batch.source_of[tensor]
-        return self.division.weight(source, task_graph, place, dtype)
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+        """``w_i``, if possible from inputs on which one of the tensors depends anyway."""
+        return self.division.weight(self.counted(base, tensors), task_graph, place, dtype)
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
+    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
         """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
-        source = self.source_of_op(op)
+        source = self.source_of_op(op, batch)
         return self.division.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
-    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
+    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str,
+             batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
         """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
         or (``of_all``) in the concatenated mini-batches of all model replicas and processes."""
-        share, position = self.share_of_op(op, task_graph, place)
+        share, position = self.share_of_op(op, task_graph, place, batch)
         start, total = share.starts[position], share.total
         if of_all and self.division.mini_batches > 1:
-            start = self.plus(self.before(op, task_graph, place), start, scope + "/among_all")
+            start = self.plus(self.before(op, task_graph, place, batch), start, scope + "/among_all")
             total = 0
-            for index, each in enumerate(self.totals(op, task_graph)):
+            for index, each in enumerate(self.totals(op, task_graph, batch)):
                 total = self.plus(each, total, f"{scope}/all{index}")
         return start, share.sizes[position], total
 
-    def before(self, op: Op, task_graph: int, place: Clone) -> Number:
+    def before(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
         """How many examples the mini-batches before a clone's own have, including those of other processes."""
-        source = self.source_of_op(op)
+        source = self.source_of_op(op, batch)
         key = ("before", source, task_graph, place.g)
         if key not in self._before:
             scope = self.context.name("division", f"{self.context.flat(source)}_before{place.g}")
@@ -347,26 +372,25 @@ class Converter:
         return self.context.graph.tensors[tensor].op in self.context.region.sections or (
             self.division.is_together and shape is not None and shape[conversion.dim] is None)
 
-    def totals(self, op: Op, task_graph: int) -> List[Number]:
+    def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:
         """The number of examples of each model replica's mini-batch, or of the one that they share, and of the mini-batches of
         other processes."""
-        source = self.source_of_op(op)
+        source = self.source_of_op(op, batch)
         here = [self.division.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
         elsewhere = self.division.elsewhere(source, task_graph)
         return here + ([] if elsewhere == 0 else [elsewhere])
 
-    def source_of_op(self, op: Op) -> int:
-        known = self.context.region.batch.source_of
-        return next((known[t] for t in op.outputs + op.inputs if t in known), next(iter(self.inputs.sources)))
+    def source_of_op(self, op: Op, batch: str = REFERENCE) -> int:
+        return self.context.region.batch.source_of(op.outputs + op.inputs, batch)
 
-    def size(self, tensor: int, task_graph: int, place: Clone) -> Number:
-        """How many examples a clone works on, from an input that the tensor depends on."""
-        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+    def size(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+        """How many examples of a batch a clone works on, if possible from an input that the tensor depends on."""
+        share = self.division.shares(self.context.region.batch.source_of([tensor], batch), task_graph, place.g)
         return share.sizes[self.division.position(task_graph, place)]
 
-    def start(self, tensor: int, task_graph: int, place: Clone) -> Number:
+    def start(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
         """The first of them."""
-        share = self.division.shares(self.context.region.batch.source_of[tensor], task_graph, place.g)
+        share = self.division.shares(self.context.region.batch.source_of([tensor], batch), task_graph, place.g)
         return share.starts[self.division.position(task_graph, place)]
 
     def scalar(self, value: Number) -> str:
@@ -416,7 +440,20 @@ class Converter:
         assert layout.blocks is not None
         if len(layout.blocks) == 1:
             return name
-        size, device = self.size(tensor, task_graph, clone), self.context.device(task_graph, clone, self.context.shard_of(tensor))
-        begin = self.times(size, sum(layout.blocks[:index]), scope + "/from")
-        rows = self.times(size, layout.blocks[index], scope + "/size_of")
+        device = self.context.device(task_graph, clone, self.context.shard_of(tensor))
+        batch, each = batch_of(layout.blocks[index]), rows_each(layout.blocks[index])
+        before: Dict[str, int] = {}
+        for block in layout.blocks[:index]:
+            before[batch_of(block)] = before.get(batch_of(block), 0) + rows_each(block)
+        begin: Number = 0
+        for other, count in before.items():
+            where = f"{scope}{_suffix(other)}/from"
+            more = self.times(self.size(tensor, task_graph, clone, other), count, where)
+            begin = self.plus(more, begin, where) if begin != 0 else more
+        rows = self.times(self.size(tensor, task_graph, clone, batch), each, scope + "/size_of")
         return self.nodes.slice_dim(name, layout.dim, self.rank(tensor), begin, rows, scope, self.context.dtype(tensor), device)
+
+
+def _suffix(batch: str) -> str:
+    """Part of a scope's name for numbers of another batch than the first."""
+    return "" if batch == REFERENCE else "/" + batch.replace(":", "_").replace("/", "_")

@@ -20,11 +20,12 @@ from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.traits import PULLS, Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
+Counted = Tuple[Tuple[int, int], ...]  # inputs whose examples are counted together, and how often
 
 
 class Shares(NamedTuple):
@@ -111,7 +112,7 @@ class Division:
         self._each: Dict[Tuple[int, int], str] = {}
         self._context, self._nodes, self._sources = context, nodes, sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
-        self._weights: Dict[Tuple[int, int, str], Tuple[str, ...]] = {}
+        self._weights: Dict[Tuple[Counted, int, str], Tuple[str, ...]] = {}
         self.is_even = batch is not None and all(
             len(set(divide(batch, levels(context.plan, index, own)))) == 1 for index in range(len(context.plan.task_graphs)))
 
@@ -144,14 +145,14 @@ class Division:
         count = plan.task_graphs[task_graph].replica_count
         return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
 
-    def weight(self, source: int, task_graph: int, clone: Clone, dtype: tf.DType) -> Union[float, str]:
-        """``w_i = b_i / B``: a number, or the name of a scalar."""
+    def weight(self, counted: Counted, task_graph: int, clone: Clone, dtype: tf.DType) -> Union[float, str]:
+        """``w_i = b_i / B``, of the examples of one batch or of several together: a number, or the name of a scalar."""
         position = self.position(task_graph, clone)
         if self.batch is not None:
-            return float(self.shares(source, task_graph, clone.g).sizes[position]) / (self.batch * self.mini_batches)
-        key = (source, task_graph, dtype.name)
+            return float(self.shares(counted[0][0], task_graph, clone.g).sizes[position]) / (self.batch * self.mini_batches)
+        key = (counted, task_graph, dtype.name)
         if key not in self._weights:
-            self._weights[key] = self._weights_at_run_time(source, task_graph, dtype)
+            self._weights[key] = self._weights_at_run_time(counted, task_graph, dtype)
         return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
 
     def elsewhere(self, source: int, task_graph: int) -> Number:
@@ -185,13 +186,14 @@ class Division:
             self._each[key] = self._communicator.gather_across(Member(row, device), 1, scope, tf.int32, True)
         return self._each[key]
 
-    def of_this_process(self, source: int, task_graph: int, dtype: tf.DType) -> Union[float, str]:
+    def of_this_process(self, counted: Counted, task_graph: int, dtype: tf.DType) -> Union[float, str]:
         """Ratio of all processes' examples to this process's own: a number, or the name of a scalar."""
         if self.batch is not None or self._communicator.processes == 1:
             return float(self._communicator.processes)
-        scope = self._scope(source, task_graph, f"ratio_{dtype.name}")
-        here, everywhere = (self._nodes.cast(total, f"{scope}/{i}", tf.int32, dtype, self._context.host)
-                            for i, total in enumerate(self._totals(source, task_graph)))
+        scope = self._scope(counted[0][0], task_graph, f"ratio_{dtype.name}")
+        totals = zip(*(self._totals(source, task_graph) for source, _ in counted))
+        here, everywhere = (self._nodes.cast(self._together(total, counted, f"{scope}/all{i}"), f"{scope}/{i}", tf.int32, dtype,
+                                             self._context.host) for i, total in enumerate(totals))
         return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
 
     def _totals(self, source: int, task_graph: int) -> Tuple[str, str]:
@@ -237,7 +239,7 @@ class Division:
         scope = self._scope(source, task_graph, f"g{g if self.own else 0}")
         shape = nodes.shape(name, scope + "/shape", self._context.dtype(source), device)
         sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
-        rows = sum(self._context.region.batch.layout(source).blocks or (1,))
+        rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
         if rows > 1:
             each = nodes.const(rows, scope + "/rows", tf.int32, device)
             sizes = batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
@@ -275,26 +277,34 @@ class Division:
         return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
     def checks(self, source: int, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
-        """Ops that fail at run time if a Python function did not return the rows of a mini-batch for model replica ``g``."""
+        """Ops that fail at run time if an input of open size does not have the rows of a mini-batch of static size, in model replica
+        ``g``."""
         shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
-        first = next((each for each in self._sources if not self._is_computed(each)), next(iter(self._sources)))
-        if not self._is_computed(source) or shape is None or shape[dim] is not None or (self.batch is None and source == first):
+        if self.batch is None or shape is None or shape[dim] is not None:
             return ()
-        rows, scope = sum(self._context.region.batch.layout(source).blocks or (1,)), scope + "/rows"
-        expected = self.batch if self.batch is not None else self.shares(first, task_graph, g).total
-        if isinstance(expected, int):
-            expected *= rows
-        elif rows > 1:
-            each = self._nodes.const(rows, scope + "/each", tf.int32, self._context.host)
-            expected = self._nodes.binary("Mul", expected, each, scope + "/all", tf.int32, self._context.host)
+        rows = self.batch * sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
         dtype, host = self._context.dtype(source), self._context.host
-        return (check_rows(self._nodes, self.name_of(source, g), dim, dtype, expected, scope, host),)
+        return (check_rows(self._nodes, self.name_of(source, g), dim, dtype, rows, scope + "/rows", host),)
 
-    def _weights_at_run_time(self, source: int, task_graph: int, dtype: tf.DType) -> Tuple[str, ...]:
+    def _together(self, numbers: Sequence[str], counted: Counted, scope: str) -> str:
+        """Numbers of examples of several inputs, or vectors of them, added up as often as each input counts."""
+        terms = []
+        for index, (number, (_, count)) in enumerate(zip(numbers, counted)):
+            if count != 1:
+                factor = self._nodes.const(count, f"{scope}/count{index}", tf.int32, self._context.host)
+                number = self._nodes.binary("Mul", number, factor, f"{scope}/counted{index}", tf.int32, self._context.host)
+            terms.append(number)
+        return self._nodes.add_n(terms, scope, tf.int32, self._context.host)
+
+    def _weights_at_run_time(self, counted: Counted, task_graph: int, dtype: tf.DType) -> Tuple[str, ...]:
         nodes, device = self._nodes, self._context.host
-        scope, shares = self._scope(source, task_graph, f"weights_{dtype.name}"), self._shares_here(source, task_graph)
-        sizes = nodes.concat([str(share.vector) for share in shares], 0, scope + "/sizes", tf.int32, device)
-        _, total = self._totals(source, task_graph)
+        together = "" if len(counted) == 1 else "_with_" + "_".join(f"{self._context.flat(source)}_{count}" for source, count in counted[1:])
+        scope = self._scope(counted[0][0], task_graph, f"weights_{dtype.name}{together}")
+        each = [self._shares_here(source, task_graph) for source, _ in counted]
+        vectors = [nodes.concat([str(share.vector) for share in shares], 0, f"{scope}/sizes{index or ''}", tf.int32, device)
+                   for index, shares in enumerate(each)]
+        sizes, shares = self._together(vectors, counted, scope + "/sizes_of_all"), each[0]
+        total = self._together([self._totals(source, task_graph)[1] for source, _ in counted], counted, scope + "/total_of_all")
         here = nodes.cast(sizes, scope + "/sizes_float", tf.int32, dtype, device)
         everywhere = nodes.cast(total, scope + "/total_float", tf.int32, dtype, device)
         weights = nodes.binary("RealDiv", here, everywhere, scope + "/weights", dtype, device)
@@ -316,12 +326,12 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
             f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")
     layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
-    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    blocked = next((tensor for tensor, layout in layouts.items() if list(map(rows_each, layout.blocks or ())) != [1]), None)
     if own and blocked is not None:
         raise PlanError(
             f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
             f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    batch = _static_batch(graph, sources, layouts)
+    batch = _static_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
     if batch is not None:
         _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
     division = Division(context, nodes, own, batch, sources, sums)
@@ -344,7 +354,7 @@ def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[i
         shape = graph.tensors[tensor].shape
         size = None if shape is None else shape[dim]
         if size is not None:
-            known.add(size // sum(layouts[tensor].blocks or (1,)))
+            known.add(size // sum(map(rows_each, layouts[tensor].blocks or (1,))))
     if len(known) > 1:
         raise PlanError("inputs have different batch sizes: {}".format(
             ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))

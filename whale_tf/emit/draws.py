@@ -21,6 +21,7 @@ from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis, Slice, Whole
 from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import is_measured
 from whale_tf.ir.units import frames
 
 LOCAL = "local"
@@ -42,7 +43,7 @@ def check_draws(context: Context, own: bool, processes: int) -> None:
             why = f"it is inside the while loop {in_loop[op.id][0]!r}"
         elif own or processes > 1:
             why = "model replicas or processes take mini-batches of their own; set io.nested_batch to 'divide'"
-        elif axis.layout(op.outputs[0]).blocks in (None, (-1,)):
+        elif is_measured(axis.layout(op.outputs[0]).blocks):
             why = "it is not known how many rows belong to an example"
         if why:
             raise UnsupportedOpError(
@@ -64,10 +65,10 @@ def draw_whole(context: Context, converter: Converter) -> None:
     axis, graph = context.region.batch, context.graph
     for index in axis.own_seed if context.plan.random == LOCAL else ():
         op = graph.ops[index]
-        components = axis.affine(op.inputs[0])
-        if components is not None and context.region.contains(graph.producer(op.inputs[0])):
+        sizes = axis.counted(op.inputs[0])
+        if sizes is not None and context.region.contains(graph.producer(op.inputs[0])):
             shape = converter.convert(
-                graph.tensor_name(op.inputs[0]), op.inputs[0], Whole(tuple(components)), context.home(op), Clone(0, 0, 0), op)
+                graph.tensor_name(op.inputs[0]), op.inputs[0], Whole(tuple(sizes)), context.home(op), Clone(0, 0, 0), op)
             context.edit.move_input(op.name, 0, shape)
 
 

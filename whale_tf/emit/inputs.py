@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.division import Division, Shares
+from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.layout import Block, batch_of, rows_each
 from whale_tf.ir.traits import PULLS
 
 
@@ -44,14 +45,16 @@ class Inputs:
         """A clone's part of a batch input."""
         key = (source, task_graph, clone.g if self._division.own else 0)
         if key not in self._parts:
-            share, whole = self._division.shares(source, task_graph, clone.g), self.whole(source, clone.g)
+            layout, whole = self._context.region.batch.layout(source), self.whole(source, clone.g)
+            blocks = layout.blocks or (1,)
+            share = self._shares_of(source, blocks[0], task_graph, clone.g) or self._division.shares(source, task_graph, clone.g)
             scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
                 share = share._replace(check=share.check + self._division.checks(source, task_graph, clone.g, scope))
-            self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, scope)
+            self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, task_graph, clone.g, scope)
         return self._parts[key][self._division.position(task_graph, clone)]
 
-    def _divided(self, whole: str, source: int, share: Shares, scope: str) -> List[str]:
+    def _divided(self, whole: str, source: int, share: Shares, task_graph: int, g: int, scope: str) -> List[str]:
         """All clones' parts of a batch input.  Each block of its examples (such as each half of the labels of two batches) is
         divided separately::
 
@@ -60,26 +63,41 @@ class Inputs:
         nodes, dim, blocks = self._nodes, self.sources[source], self._context.region.batch.layout(source).blocks or (1,)
         dtype, device, count = self._context.dtype(source), self._context.host, len(share.sizes)
 
-        def sizes(rows: int, name: str) -> Union[str, List[int]]:
+        def sizes(of: Shares, rows: int, name: str) -> Union[str, List[int]]:
             """Rows of each clone in a block with so many rows for each example."""
-            if share.vector is None:
-                return [int(size) * rows for size in share.sizes]
+            if of.vector is None:
+                return [int(size) * rows for size in of.sizes]
             each = nodes.const(rows, name + "/rows", tf.int32, device)
-            return share.vector if rows == 1 else nodes.binary("Mul", share.vector, each, name + "/sizes", tf.int32, device)
+            return of.vector if rows == 1 else nodes.binary("Mul", of.vector, each, name + "/sizes", tf.int32, device)
 
         if len(blocks) == 1:
-            return nodes.split(whole, sizes(blocks[0], scope), count, dim, scope, dtype, device, share.check)
-        lengths: Union[str, List[int]] = list(blocks)  # only their ratios matter if they are equal
-        if len(set(blocks)) > 1 and share.vector is None:
-            lengths = [int(share.total) * rows for rows in blocks]
-        elif len(set(blocks)) > 1:
-            each = nodes.const(list(blocks), scope + "/rows", tf.int32, device)
-            lengths = nodes.binary("Mul", each, str(share.total), scope + "/lengths", tf.int32, device)
+            return nodes.split(whole, sizes(share, rows_each(blocks[0]), scope), count, dim, scope, dtype, device, share.check)
+        of_each = [self._shares_of(source, block, task_graph, g) or share for block in blocks]
+        lengths: Union[str, List[int]] = list(map(rows_each, blocks))  # only their ratios matter if they are equal
+        if len({(rows_each(block), batch_of(block)) for block in blocks}) > 1:
+            totals = [self._times(of.total, rows_each(block), f"{scope}/length{number}")
+                      for number, (of, block) in enumerate(zip(of_each, blocks))]
+            lengths = [total for total in totals if isinstance(total, int)]
+            if len(lengths) < len(totals):
+                lengths = nodes.add("Pack", scope + "/lengths", list(map(str, totals)), device, T=tf.int32, N=len(totals), axis=0)
         parts, of_blocks = [], nodes.split(whole, lengths, len(blocks), dim, scope + "/blocks", dtype, device, share.check)
-        for number, (block, rows) in enumerate(zip(of_blocks, blocks)):
+        for number, (part, block, of) in enumerate(zip(of_blocks, blocks, of_each)):
             name = f"{scope}/block{number}"
-            parts.append(nodes.split(block, sizes(rows, name), count, dim, name, dtype, device, share.check))
+            parts.append(nodes.split(part, sizes(of, rows_each(block), name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
+
+    def _shares_of(self, source: int, block: Block, task_graph: int, g: int) -> Optional[Shares]:
+        """The shares in a block of an input that has the examples of several batches; None: it has those of one."""
+        batch = self._context.region.batch
+        if len(set(map(batch_of, batch.layout(source).blocks or ()))) < 2:
+            return None
+        return self._division.shares(batch.source_of([source], batch_of(block)), task_graph, g)
+
+    def _times(self, total: Number, rows: int, scope: str) -> Number:
+        if isinstance(total, int) or rows == 1:
+            return total if rows == 1 else int(total) * rows
+        each = self._nodes.const(rows, scope + "/rows", tf.int32, self._context.host)
+        return self._nodes.binary("Mul", total, each, scope, tf.int32, self._context.host)
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch inputs of which each model replica has its own, and their uses outside the region, which need all of them."""

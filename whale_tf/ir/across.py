@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import EXTENT, BatchAxis, Options, analyse
+from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
@@ -147,7 +148,7 @@ class _Function:
             self.axis = analyse(self.graph, self.sources, self.outside, Options(stated=stated))
         layout = self.axis.layouts.get(tensor)
         if layout is not None and layout.kind == EXTENT.kind:
-            return all(constant == 0 for constant, _ in self.axis.affine(tensor) or [(1, 0)])
+            return all(isinstance(size, Size) and not size.constant for size in self.axis.counted(tensor) or [1])
         if layout is not None and layout.is_replicated:
             return layout.power == -1  # a clone has its share of the whole
         return layout is not None and layout.is_partial and layout.power == 0

@@ -93,8 +93,9 @@ def _compare(function: Callable[[int], bool]) -> Evaluator:
     def decide(a: SizeLike, b: SizeLike) -> int:
         difference = a - b
         if isinstance(difference, Size):
-            if difference.affine is not None and difference.affine[0] == 0:  # the sign of c b is that of c
-                return int(function(difference.affine[1]))
+            signs = {coefficient > 0 for coefficient in difference.terms.values()}
+            if difference.counts is not None and len(signs) == 1:  # of c b and of c b + c' b' with c, c' > 0
+                return int(function(1 if signs.pop() else -1))
             raise UnknownExtent("a comparison that depends on the batch")
         return int(function(difference))
     return _elementwise(decide)

@@ -1,12 +1,13 @@
 """Extents: integers that depend on the batch size, and their exact arithmetic.  Ops on them: :mod:`whale_tf.ir.evaluate`.
 
 ``tf.shape(x)[0]``, a Reshape's target shape and a dynamic Mean's divisor are integer tensors whose elements are polynomials in
-the number of examples ``b``.  A :class:`Size` is one such element.  A value is an object array of ``int`` and ``Size``, so
+numbers of examples ``b``.  A :class:`Size` is one such element.  A value is an object array of ``int`` and ``Size``, so
 that NumPy's own indexing, concatenation and reductions work on it.
 
 The symbols of a polynomial are tuples::
 
-    BATCH            b_i in a clone, B in the whole
+    BATCH            b_i in a clone, B in the whole, of the reference batch (:mod:`whale_tf.ir.layout`)
+    ("batch", x)     the same of the batch that input x names
     ("dim", t, d)    a dimension that is unknown here but equal in all clones (a sequence length, say)
     ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): the whole number is the sum over the clones
 
@@ -14,9 +15,11 @@ Sizes are assumed to be at least one, because a dimension of extent zero would h
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
+
+from whale_tf.ir.layout import REFERENCE, Block, batch_of, rows_each
 
 Symbol = Tuple[Any, ...]
 Monomial = Tuple[Symbol, ...]
@@ -98,11 +101,19 @@ class Size:
         return any(symbol[0] in ("batch", "rows") for monomial in self.terms for symbol in monomial)
 
     @property
-    def affine(self) -> Optional[Tuple[int, int]]:
-        """(c0, c1) if this is ``c0 + c1 b``, else None."""
-        if set(self.terms) <= {(), (BATCH,)}:
-            return self.terms.get((), 0), self.terms.get((BATCH,), 0)
-        return None
+    def counts(self) -> Optional[Dict[str, int]]:
+        """Batch -> how often this counts its examples, if it is a sum of these and a number (:attr:`constant`).  Else None."""
+        found: Dict[str, int] = {}
+        for monomial, coefficient in self.terms.items():
+            if len(monomial) == 1 and monomial[0][0] == "batch":
+                found[batch_named(monomial[0])] = coefficient
+            elif monomial:
+                return None
+        return found
+
+    @property
+    def constant(self) -> int:
+        return self.terms.get((), 0)
 
     @property
     def surplus(self) -> Optional[int]:
@@ -111,18 +122,43 @@ class Size:
         counted = [sum(symbol[0] in ("batch", "rows") for symbol in monomial) for monomial in self.terms if monomial]
         return self.terms.get((), 0) if set(counted) == {1} else None
 
-    def at(self, batch: int) -> SizeLike:
-        """This size in a clone (or the whole) with ``batch`` examples."""
+    def at(self, batch: int, others: Mapping[str, int] = {}) -> SizeLike:
+        """This size in a clone (or the whole) with ``batch`` examples of the reference batch, and ``others`` of others."""
+        numbers = {BATCH: batch, **{batch_symbol(each): number for each, number in others.items()}}
         terms: Dict[Monomial, int] = {}
         for monomial, coefficient in self.terms.items():
-            rest = tuple(s for s in monomial if s != BATCH)
-            terms[rest] = terms.get(rest, 0) + coefficient * batch ** (len(monomial) - len(rest))
+            rest = tuple(s for s in monomial if s not in numbers)
+            for symbol in monomial:
+                coefficient *= numbers.get(symbol, 1)
+            terms[rest] = terms.get(rest, 0) + coefficient
         return _make(terms)
 
 
 SizeLike = Union[int, Size]
 Value = np.ndarray  # of dtype object: ints and Sizes
 batch_size = Size.of(BATCH)
+
+
+def batch_symbol(batch: str) -> Symbol:
+    return BATCH if batch == REFERENCE else ("batch", batch)
+
+
+def batch_named(symbol: Symbol) -> str:
+    """The batch whose examples a symbol counts."""
+    return symbol[1] if len(symbol) > 1 else REFERENCE
+
+
+def rows_of(blocks: Sequence[Block]) -> SizeLike:
+    """The number of rows of blocks whose lengths are known."""
+    total: SizeLike = 0
+    for block in blocks:
+        total = total + rows_each(block) * Size.of(batch_symbol(batch_of(block)))
+    return total
+
+
+def is_counted(size: SizeLike) -> bool:
+    """Whether a size is known once numbers of examples are: a sum of these and a number."""
+    return not isinstance(size, Size) or size.counts is not None
 
 
 def _terms(value: SizeLike) -> Dict[Monomial, int]:

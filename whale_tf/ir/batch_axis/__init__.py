@@ -10,15 +10,16 @@ operands and constants inside a clone must change to make this exact::
     axis.conversions[op, i]      # (Slice(dim, blocks) | Scale(power) | Reduce(kind, power) | Offset(coefficient) |
                                  #    Whole(components), ...)
                                  #   applied to operand i inside the clone, in this order
-    axis.localise[op, i]         # Localise(components): new value of a shape operand in the clone; element j is
-                                 #   c0 + c1 b_i for component (c0, c1), and unchanged for None
+    axis.localise[op, i]         # Localise(components): new value of a shape operand in the clone; element j is component j, a Size
+                                 #   such as 2 b_i + 1, and unchanged for None
     axis.attributes[op, name]    # a shape attribute's value in the clone, whose batch dimensions are None
-    axis.extents[tensor]         # object array of int | Size; Size.affine = (c0, c1), Size.at(b)
+    axis.extents[tensor]         # object array of int | Size; Size.counts, Size.at(b)
     axis.offsets[tensor]         # positions: whole value = clone's value + offset * o_i (o_i: number of examples before clone i)
     axis.inexact                 # [(op, reason)]
     axis.whole                   # {op: reason}: ops that need all examples; their operands are combined by Reduce or Whole
     axis.own_seed, axis.shared   # random ops that each clone draws / that are drawn once for all clones
-    axis.source_of[tensor]       # a source that the tensor depends on, from which w_i and b_i are computed
+    axis.batches[batch]          # the sources whose rows are the examples of a batch (layout.py); equal sizes are only derived
+    axis.source_of(tensor, batch)   # one of these, if possible one that the tensor depends on: w_i and b_i are computed from it
     axis.bodies[op, attribute]   # BatchAxis of a functional op's body
     axis.batch                   # B if the graph determines it, else None
 
@@ -40,19 +41,23 @@ from whale_tf.ir.batch_axis.result import (
     UNKNOWN,
     BatchAxis,
     Conversion,
+    Equality,
     Inexact,
     Localise,
     Offset,
+    Offsets,
     Reduce,
     Scale,
     Slice,
     Unknown,
     Whole,
+    columns,
+    negative,
 )
 from whale_tf.ir.batch_axis.sources import Known, find_batch_axis
 from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
-    "CONCAT", "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Known", "Localise", "Offset", "Options",
-    "Reduce", "SAME", "Scale", "Slice", "Unknown", "Whole", "analyse", "find_batch_axis", "static_batch",
+    "CONCAT", "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Equality", "Inexact", "Known", "Localise", "Offset", "Offsets", "Options",
+    "Reduce", "SAME", "Scale", "Slice", "Unknown", "Whole", "analyse", "columns", "find_batch_axis", "negative", "static_batch",
 ]

@@ -1,15 +1,16 @@
 """The analysis: sweep, promote, collect the result."""
 from __future__ import annotations
 
-from typing import Container, Dict, Mapping, Optional, Set
+from typing import Container, Dict, List, Mapping, Optional, Set
 
 from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
+from whale_tf.ir.batch_axis.blocks import Batches
 from whale_tf.ir.batch_axis.promote import promote
-from whale_tf.ir.batch_axis.propagate import Propagation
-from whale_tf.ir.batch_axis.result import BatchAxis
+from whale_tf.ir.batch_axis.propagate import BeginAgain, Propagation
+from whale_tf.ir.batch_axis.result import BatchAxis, Equality
 from whale_tf.ir.batch_axis.state import Given, Options
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import sharded
+from whale_tf.ir.layout import REFERENCE, Blocks, Layout, Rows, batch_of, sharded
 from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
 
@@ -26,19 +27,59 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
         options: see :class:`Options`.
     """
     stated = {graph.tensor(name): layout for name, layout in options.stated.items() if name.partition(":")[0] in graph}
-    seeds = {tensor: Given(stated.get(tensor, sharded(dim))) for tensor, dim in sources.items()}
-    seeds.update((tensor, Given(layout)) for tensor, layout in stated.items() if tensor not in sources)
-    plain = {tensor: dim for tensor, dim in sources.items() if seeds[tensor].layout.blocks == (1,)}
+    seeded = {tensor: stated[tensor] if tensor in stated and stated[tensor].blocks != (1,) else own_rows(graph.tensor_name(tensor), dim)
+              for tensor, dim in sources.items()}
+    roots = [tensor for tensor, layout in seeded.items() if names_batch(graph.tensor_name(tensor), layout)]
+    seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor not in sources)
     together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes are transferred if it runs with the section")
+    equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots})
+    arranged: Mapping[int, Blocks] = {}
     while True:
-        state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
-        state.together = together
-        state.sweep()
-        promote(state)
+        batches = Batches(graph.tensor_name(roots[0]) if roots else REFERENCE, equalities)
+        seeds = {tensor: Given(layout._replace(blocks=batches.current(layout.blocks))) for tensor, layout in seeded.items()}
+        reference = {tensor: sources[tensor] for tensor in roots if batches.of(graph.tensor_name(tensor)) == REFERENCE}
+        state = Propagation(graph, seeds, static_batch(graph, reference), batches, options, scope, dict(sources))
+        state.together, state.arranged = together, arranged
+        try:
+            state.sweep()
+            promote(state)
+        except BeginAgain as found:
+            equalities, arranged = [*equalities, *found.equalities], {**arranged, **found.arranged}
+            continue
         more = _whole_loops(state).difference(together)
         if not more:
-            return state.finish()
+            return _with_batches(state, roots)
         together.update(dict.fromkeys(more, "its loop runs over all examples"))
+
+
+def own_rows(name: str, dim: int) -> Layout:
+    """The layout of an input whose rows are its own examples."""
+    return sharded(dim, (Rows(1, name),))
+
+
+def names_batch(name: str, layout: Layout) -> bool:
+    """Whether an input's rows are its own examples."""
+    return layout.is_sharded and all(batch_of(block) == name for block in layout.blocks or (1,))
+
+
+def _equal_sizes(graph: OpGraph, sources: Mapping[int, int]) -> List[Equality]:
+    """Inputs with the same static number of examples."""
+    first: Dict[int, int] = {}
+    found = []
+    for tensor, dim in sources.items():
+        size = static_batch(graph, {tensor: dim})
+        if size is not None and first.setdefault(size, tensor) != tensor:
+            found.append(Equality(-1, (graph.tensor_name(first[size]), graph.tensor_name(tensor))))
+    return found
+
+
+def _with_batches(state: Propagation, roots: List[int]) -> BatchAxis:
+    """The result, which says what the batches are."""
+    result, batches = state.finish(), state.batches
+    for tensor in roots:
+        result.batches.setdefault(state.batch_of_source(tensor), []).append(tensor)
+    result.equalities = tuple(batches.equalities)
+    return result
 
 
 def _whole_loops(state: Propagation) -> Set[int]:

@@ -22,7 +22,7 @@ Root = Tuple[object, ...]
 
 def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]) -> None:
     """Results that equal ``tensor``, which may be a handle."""
-    layout, source = state.layout(tensor), state.result.source_of.get(tensor)
+    layout, sources = state.layout(tensor), state.result.sources_of.get(tensor, ())
     for result in results:
         if tensor in state.containers.roots:
             state.containers.roots[result] = state.containers.roots[tensor]
@@ -30,9 +30,9 @@ def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]
         if layout is EXTENT:
             value = state.value(tensor)
             assert value is not None
-            state.set_value(result, value, source)
+            state.set_value(result, value, sources)
         else:
-            state.set(result, layout, source)
+            state.set(result, layout, sources)
         if tensor in state.offsets:
             state.offsets[result] = state.offsets[tensor]
         if tensor in state.lists:
@@ -57,7 +57,7 @@ def enter(state: Propagation, op: Op) -> None:
         plan = Operands(state, op, "m", [layout])
         plan.slice(0, promoted[0], promoted[1])
         plan.record()
-        state.set(result, sharded(promoted[0], promoted[1], layout.power), state.source(op))
+        state.set(result, sharded(promoted[0], promoted[1], layout.power), state.sources(op))
     else:
         pass_through(state, op, tensor, op.outputs)
     if Operands(state, op, "m", [layout]).zero(0):
@@ -176,8 +176,8 @@ def _join(state: Propagation, op: Op, known: Sequence[int], layouts: Sequence[La
         Layout(plan.extreme) if plan.extreme else Layout("partial" if is_partial else "replicated", power=power))
     for i in known:
         state.flags[result] |= state.flags[op.inputs[i]] & (VARIABLE | LOOP)
-    state.set(result, joined, next((state.result.source_of[op.inputs[i]] for i in known
-                                    if op.inputs[i] in state.result.source_of), None),
+    sources_of = state.result.sources_of
+    state.set(result, joined, next((sources_of[op.inputs[i]] for i in known if op.inputs[i] in sources_of), ()),
               all(plan.zero(i) for i in known))
     offset = offsets.pop()
     if offset:
@@ -272,11 +272,11 @@ def read(state: Propagation, op: Op, result: int, shift: int = 0) -> None:
         return
     if content.is_sharded:
         content = sharded(content.dim + shift, content.blocks, content.power)
-    state.set(result, content, _some_source(state, op))
+    state.set(result, content, _some_sources(state, op))
 
 
-def _some_source(state: Propagation, op: Op) -> Optional[int]:
-    return state.source(op) if state.source(op) is not None else next(iter(state.result.sources), None)
+def _some_sources(state: Propagation, op: Op) -> Tuple[int, ...]:
+    return state.sources(op) or tuple(state.result.sources)[:1]
 
 
 def _plain_index(state: Propagation, op: Op, position: int) -> None:
@@ -311,7 +311,7 @@ def pop(state: Propagation, op: Op) -> None:
     value = state.containers.extents.get(root)
     if value is not None:
         state.containers.users.setdefault(root, set()).add(op.id)
-        state.set_value(op.outputs[0], value, _some_source(state, op))
+        state.set_value(op.outputs[0], value, _some_sources(state, op))
         return
     read(state, op, op.outputs[0])
 

@@ -3,43 +3,52 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
+from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
-from whale_tf.ir.extents import Size, SizeLike, Value, vector
+from whale_tf.ir.extents import Size, SizeLike, UnknownExtent, Value, batch_size, rows_of, vector
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, is_measured, sharded
 from whale_tf.ir.rules import rule_for
 from whale_tf.ir.rules.shape import Stride, strided_terms
 
 
-def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
-    """A position along a batch dimension, in examples."""
+def position(state: Propagation, element: SizeLike) -> SizeLike:
+    """A position along a batch dimension, in numbers of examples: a constant that holds the size of the mini-batch is a multiple of
+    it.
+
+    Raises:
+        Refuse: it is not known how the position follows from the examples.
+    """
     if isinstance(element, Size):
-        found = blocks_of(element)
-        if found is None or -1 in found:
+        if is_measured(blocks_of(element)):
             raise Refuse("it is not known where it cuts the batch")
-        return found[0]
+        return element
     if element == 0:
         return 0
     if state.batch is None or element % state.batch:
         raise Refuse("it selects only some examples of the batch")
-    return element // state.batch
+    return element // state.batch * batch_size
 
 
-def cut_blocks(blocks: Blocks, begin: int, end: int) -> Tuple[int, ...]:
-    """The blocks between two positions (in examples), which must be block boundaries."""
-    ends = [0]
-    for length in blocks or ():
-        ends.append(ends[-1] + length)
-    if blocks is None or -1 in blocks or begin not in ends or end not in ends or begin >= end:
+def cut_blocks(blocks: Blocks, begin: SizeLike, end: Optional[SizeLike]) -> Tuple[Block, ...]:
+    """The blocks between two positions, which must be block boundaries."""
+    ends: List[SizeLike] = [0]
+    for block in () if blocks is None or is_measured(blocks) else blocks:
+        ends.append(ends[-1] + rows_of([block]))
+    if blocks is None or begin not in ends or end not in ends or ends.index(begin) >= ends.index(end):
         raise Refuse("it selects only some examples of the batch")
     return blocks[ends.index(begin):ends.index(end)]
 
 
-def _whole_extent(blocks: Blocks) -> Optional[int]:
-    return None if blocks is None or -1 in blocks else sum(blocks)
+def _whole_extent(blocks: Blocks) -> Optional[SizeLike]:
+    return None if blocks is None or is_measured(blocks) else rows_of(blocks)
+
+
+def _localised(size: SizeLike) -> Blocks:
+    """Blocks that hold a number of examples, for a constant that is localised."""
+    return blocks_of(size) if isinstance(size, Size) else (0,)
 
 
 @handler
@@ -52,23 +61,21 @@ def slice_(state: Propagation, op: Op) -> None:
     if begin is None:
         raise Refuse("it is not known where it cuts the batch")
     d, blocks = layout.dim, layout.blocks
-    start = per_example(state, begin[d], op)
-    extent = _whole_extent(blocks)
-    if size is None or size[d] == -1:
+    start, extent = position(state, begin[d]), _whole_extent(blocks)
+    if size is None or (not isinstance(size[d], Size) and size[d] == -1):
         stop = extent
-    elif isinstance(size[d], Size):
-        stop = start + per_example(state, size[d], op) if extent is not None else None
     else:
-        stop = start + per_example(state, size[d], op)
+        length = position(state, size[d])
+        stop = start + length if extent is not None else None
     if (start, stop) != (0, extent):
-        blocks = cut_blocks(blocks, start, stop if stop is not None else -1)
-    if start:
-        state.localise_elements(op, 1, {d: (start,)})
+        blocks = cut_blocks(blocks, start, stop)
+    if start != 0:
+        state.localise_elements(op, 1, {d: _localised(start)})
     if size is not None:
         state.localise_elements(op, 2, {d: blocks})
     plan = Operands(state, op, "mnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
-    state.set(op.outputs[0], sharded(d, blocks, layout.power), state.source(op), plan.zero(0))
+    state.set(op.outputs[0], sharded(d, blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
     plan.record()
 
@@ -78,6 +85,8 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
     whole dimension."""
     size = state.value(op.inputs[2])
     rows = [d for d, s in enumerate(size if size is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
+    if not rows and any(state.layouts.get(t) is EXTENT for t in op.inputs[1:]):
+        raise Refuse("it takes rows of a whole tensor from a position that depends on the number of examples")
     plan = Operands(state, op, "mnn", [layout] * 3)
     if rows and size is not None:
         begin = state.ints(op, 1)
@@ -86,7 +95,7 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
         blocks = blocks_of(size[rows[0]])
         plan.slice(0, rows[0], blocks)
         layout = sharded(rows[0], blocks, plan.layouts[0].power)
-    state.set(op.outputs[0], layout, state.source(op), plan.zero(0))
+    state.set(op.outputs[0], layout, state.sources(op), plan.zero(0))
     plan.record()
 
 
@@ -97,7 +106,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
         if any(state.layouts.get(t) is EXTENT for t in op.inputs[1:]):
             raise Refuse("it takes as many rows of a whole tensor as there are examples")
         plan = Operands(state, op, "mnnn", [layout] * 4)
-        state.set(op.outputs[0], layout, state.source(op), plan.zero(0))
+        state.set(op.outputs[0], layout, state.sources(op), plan.zero(0))
         return
     shape = state.shape(op.inputs[0])
     if shape is None:
@@ -106,7 +115,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
     blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
     plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
-    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op), plan.zero(0))
+    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
     plan.record()
 
@@ -115,7 +124,8 @@ def _result_dim(terms: Sequence[Stride], batch: Stride) -> int:
     return sum(1 for term in terms[:terms.index(batch)] if term.keeps)
 
 
-def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Optional[int]) -> Tuple[int, Optional[int]]:
+def _bounds(state: Propagation, op: Op, term: Stride, first: int,
+            extent: Optional[SizeLike]) -> Tuple[SizeLike, Optional[SizeLike]]:
     """Begin and end, in examples, of a strided slice's term on the batch dimension."""
     if term.term < 0:
         return 0, extent
@@ -127,10 +137,10 @@ def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Option
         raise Refuse("its stride along the batch is not 1, or not known")
     if (begin is None and not masks["begin"]) or (end is None and not masks["end"]):
         raise Refuse("it is not known where it cuts the batch")
-    start = 0 if masks["begin"] or begin is None else per_example(state, begin[term.term], op)
+    start = 0 if masks["begin"] or begin is None else position(state, begin[term.term])
     if masks["end"] or end is None:
         return start, extent
-    return start, per_example(state, end[term.term], op)
+    return start, position(state, end[term.term])
 
 
 def _strided_cut(state: Propagation, op: Op, blocks: Blocks, terms: Sequence[Stride], dim: int,
@@ -139,18 +149,18 @@ def _strided_cut(state: Propagation, op: Op, blocks: Blocks, terms: Sequence[Str
     batch = next(term for term in terms if term.dim == dim)
     start, stop = _bounds(state, op, batch, first, _whole_extent(blocks))
     if (start, stop) != (0, _whole_extent(blocks)):
-        blocks = cut_blocks(blocks, start, stop if stop is not None else -1)
+        blocks = cut_blocks(blocks, start, stop)
     _localise_bounds(state, op, batch, first, start, stop)
     return blocks, _result_dim(terms, batch)
 
 
-def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start: int, stop: Optional[int]) -> None:
+def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start: SizeLike, stop: Optional[SizeLike]) -> None:
     if term.term < 0:
         return
-    if start and not op.attrs.get("begin_mask", 0) >> term.term & 1:
-        state.localise_elements(op, first, {term.term: (start,)})
+    if start != 0 and not op.attrs.get("begin_mask", 0) >> term.term & 1:
+        state.localise_elements(op, first, {term.term: _localised(start)})
     if stop is not None and not op.attrs.get("end_mask", 0) >> term.term & 1:
-        state.localise_elements(op, first + 1, {term.term: (stop,)})
+        state.localise_elements(op, first + 1, {term.term: _localised(stop)})
 
 
 @handler
@@ -168,15 +178,14 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         dim, blocks = batch.dim, layout.blocks
         size = shape[dim]
         if isinstance(size, Size):
-            found = blocks_of(size)
-            extent = _whole_extent(found)
+            extent = _whole_extent(blocks_of(size))
         else:
-            extent = per_example(state, size, op) if state.batch is not None else _whole_extent(blocks)
+            extent = position(state, size) if state.batch is not None else _whole_extent(blocks)
         start, stop = _bounds(state, op, batch, 1, extent)
         if (start, stop) != (0, extent):
             if stop is None or extent is None or _whole_extent(blocks) != stop - start:
                 raise Refuse("it fills only some examples of the batch")
-            blocks = tuple(n for n in (start,) + (blocks or ()) + (extent - stop,) if n)
+            blocks = _filled(state, op, (*_zeros(start), *(blocks or ()), *_zeros(extent - stop)))
         state.localise_elements(op, 0, {dim: blocks})
         _localise_bounds(state, op, batch, 1, start, stop)
         layout = sharded(dim, blocks, layout.power)
@@ -184,15 +193,30 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         rows = [d for d, s in enumerate(shape) if isinstance(s, Size) and s.depends_on_batch]
         if rows:
             term = next(t for t in terms if t.dim == rows[0])
-            if not term.full and not (term.keeps and _bounds(state, op, term, 1, 1) == (0, 1)):
-                raise Refuse("it fills only some examples of the batch")
             blocks = blocks_of(shape[rows[0]])
+            extent = _whole_extent(blocks)
+            if not term.full and not (term.keeps and _bounds(state, op, term, 1, extent) == (0, extent)):
+                raise Refuse("it fills only some examples of the batch")
             plan.slice(4, _result_dim(terms, term), blocks)
             layout = sharded(rows[0], blocks, plan.layouts[4].power)
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], list(shape))
-    state.set(op.outputs[0], layout, state.source(op), plan.zero(4))
+    state.set(op.outputs[0], layout, state.sources(op), plan.zero(4))
     plan.record()
+
+
+def _zeros(rows: SizeLike) -> Tuple[Block, ...]:
+    """Blocks of a number of rows in front of or behind those that a gradient fills."""
+    return tuple(blocks_of(rows) or ()) if isinstance(rows, Size) else ()
+
+
+def _filled(state: Propagation, op: Op, blocks: Blocks) -> Blocks:
+    """The blocks of a gradient of which some rows are filled: those of the tensor that was cut, if it is known."""
+    data = state.graph.ops[op.forward].inputs[0] if op.forward >= 0 else None
+    layout = state.layout(data) if data is not None else None
+    if layout is None or not layout.is_sharded or _whole_extent(layout.blocks) != _whole_extent(blocks):
+        return blocks
+    return layout.blocks
 
 
 def _kept(terms: Sequence[Stride], dim: int) -> Stride:
@@ -215,7 +239,7 @@ def concat(state: Propagation, op: Op) -> None:
         state.apply(op, rule)
         return
     plan = Operands(state, op, rule.roles, layouts)
-    blocks: List[int] = []
+    blocks: List[Block] = []
     for i in parts:
         part: Blocks
         if layouts[i].is_sharded:
@@ -229,12 +253,12 @@ def concat(state: Propagation, op: Op) -> None:
                 raise Refuse("rows that are not examples are concatenated with the batch")
             part = (size // state.batch,)
             plan.slice(i, axis, part)
-        if part is None or -1 in part:
+        if part is None or is_measured(part):
             raise Refuse("rows chosen by data are concatenated")
         blocks.extend(part)
     _join_offsets(state, op, parts, plan)
     power, _ = plan.settle(True)
-    state.set(op.outputs[0], sharded(axis, tuple(blocks), power), state.source(op), plan.is_zero)
+    state.set(op.outputs[0], sharded(axis, tuple(blocks), power), state.sources(op), plan.is_zero)
     state.learn_sizes(op)
     plan.record()
 
@@ -242,7 +266,7 @@ def concat(state: Propagation, op: Op) -> None:
 def _join_offsets(state: Propagation, op: Op, parts: Sequence[int], plan: Operands) -> None:
     offsets = {state.offsets.get(op.inputs[i], 0) for i in parts}
     offset = offsets.pop()
-    if not offsets and isinstance(offset, int):
+    if not offsets and isinstance(offset, (int, Rows)):
         if offset:
             state.offsets[op.outputs[0]] = offset
     else:
@@ -260,32 +284,38 @@ def split(state: Propagation, op: Op) -> None:
         state.apply(op, rule_for(op, state.graph, state))
         return
     extent = _whole_extent(layout.blocks)
-    if extent is None:
+    if extent is None or layout.blocks is None:
         raise Refuse("rows chosen by data are split")
-    lengths = _part_lengths(state, op, extent)
-    start = 0
+    lengths = _part_lengths(state, op, layout.blocks, extent)
+    start: SizeLike = 0
     for tensor, length in zip(op.outputs, lengths):
         blocks = cut_blocks(layout.blocks, start, start + length)
         if data in state.offsets:
             state.offsets[tensor] = state.offsets[data]
-        state.set(tensor, sharded(layout.dim, blocks, layout.power), state.source(op))
-        start += length
+        state.set(tensor, sharded(layout.dim, blocks, layout.power), state.sources(op))
+        start = start + length
     state.learn_sizes(op)
     if op.type == "SplitV":
-        state.localise_elements(op, 1, {j: (length,) for j, length in enumerate(lengths)})
+        state.localise_elements(op, 1, {j: _localised(length) for j, length in enumerate(lengths)})
 
 
-def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
+def _part_lengths(state: Propagation, op: Op, blocks: Tuple[Block, ...], extent: SizeLike) -> List[SizeLike]:
     count = len(op.outputs)
     if op.type == "Split":
-        if extent % count:
-            raise Refuse("the batch dimension is cut into pieces", (1,) * count)
-        return [extent // count] * count
+        try:
+            return [extent // count] * count
+        except UnknownExtent:
+            batches = {batch_of(block) for block in blocks}
+            met = (block_of(1, batches.pop()),) * count if len(batches) == 1 else None
+            raise Refuse("the batch dimension is cut into pieces", met)
     sizes: Optional[Value] = state.value(op.inputs[1])
     if sizes is None:
         raise Refuse("it is not known where it cuts the batch")
-    known: Dict[int, int] = {j: per_example(state, s, op) for j, s in enumerate(sizes) if isinstance(s, Size) or s != -1}
-    return [known.get(j, extent - sum(known.values())) for j in range(count)]
+    known: Dict[int, SizeLike] = {j: position(state, s) for j, s in enumerate(sizes) if isinstance(s, Size) or s != -1}
+    rest = extent
+    for length in known.values():
+        rest = rest - length
+    return [known.get(j, rest) for j in range(count)]
 
 
 @handler
@@ -305,8 +335,8 @@ def concat_offset(state: Propagation, op: Op) -> None:
             if isinstance(element, Size) and not element.depends_on_batch:
                 raise Refuse("it compares the shapes in a clone with that of a tensor that covers all examples")
             if not isinstance(element, Size):
-                places[d] = (per_example(state, element, op),)
-                elements[d] = Size({(("batch",),): places[d][0]})
+                elements[d] = position(state, element)
+                places[d] = _localised(elements[d])
         if places:
             state.localise_elements(op, i, places)
     at, offset = axis[0] % len(known[0]), 0  # type: int, SizeLike
@@ -314,5 +344,5 @@ def concat_offset(state: Propagation, op: Op) -> None:
         begin: List[SizeLike] = [0] * len(elements)
         begin[at] = offset
         offset = offset + elements[at]
-        state.set_value(tensor, vector(begin), state.source(op))
+        state.set_value(tensor, vector(begin), state.sources(op))
 

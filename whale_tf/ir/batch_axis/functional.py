@@ -65,12 +65,13 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
         elif op.type == "_Retval":
             returns.append((op.attrs["index"], op))
     options = state.options if sections else state.options._replace(sections=False)
-    inner = Propagation(graph, seeds, state.batch, options)
+    inner = Propagation(graph, seeds, state.batch, state.batches, options)
     inner.fix(known_values)
     inner.can_reduce = False
     inner.is_tentative = is_tentative
     inner.sweep()
     promote(inner)
+    state.met |= inner.met
     ordered = [op for _, op in sorted(returns, key=lambda pair: pair[0])]
     return Body(inner, [given(inner, op.inputs[0]) for op in ordered], ordered)
 
@@ -101,13 +102,13 @@ def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
 
 def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
     """Set the states of the op's outputs."""
-    source = state.source(op)
+    sources = state.sources(op)
     for tensor, result in zip(op.outputs, results):
         state.flags[tensor] |= result.flags & (VARIABLE | ZERO)
         if result.layout is EXTENT and result.value is not None:
-            state.set_value(tensor, result.value, source)
+            state.set_value(tensor, result.value, sources)
         else:
-            state.set(tensor, result.layout, source)
+            state.set(tensor, result.layout, sources)
         if result.offset:
             state.offsets[tensor] = result.offset
     state.open_shapes(op, "output_shapes")
@@ -361,7 +362,7 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
         _element_shape(state, op, 1, layout.dim, layout)
     deliver(state, op, [have._replace(layout=layout)])
     if stacked is not None:
-        state.result.source_of[op.outputs[0]] = state.result.source_of[stacked]
+        state.result.sources_of[op.outputs[0]] = state.result.sources_of[stacked]
 
 
 @handler
@@ -394,6 +395,6 @@ def zeros_like(state: Propagation, op: Op) -> None:
     if layout is EXTENT:
         layout = replicated()
     state.set(op.outputs[0], layout._replace(power=0) if layout.is_sharded else replicated(),
-              state.result.source_of.get(op.inputs[0]), True)
+              state.result.sources_of.get(op.inputs[0], ()), True)
     if state.lacks_sizes(op.outputs[0]) and op.inputs[0] in state.sizes:
         state.set_sizes(op.outputs[0], state.sizes[op.inputs[0]])

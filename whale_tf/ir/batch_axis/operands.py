@@ -6,23 +6,38 @@ non-linear needs power 0 and no partial value.
 """
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
-from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse
+from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole
 from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, State
-from whale_tf.ir.extents import Size, is_static, static_ints
+from whale_tf.ir.extents import is_counted, is_static, static_ints
 from whale_tf.ir.graph import Op, Phase
-from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
+from whale_tf.ir.layout import (
+    PARTIAL,
+    REFERENCE,
+    REPLICATED,
+    SHARDED,
+    Block,
+    Blocks,
+    Exponent,
+    Layout,
+    Rows,
+    batch_of,
+    block_of,
+    exponents_of,
+    is_measured,
+    replicated,
+    rows_each,
+    weight_of,
+)
 from whale_tf.ir.rules import NoRule, rule_for
 from whale_tf.ir.rules.shape import strided_terms
 from whale_tf.ir.traits import FLOW, Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 from whale_tf.ir.walk import reached
-
-Offsets = Union[int, Tuple[int, ...]]  # see BatchAxis.offsets
 
 # ops that can run on all examples
 WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
@@ -46,7 +61,7 @@ class Operands:
         state, tensor = self.state, self.op.inputs[i]
         producer = state.graph.producer(tensor)
         if producer.type == "Enter" and blocks is not None:
-            state.promote(tensor, dim, blocks, state.source(self.op))
+            state.promote(tensor, dim, blocks, state.sources(self.op))
         shape = state.shape(tensor)
         size = shape[dim] if shape is not None else None
         if self.layouts[i].kind != REPLICATED:
@@ -54,10 +69,11 @@ class Operands:
         # an open dimension of a value of the whole mini-batch that meets examples has the size of the mini-batch
         has_rank = state.graph.tensors[tensor].shape is not None
         is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION))
-        if is_open or blocks is None or -1 in blocks or (state.flags[tensor] & OF_SECTION and not has_rank):
+        if is_open or blocks is None or is_measured(blocks) or (state.flags[tensor] & OF_SECTION and not has_rank):
             raise Refuse(f"it is not known whether {state.graph.tensor_name(tensor)!r} has a batch dimension")
-        if state.batch is not None and size is not None and size != state.batch * sum(blocks):
-            raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows, but {sum(blocks)} x {state.batch} "
+        each = sum(map(rows_each, blocks)) if all(batch_of(block) == REFERENCE for block in blocks) else None
+        if state.batch is not None and size is not None and each is not None and size != state.batch * each:
+            raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows, but {each} x {state.batch} "
                          f"examples are expected")
         self.steps[i].append(Slice(dim, blocks))
         step = row_step(state, tensor, dim, blocks)
@@ -75,15 +91,14 @@ class Operands:
         """Operand ``i`` is a size of the clone's part, but the op needs the size of the whole batch."""
         tensor = self.op.inputs[i]
         value = self.state.value(tensor)
-        affine = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
         if self.state.flags[tensor] & LOOP:
             raise Refuse("a loop counts the examples")
-        if None in affine:
-            raise Refuse(f"the size {self.state.graph.tensor_name(tensor)!r} is not a multiple of the batch size")
-        self.steps[i].append(Whole(tuple(a for a in affine if a is not None)))
+        if value is None or not all(map(is_counted, value.flat)):
+            raise Refuse(f"the size {self.state.graph.tensor_name(tensor)!r} does not follow from the number of examples")
+        self.steps[i].append(Whole(tuple(value.flat)))
         self.layouts[i] = REPLICATED_0
 
-    def scale(self, i: int, power: int) -> None:
+    def scale(self, i: int, power: Exponent) -> None:
         if power and not self.zero(i):
             if self.state.is_integer(self.op.inputs[i]):
                 raise Refuse(f"the integer {self.state.graph.tensor_name(self.op.inputs[i])!r} cannot be weighted")
@@ -112,10 +127,18 @@ class Operands:
         else:
             name = state.graph.tensor_name(tensor)
             state.inexact[self.op.id] = "it uses {} over the batch ({!r}), which each part computes for itself".format(
-                {"sum": "a sum" if layout.power <= 0 else "a mean"}.get(kind, "a " + kind), name)
-            self.layouts[i] = replicated(layout.power - 1) if layout.is_partial else REPLICATED_0
+                {"sum": "a mean" if _is_mean(layout.power) else "a sum"}.get(kind, "a " + kind), name)
+            self.layouts[i] = replicated(layout.power - self._share(layout.power)) if layout.is_partial else REPLICATED_0
 
-    def settle(self, has_batch: bool) -> Tuple[int, bool]:
+    def _share(self, power: Exponent) -> Exponent:
+        """A weight of which the clones' shares add up to one: that of a mean's examples, or else of the op's."""
+        bases = exponents_of(power)
+        if len(bases) == 1 and _is_mean(power):
+            return weight_of(next(iter(bases)))
+        sources = self.state.sources(self.op)
+        return weight_of([(self.state.batch_of_source(sources[0]), 1)]) if sources else 1
+
+    def settle(self, has_batch: bool) -> Tuple[Exponent, bool]:
         """The results' power, and whether they are partial."""
         roles, layouts = self.roles, self.layouts
         if any(layout.kind in EXTREMES for layout in layouts):
@@ -128,15 +151,15 @@ class Operands:
         partials = [i for i, layout in enumerate(layouts) if layout.kind == PARTIAL]
         if partials:
             partials = self._choose_partials(partials, has_batch)
-        power = 0
+        power: Exponent = 0
         for i, role in enumerate(roles):
             if role == "n":
                 self.scale(i, layouts[i].power)
             elif role == "m":
-                power += layouts[i].power
+                power = power + layouts[i].power
                 self.is_zero = self.is_zero or self.zero(i)
             elif role == "d":
-                power -= layouts[i].power
+                power = power - layouts[i].power
         added = [i for i, role in enumerate(roles) if role == "a"]
         if added:
             power = self._add(added, bool(partials))
@@ -172,7 +195,7 @@ class Operands:
             kept = [i for i in kept if i == keep or self.roles[i] == "a"]
         return kept
 
-    def _add(self, added: List[int], is_partial: bool) -> int:
+    def _add(self, added: List[int], is_partial: bool) -> Exponent:
         """Convert the terms of a sum to one power."""
         layouts = self.layouts
         terms = [i for i in added if not self.zero(i)]
@@ -180,10 +203,10 @@ class Operands:
         leading = [i for i in terms if layouts[i].kind == (PARTIAL if is_partial else SHARDED)] or (
             [] if is_partial else terms)
         powers = [layouts[i].power for i in leading] or [0]
-        power = max(powers, key=lambda p: (powers.count(p), -abs(p), p))
+        power = max(powers, key=lambda p: (powers.count(p), *_simplicity(p)))
         for i in terms:
             # a whole term R enters a partial sum as sum_i w_i^power (w_i^(1 - power) R)
-            own = layouts[i].power + (1 if is_partial and layouts[i].kind == REPLICATED else 0)
+            own = layouts[i].power + (self._share(power) if is_partial and layouts[i].kind == REPLICATED else 0)
             self.scale(i, own - power)
         return power
 
@@ -191,6 +214,16 @@ class Operands:
         for i, steps in enumerate(self.steps):
             if steps:
                 self.state.conversions[self.op.id, i] = tuple(simplify(steps))
+
+
+def _is_mean(power: Exponent) -> bool:
+    return bool(power) and max(exponents_of(power).values()) > 0
+
+
+def _simplicity(power: Exponent) -> Tuple[int, int, List[Tuple[object, int]]]:
+    """Orders the powers to which terms of a sum are brought: fewer weights first, and means before sums.  Ties have an order, too."""
+    found = exponents_of(power)
+    return -sum(map(abs, found.values())), sum(found.values()), sorted(found.items(), reverse=True)
 
 
 def run_whole(state: State, op: Op, reason: str) -> None:
@@ -246,11 +279,10 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
         return None
     if layout is EXTENT:
         value = state.value(tensor)
-        sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
-        if None in sizes:  # not a multiple of the batch size, so it has to be measured on all examples
+        if value is None or not all(map(is_counted, value.flat)):  # so it has to be measured on all examples
             state.force(state.graph.tensors[tensor].op)
             return None
-        return Whole(tuple(size for size in sizes if size is not None))
+        return Whole(tuple(value.flat))
     if layout.is_sharded:
         return Reduce(CONCAT, layout.power, state.offsets.get(tensor, 0))
     if layout.is_partial:
@@ -334,15 +366,16 @@ def _decays(state: State, write: Op) -> bool:
     return False
 
 
-def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> int:
-    """The increment of an integer constant from one example to the next; 0 if it varies."""
-    if not state.is_integer(tensor) or len(blocks) != 1:
+def row_step(state: State, tensor: int, dim: int, blocks: Tuple[Block, ...]) -> int:
+    """The increment of an integer constant from one example of the reference batch to the next; 0 if it varies."""
+    each = blocks[0]
+    if not state.is_integer(tensor) or len(blocks) != 1 or not isinstance(each, int):
         return 0
     value = state.value(tensor)
     if value is None or not is_static(value):
         return 0
     rows = np.moveaxis(value, dim, 0).astype(np.int64)
-    steps = np.unique(rows[blocks[0]:] - rows[:-blocks[0]])
+    steps = np.unique(rows[each:] - rows[:-each])
     return int(steps[0]) if len(steps) == 1 else 0
 
 
@@ -371,8 +404,8 @@ def is_zero_constant(state: State, tensor: int) -> bool:
 def moved_offset(state: State, op: Op, offset: Offsets) -> Optional[Offsets]:
     """The offset of a result whose elements are some of operand 0's; None if its last dimension does not have the same columns or
     some of them in order."""
-    if isinstance(offset, int) or len(set(offset)) == 1:
-        return offset if isinstance(offset, int) else offset[0]
+    if isinstance(offset, (int, Rows)) or len(set(offset)) == 1:
+        return offset if isinstance(offset, (int, Rows)) else offset[0]
     before, after = state.shape(op.inputs[0]), state.shape(op.outputs[0])
     if not before or not after or op.type.startswith(("Gather", "Transpose")):
         return None
@@ -381,7 +414,7 @@ def moved_offset(state: State, op: Op, offset: Offsets) -> Optional[Offsets]:
     return offset if before[-1] == after[-1] == len(offset) else None
 
 
-def _taken_offset(state: State, op: Op, shape: Sequence[Optional[int]], offset: Tuple[int, ...]) -> Optional[Offsets]:
+def _taken_offset(state: State, op: Op, shape: Sequence[Optional[int]], offset: Tuple[Block, ...]) -> Optional[Offsets]:
     """The offset of the columns that a StridedSlice takes."""
     term = strided_terms(op, len(shape), state, shape)[-1]
     if term.dim < 0 or term.full:
@@ -396,6 +429,13 @@ def _taken_offset(state: State, op: Op, shape: Sequence[Optional[int]], offset: 
     return offset[None if is_open[0] else begin:None if is_open[1] else end:stride]  # type: ignore[misc]
 
 
+def _sum(a: Block, b: Block, sign: int) -> Optional[Block]:
+    """The offset of a sum or (sign -1) difference of positions; None if they count different examples."""
+    if 0 in (a, b) or batch_of(a) == batch_of(b):
+        return block_of(rows_each(a) + sign * rows_each(b), batch_of(b if a == 0 else a))
+    return None
+
+
 def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
     other op gets positions in the whole batch."""
@@ -403,21 +443,21 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     if not any(offsets):
         return
     carried: Optional[Offsets] = None
-    if traits(op.type).value in ("add", "subtract") and all(isinstance(o, int) for o in offsets):
-        sign = -1 if op.type == "Sub" else 1
-        carried = offsets[0] + sign * offsets[1]  # type: ignore[operator]
-    elif op.type == "Mul" and all(isinstance(o, int) for o in offsets):
+    single = [o for o in offsets if isinstance(o, (int, Rows))]
+    if traits(op.type).value in ("add", "subtract") and len(single) == len(offsets):
+        carried = _sum(single[0], single[1], -1 if op.type == "Sub" else 1)
+    elif op.type == "Mul" and len(single) == len(offsets):
         other = 1 if offsets[0] else 0
         factor = static_ints(state.value(op.inputs[other])) if not offsets[other] else None
         if factor is not None and len(set(factor)) == 1:
-            carried = offsets[1 - other] * factor[0]  # type: ignore[operator]
+            carried = block_of(rows_each(single[1 - other]) * factor[0], batch_of(single[1 - other]))
     elif not any(offsets[1:]) and (op.type in MOVES or traits(op.type).gives is Gives.ELEMENTS or (
             op.type == "Cast" and state.is_integer(op.outputs[0]))):
         carried = moved_offset(state, op, offsets[0])
-    elif op.type == "Pack" and all(isinstance(o, int) for o in offsets):
+    elif op.type == "Pack" and len(single) == len(offsets):
         rank = state.rank(op.inputs[0])
         last = op.attrs.get("axis", 0) in (-1, rank)
-        carried = offsets[0] if len(set(offsets)) == 1 else tuple(offsets) if last else None  # type: ignore[arg-type]
+        carried = offsets[0] if len(set(offsets)) == 1 else tuple(single) if last else None
     if carried is not None:
         if carried:
             state.offsets[op.outputs[0]] = carried

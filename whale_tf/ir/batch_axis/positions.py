@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
-from whale_tf.ir.batch_axis.result import EXTENT, Localise
-from whale_tf.ir.extents import Size
+from whale_tf.ir.batch_axis.result import EXTENT, Localise, Offsets, columns
+from whale_tf.ir.extents import Size, rows_of
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, rows_each, sharded
 from whale_tf.ir.rules import rule_for
 from whale_tf.ir.rules.gather import batch_dims
 
@@ -31,29 +31,35 @@ def range_(state: Propagation, op: Op) -> None:
     start, limit, delta = bounds
     promoted = state.promoted.get(op.outputs[0])
     if promoted is not None:
-        span = int(sum(promoted[1]) * delta)
-        state.result.localise[op.id, 1] = Localise(((0, span),))
+        if len(promoted[1]) != 1:
+            raise Refuse("it numbers the examples of several blocks")
+        found: Blocks = promoted[1]
+        span, batch = rows_each(promoted[1][0]) * delta, batch_of(promoted[1][0])
+        state.result.localise[op.id, 1] = Localise((rows_of(promoted[1]) * delta,))
     else:
         if start != 0 or isinstance(delta, Size) or not isinstance(limit, Size):
             raise Refuse("its positions do not begin at the first example")
         found = blocks_of(limit)
         if found is None:
             raise Refuse("it counts rows chosen by data")
-        if limit.affine is None:
+        if limit.counts is None:
             raise Refuse("the number of positions per example is not known")
-        span = found[0]
+        if len(found) != 1:
+            raise Refuse("it numbers examples of several batches")
+        span, batch = rows_each(found[0]), batch_of(found[0])
         if span * delta < 0:
             raise Refuse("it has no positions, because its step leads away from its limit")
     if span % delta:
         raise Refuse("its positions cannot be divided into examples")
-    state.offsets[op.outputs[0]] = span
-    state.set(op.outputs[0], sharded(0, (span // delta,)), state.source(op))
+    state.offsets[op.outputs[0]] = block_of(span, batch)
+    state.set(op.outputs[0], sharded(0, (block_of(span // delta, batch),)), state.sources(op))
 
 
-def _rows_each(blocks: Blocks) -> Optional[int]:
+def _offset_of(blocks: Blocks) -> Optional[Block]:
     """The number of rows of an example, which is the offset of its position; None if it is not known or there are several
     blocks."""
-    return blocks[0] if blocks is not None and len(blocks) == 1 and blocks[0] > 0 else None
+    only = blocks[0] if blocks is not None and len(blocks) == 1 else None
+    return only if only is not None and rows_each(only) > 0 else None
 
 
 @handler
@@ -68,12 +74,12 @@ def gather(state: Propagation, op: Op) -> None:
     if not layout.is_sharded or axis is None or layout.dim != axis:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    if not index.is_sharded or index.power or state.offsets.get(indices, 0) != _rows_each(layout.blocks):
+    if not index.is_sharded or index.power or not _follows(state, state.offsets.get(indices, 0), index, layout.blocks):
         raise Refuse(_ELSEWHERE)
     plan = Operands(state, op, "mnn"[:len(op.inputs)], [layout, index, REPLICATED_0][:len(op.inputs)])
     _take_positions(state, op, plan)
     dim = axis + index.dim - batch_dims(op, state)
-    state.set(op.outputs[0], sharded(dim, index.blocks, layout.power), state.source(op))
+    state.set(op.outputs[0], sharded(dim, index.blocks, layout.power), state.sources(op))
     state.learn_sizes(op)
     plan.record()
 
@@ -90,7 +96,7 @@ def gather_nd(state: Propagation, op: Op) -> None:
     _check_columns(state, indices, index, depth, layout.dim, layout.blocks)
     plan = Operands(state, op, "mn", [layout, index])
     _take_positions(state, op, plan)
-    state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.source(op))
+    state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.sources(op))
     state.learn_sizes(op)
     plan.record()
 
@@ -98,7 +104,7 @@ def gather_nd(state: Propagation, op: Op) -> None:
 def _take_positions(state: Propagation, op: Op, plan: Operands) -> None:
     """The data that are looked up may be positions themselves."""
     offset = state.offsets.get(op.inputs[0], 0)
-    if isinstance(offset, int):
+    if isinstance(offset, (int, Rows)):
         if offset:
             state.offsets[op.outputs[0]] = offset
     else:
@@ -107,10 +113,23 @@ def _take_positions(state: Propagation, op: Op, plan: Operands) -> None:
 
 def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
     """Check that column ``column`` of the indices moves along with the batch and that the others do not."""
-    offsets = state.offsets.get(indices, 0)
-    columns = offsets if isinstance(offsets, tuple) else (offsets,) * depth
-    if not index.is_sharded or columns[column] != _rows_each(blocks) or any(o for c, o in enumerate(columns) if c != column):
+    steps = columns(state.offsets.get(indices, 0), depth)
+    if not index.is_sharded or not _follows(state, steps[column], index, blocks) or any(
+            step for number, step in enumerate(steps) if number != column):
         raise Refuse(_ELSEWHERE)
+
+
+def _follows(state: Propagation, offset: Offsets, index: Layout, blocks: Blocks) -> bool:
+    """Whether positions move along with the examples of the rows that are looked up.
+
+    A mask of one batch that picks rows of another tells that both have equally many examples; positions without a choice may be
+    those of the first rows only."""
+    expected = _offset_of(blocks)
+    if expected is None or not isinstance(offset, (int, Rows)):
+        return False
+    if offset != expected and index.blocks is None and rows_each(offset) == rows_each(expected):
+        state.met.add((batch_of(offset), batch_of(expected)))
+    return offset == expected
 
 
 @handler
@@ -121,11 +140,11 @@ def where(state: Propagation, op: Op) -> None:
     if not layout.is_sharded:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    step = _rows_each(layout.blocks)
+    step = _offset_of(layout.blocks)
     if layout.dim != 0 or step is None or rank is None:
         raise Refuse("the true elements of one part do not all come before those of the next")
     state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
-    state.set(op.outputs[0], sharded(0, None), state.source(op))
+    state.set(op.outputs[0], sharded(0, None), state.sources(op))
 
 
 @handler
@@ -136,9 +155,9 @@ def segment(state: Propagation, op: Op) -> None:
     offset = state.offsets.get(ids, 0)
     value = state.value(count)
     rows = value[()] if value is not None else None
-    if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, int)):
+    if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, (int, Rows))):
         blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
-        if not index.is_sharded or index.dim != 0 or offset != _rows_each(blocks):
+        if not index.is_sharded or index.dim != 0 or offset != _offset_of(blocks):
             raise Refuse("it adds up rows by an index other than the example's own position")
         plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
         if not layout.is_sharded:
@@ -146,7 +165,7 @@ def segment(state: Propagation, op: Op) -> None:
         plan.count_from_first(0)
         power, _ = plan.settle(True)
         state.localise_elements(op, 2, {0: blocks})
-        state.set(op.outputs[0], sharded(0, blocks, power), state.source(op))
+        state.set(op.outputs[0], sharded(0, blocks, power), state.sources(op))
         state.learn_sizes(op)
         plan.record()
         return
@@ -158,20 +177,19 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     """Scatter into rows of the batch, by positions that move along with it."""
     indices, updates, target = op.inputs
     index, layout = state.data_layout(indices), state.data_layout(updates)
-    offsets = state.offsets.get(indices, 0)
-    columns = offsets if isinstance(offsets, tuple) else (offsets,)
+    steps = columns(state.offsets.get(indices, 0), 1)
     value = state.value(target)
     rows = [d for d, s in enumerate(value if value is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
-    if not any(columns) and not rows:
+    if not any(steps) and not rows:
         state.apply(op, rule_for(op, state.graph, state))
         return
     shape = state.shape(indices)
     depth = shape[-1] if shape else None
-    dim = rows[0] if rows else next(c for c, o in enumerate(columns) if o)
+    dim = rows[0] if rows else next(c for c, o in enumerate(steps) if o)
     if value is None or depth is None:
         raise Refuse("the shape it fills is not known")
     size = value[dim]
-    blocks: Blocks = blocks_of(size) if isinstance(size, Size) else (columns[dim],)
+    blocks: Blocks = blocks_of(size) if isinstance(size, Size) else (steps[dim],)
     _check_columns(state, indices, index, depth, dim, blocks)
     plan = Operands(state, op, "nmn", [index, layout, index])
     if not layout.is_sharded:
@@ -179,7 +197,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     plan.count_from_first(1)
     power, _ = plan.settle(True)
     state.localise_elements(op, 2, {dim: blocks})
-    state.set(op.outputs[0], sharded(dim, blocks, power), state.source(op))
+    state.set(op.outputs[0], sharded(dim, blocks, power), state.sources(op))
     state.learn_sizes(op)
     plan.record()
 
@@ -203,7 +221,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
     for result in op.outputs:
         if offset:
             state.offsets[result] = offset
-        state.set(result, sharded(0, None, layout.power), state.source(op))
+        state.set(result, sharded(0, None, layout.power), state.sources(op))
 
 
 @handler
@@ -217,12 +235,12 @@ def dynamic_stitch(state: Propagation, op: Op) -> None:
             len(offsets) != 1):
         raise Refuse("it places rows that are not divided like the examples")
     offset = offsets.pop()
-    if not isinstance(offset, int) or offset <= 0:
+    if not isinstance(offset, (int, Rows)) or rows_each(offset) <= 0:
         raise Refuse("it places rows by an index other than the example's own position")
     plan = Operands(state, op, "n" * half + "m" * half, [state.data_layout(t) for t in op.inputs])
     for i in range(half, 2 * half):
         plan.count_from_first(i)
-    state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.source(op))
+    state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.sources(op))
     plan.record()
 
 

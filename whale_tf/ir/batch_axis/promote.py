@@ -17,10 +17,11 @@ from typing import Dict, List, Optional, Tuple, Union
 from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
 from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Block
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.traits import GENERATORS
 
-Demand = Union[None, str, Tuple[int, Tuple[int, ...]]]  # None: no use yet; WHOLE; or the slice
+Demand = Union[None, str, Tuple[int, Tuple[Block, ...]]]  # None: no use yet; WHOLE; or the slice
 WHOLE = "whole"
 
 
@@ -37,7 +38,7 @@ def promote(state: Propagation) -> None:
         if op.inputs or op.outputs:
             demands.visit(op)
     for tensor, dim, blocks in demands.generators:
-        state.promote(tensor, dim, blocks, demands.beside.get(tensor))
+        state.promote(tensor, dim, blocks, demands.beside.get(tensor, ()))
     state.drain()
 
 
@@ -48,10 +49,10 @@ class _Demands:
         self.state = state
         self.sliced = sliced
         self.on: Dict[int, Demand] = {}
-        self.beside: Dict[int, Optional[int]] = {}  # the batch input to whose rows the tensor's rows correspond
-        self.generators: List[Tuple[int, int, Tuple[int, ...]]] = []
+        self.beside: Dict[int, Tuple[int, ...]] = {}  # the batch inputs to whose rows the tensor's rows correspond
+        self.generators: List[Tuple[int, int, Tuple[Block, ...]]] = []
 
-    def ask(self, tensor: int, demand: Demand, beside: Optional[int] = None) -> None:
+    def ask(self, tensor: int, demand: Demand, beside: Tuple[int, ...] = ()) -> None:
         before = self.on.get(tensor)
         self.beside.setdefault(tensor, beside)
         self.on[tensor] = demand if before is None or before == demand else WHOLE
@@ -68,7 +69,7 @@ class _Demands:
             self._pass_on(op, demand)  # type: ignore[arg-type]
             return
         for position, step in slices.items():
-            self.ask(op.inputs[position], (step.dim, step.blocks), state.source(op))
+            self.ask(op.inputs[position], (step.dim, step.blocks), state.sources(op))
         for position, tensor in enumerate(op.inputs):
             if tensor not in state.layouts and position not in slices:
                 self.on[tensor] = WHOLE  # whatever others ask for
@@ -76,7 +77,7 @@ class _Demands:
     def _need_whole(self, op: Op) -> None:
         self.on.update(dict.fromkeys(op.inputs, WHOLE))
 
-    def _pass_on(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> None:
+    def _pass_on(self, op: Op, demand: Tuple[int, Tuple[Block, ...]]) -> None:
         """Pass a demand for rows of a replicated op's result on to its operands."""
         rule = self._rule(op)
         dims = rule.outputs[0] if rule is not None else None
@@ -87,11 +88,11 @@ class _Demands:
         factor = dims[demand[0]]
         for tensor, operand in zip(op.inputs, rule.inputs):
             if isinstance(operand, tuple) and factor in operand:
-                self.ask(tensor, (operand.index(factor), demand[1]), self.beside.get(op.outputs[0]))
+                self.ask(tensor, (operand.index(factor), demand[1]), self.beside.get(op.outputs[0], ()))
             elif not isinstance(operand, tuple):
                 self.on[tensor] = WHOLE  # whatever others ask for
 
-    def _can_promote(self, op: Op, demand: Tuple[int, Tuple[int, ...]]) -> bool:
+    def _can_promote(self, op: Op, demand: Tuple[int, Tuple[Block, ...]]) -> bool:
         if op.type == "Range":
             return self.state.ints(op, 0) == [0] and self.state.ints(op, 1) is not None
         rule = self._rule(op)

@@ -7,11 +7,11 @@ a handler, which ``batch`` names in its row: a function of ``reshaping``, ``cutt
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of, factor_at, result_layout, unify
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, factor_at, result_layout
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
-from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, Unknown
+from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Inexact, Unknown
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
     LOOP,
@@ -28,10 +28,11 @@ from whale_tf.ir.batch_axis.state import (
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import SHARDED, Layout
+from whale_tf.ir.layout import SHARDED, Blocks, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
 from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
+from whale_tf.ir.walk import reached
 
 Handler = Callable[["Propagation", Op], None]
 HANDLERS: Dict[str, Handler] = {}  # by name
@@ -45,13 +46,26 @@ def handler(function: Handler) -> Handler:
     return function
 
 
+class BeginAgain(Exception):
+    """An op shows that what ops before it were told is not right: batches have equally many examples, or the numbers of a draw
+    belong to examples in other blocks."""
+
+    def __init__(self, equalities: Sequence[Equality], arranged: Mapping[int, Blocks]) -> None:
+        super().__init__("the analysis begins again")
+        self.equalities, self.arranged = equalities, arranged
+
+
 class Propagation(State):
     """Visits ops until nothing changes, applying their rules."""
 
     # -- the sweep ----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Visit every op, then every op affected by a change, until the fixed point."""
+        """Visit every op, then every op affected by a change, until the fixed point.
+
+        Raises:
+            BeginAgain: a later op shows what an earlier one should have known.
+        """
         for op in self.graph.ops:
             self.visit(op)
             if self.queue:  # let a loop converge before visiting the ops after it
@@ -114,6 +128,9 @@ class Propagation(State):
                 force_sizes(self, op)
         else:
             self._visit_slowly(op, flag, first)
+            if (self.met or self.rearranged) and self.can_reduce:  # whoever analyses a body asks for it
+                pairs = [(self.batches.input_of(a), self.batches.input_of(b)) for a, b in sorted(self.met)]
+                raise BeginAgain([Equality(op.id, pair) for pair in pairs], self.rearranged)
         if first and op.id in self.waiting:
             for waiting in self.waiting.pop(op.id):
                 self.push(waiting)
@@ -163,24 +180,23 @@ class Propagation(State):
     def _plant(self, tensor: int, seed: Given) -> None:
         self.flags[tensor] |= seed.flags
         if seed.layout is UNKNOWN:
-            self.set(tensor, UNKNOWN, None)
+            self.set(tensor, UNKNOWN, ())
             self.result.unknown[tensor] = Unknown(self.graph.tensors[tensor].op, "it was given no layout")
         elif seed.value is not None:
-            self.set_value(tensor, seed.value, tensor)
+            self.set_value(tensor, seed.value, (tensor,))
         else:
-            self.set(tensor, seed.layout, self._source_of_seed(tensor))
+            self.set(tensor, seed.layout, self._sources_of_seed(tensor))
         if seed.offset:
             self.offsets[tensor] = seed.offset
         if seed.shape is not None and self.graph.tensors[tensor].shape is None:
             self.sizes[tensor] = tuple(Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(seed.shape))
 
-    def _source_of_seed(self, tensor: int) -> Optional[int]:
-        """The source of a seed; a seed in the middle of the graph follows the rows of its operands."""
-        sources = self.result.sources
+    def _sources_of_seed(self, tensor: int) -> Tuple[int, ...]:
+        """The sources of a seed; a seed in the middle of the graph follows the rows of its operands."""
+        sources, known = self.result.sources, self.result.sources_of
         if tensor in sources or not sources:
-            return tensor
-        return next((self.result.source_of[t] for t in self.graph.producer(tensor).inputs if t in self.result.source_of),
-                    next(iter(sources)))
+            return (tensor,)
+        return next((known[t] for t in self.graph.producer(tensor).inputs if t in known), (next(iter(sources)),))
 
     def _push_consumers(self, op: Op) -> None:
         for t in op.outputs:
@@ -196,7 +212,7 @@ class Propagation(State):
 
     def _forget(self, op: Op) -> None:
         for t in op.outputs:
-            for table in (self.layouts, self.offsets, self._values, self.result.unknown, self.result.source_of, self.sizes,
+            for table in (self.layouts, self.offsets, self._values, self.result.unknown, self.result.sources_of, self.sizes,
                           self.containers.roots, self.lists):
                 table.pop(t, None)  # type: ignore[attr-defined]
         for position in range(len(op.inputs)):
@@ -268,7 +284,7 @@ class Propagation(State):
         if results is None:
             return False
         for t, value in zip(op.outputs, results):
-            self.set_value(t, value, self.source(op))
+            self.set_value(t, value, self.sources(op))
         return True
 
     def apply(self, op: Op, rule: Rule) -> None:
@@ -278,6 +294,8 @@ class Propagation(State):
         for shape in rule.shapes:
             layouts[shape.position] = REPLICATED_0
         factor, blocks, is_uniform = self.batch_factor(op, rule, layouts)
+        if op.id in self.arranged:
+            blocks, is_uniform = self.arranged[op.id], False
         kind = rule.kinds.get(factor, "pass") if factor is not None else "pass"
         if kind in (WHOLE, HALO, LOOKUP):
             raise Refuse("it needs all examples at once")
@@ -302,10 +320,10 @@ class Propagation(State):
             if self.options.sections:
                 raise Refuse("it is a mean over rows chosen by data")
             self.inexact[op.id] = "a mean over rows chosen by data is weighted by the number of examples"
-        source, zero = self.source(op), plan.is_zero
+        sources, zero = self.sources(op), plan.is_zero
         for t, dims in zip(op.outputs, rule.outputs):
             layout = result_layout(dims, factor, blocks, kind, power, is_partial, plan.extreme)
-            self.set(t, layout, source, zero)
+            self.set(t, layout, sources, zero)
             if is_uniform and layout.is_sharded and kind == "pass":
                 self.flags[t] |= UNIFORM
             self.infer_sizes(op, rule, t, dims)
@@ -339,8 +357,28 @@ class Propagation(State):
                 raise Refuse("it needs all examples at once")
             if other != factor:
                 raise Refuse("two of its dimensions are divided along the batch")
-            blocks, is_uniform = unify(blocks, more, is_uniform, uniform), is_uniform and uniform
+            blocks, is_uniform = self.unify(blocks, more, is_uniform, uniform), is_uniform and uniform
+        for i, layout in enumerate(layouts):
+            if layout.kind == SHARDED and layout.blocks != blocks and self.flags[op.inputs[i]] & UNIFORM:
+                self.arrange(op.inputs[i], layout.blocks, blocks)
         return factor, blocks, is_uniform
+
+    def arrange(self, tensor: int, before: Blocks, blocks: Blocks) -> None:
+        """Let draws from which a tensor follows give their numbers to the examples in these blocks, because the tensor meets examples
+        in them.
+
+        Raises:
+            Refuse: they give them to other examples already.
+        """
+        def behind(index: int) -> List[int]:
+            return [t for t in self.graph.producer(index).inputs if self.flags[t] & UNIFORM and self.layout(t).is_sharded]
+
+        for found in reached([tensor], behind):
+            draw = self.graph.producer(found)
+            if draw.type in RANDOM and self.can_reduce:
+                if self.layout(found).blocks != before or self.arranged.get(draw.id, blocks) != blocks:
+                    raise Refuse("its random numbers belong to examples that lie in other blocks")
+                self.rearranged[draw.id] = blocks
 
     def localise_shapes(self, op: Op, rule: Rule, factor: Optional[str], blocks: Blocks) -> None:
         """Replace the constant batch size in shape operands with the clone's."""

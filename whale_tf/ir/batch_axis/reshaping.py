@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of, extent_layout, localise_vector
+from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of, extent_layout, localise_vector
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
@@ -16,16 +16,17 @@ from whale_tf.ir.extents import (
     UnknownExtent,
     Value,
     as_value,
-    batch_size,
+    batch_symbol,
     broadcast_gradient_args,
     is_static,
     product,
+    rows_of,
     scalar,
     static_ints,
     vector,
 )
 from whale_tf.ir.graph import Op, Shape, elements_of
-from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, block_of, rows_each, sharded
 from whale_tf.ir.rules import rule_for
 
 
@@ -40,7 +41,7 @@ def shape_of(state: Propagation, op: Op) -> None:
             continue
         value = {"Size": lambda: scalar(product(sizes or ())), "Rank": lambda: scalar(len(sizes or ()))}.get(
             op.type, lambda: vector(sizes or ()))()
-        state.set_value(result, value, state.source(op))
+        state.set_value(result, value, state.sources(op))
 
 
 @handler
@@ -49,7 +50,7 @@ def cast(state: Propagation, op: Op) -> None:
     tensor = op.inputs[0]
     layout = extent_layout(state.value(tensor)) if state.layouts.get(tensor) is EXTENT else None
     if layout is not None:
-        state.set(op.outputs[0], layout, state.source(op))
+        state.set(op.outputs[0], layout, state.sources(op))
     elif tensor in state.layouts:
         state.apply(op, rule_for(op, state.graph, state))
 
@@ -82,7 +83,7 @@ def broadcast_args(state: Propagation, op: Op) -> None:
         pairs = zip([1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b)
         results = [vector([y if x == 1 else x for x, y in pairs])]
     for tensor, value in zip(op.outputs, results):
-        state.set_value(tensor, value, state.source(op))
+        state.set_value(tensor, value, state.sources(op))
         if op.type == "BroadcastGradientArgs" and any(map(_depends, a + b)):
             state.flags[tensor] |= SIZED
 
@@ -121,7 +122,7 @@ def reshape(state: Propagation, op: Op) -> None:
     if before is None:
         raise Refuse("the rank of its operand is not known")
     if not state.layout(data).is_sharded:  # it has just been sliced
-        before = before[:layout.dim] + (batch_size * sum(layout.blocks or ()),) + before[layout.dim + 1:]
+        before = before[:layout.dim] + (rows_of(layout.blocks or ()),) + before[layout.dim + 1:]
     after = _target(state, op, target_value)
     dim, blocks = _place(state, op, layout, before, after)
     if target_value is not None:
@@ -130,7 +131,7 @@ def reshape(state: Propagation, op: Op) -> None:
         plan = Operands(state, op, "mn", [layout, state.layout(target)])
         carry_offsets(state, op, plan)
         plan.record()
-    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op))
+    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.sources(op))
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], after)
     state.flags[op.outputs[0]] |= state.flags[data] & (UNIFORM | ZERO)
@@ -142,7 +143,7 @@ def _move(state: Propagation, op: Op, layout: Layout) -> None:
         state.set_sizes(op.outputs[0], [Size.of(("dim", op.outputs[0], j)) if isinstance(s, int) and s < 0 else s
                                         for j, s in enumerate(value)])
     zero = Operands(state, op, "mn", [layout, layout]).zero(0)
-    state.set(op.outputs[0], layout, state.source(op), zero)
+    state.set(op.outputs[0], layout, state.sources(op), zero)
 
 
 def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeLike]) -> Layout:
@@ -193,29 +194,32 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
     prefix = product(before[:layout.dim])
     if blocks is None or len(set(blocks)) != 1:
         return _keep_whole(layout, prefix, before, after)
-    rest = prefix * product(before[layout.dim + 1:])
-    per_example = rest * (before[layout.dim] // batch_size)
+    rest, batch = prefix * product(before[layout.dim + 1:]), batch_of(blocks[0])
+    examples = Size.of(batch_symbol(batch))
+    per_example = rest * _divide(before[layout.dim], examples)
     following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
     if len(following) > 1:
         raise Refuse("two of its dimensions are divided along the batch")
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
-        if not following and state.batch is not None and is_static(vector([per_example, others])):
+        if not following and state.batch is not None and batch == REFERENCE and is_static(vector([per_example, others])):
             after[hole] = _divide(per_example * state.batch, others)  # the sizes determine where the batch is
         else:
             following = following or _baked(state, prefix * len(blocks), after, hole) or [hole]
-            total = per_example * (batch_size if following[0] == hole or isinstance(after[following[0]], Size)
+            total = per_example * (examples if following[0] == hole or isinstance(after[following[0]], Size)
                                    else state.batch or 1)
             leads = following[0] == hole and isinstance(per_example, Size) and product(after[:hole]) == prefix * len(blocks)
-            after[hole] = _rows(op, total, others, leads)
+            after[hole] = _rows(op, total, others, leads, examples)
+    if not following and batch != REFERENCE:
+        raise Refuse("the constant shape it asks for does not say where the examples of another batch than the first are")
     if not following:
         return _place_baked(state, prefix * len(blocks), per_example, after)
     dim = following[0]
     return dim, _regroup(state, _divide(prefix * len(blocks), product(after[:dim])), after[dim])
 
 
-def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool) -> SizeLike:
+def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool, examples: Size) -> SizeLike:
     """The size for which a -1 stands; ``leads``: it is the batch, nothing has moved in front of it, and examples have an unknown
     size."""
     try:
@@ -223,7 +227,7 @@ def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool) -> SizeLike:
     except (UnknownExtent, ZeroDivisionError):
         if not leads:
             raise Refuse("the batch dimension is cut into pieces")
-        return batch_size * Size.of(("dim", op.outputs[0], -1))  # every example has the same unknown number of rows
+        return examples * Size.of(("dim", op.outputs[0], -1))  # every example has the same unknown number of rows
 
 
 def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole: int) -> List[int]:
@@ -244,11 +248,14 @@ def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
         found = blocks_of(size)
     else:
         found = (size // state.batch,) if state.batch is not None and size % state.batch == 0 else None
-    if found == (-1,) and majors == 1:
-        return found
-    if found is None or found == (-1,) or found[0] % majors or not found[0]:
+    if found is None or len(found) != 1:
         raise Refuse("the batch dimension is cut into pieces")
-    return (found[0] // majors,) * majors
+    each, batch = rows_each(found[0]), batch_of(found[0])
+    if each == -1 and majors == 1:
+        return found
+    if each == -1 or each % majors or not each:
+        raise Refuse("the batch dimension is cut into pieces")
+    return (block_of(each // majors, batch),) * majors
 
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
@@ -314,7 +321,7 @@ def tile(state: Propagation, op: Op) -> None:
     blocks = layout.blocks if repeats == 1 or layout.blocks is None else layout.blocks * repeats
     plan = Operands(state, op, "mn", [layout, state.layout(op.inputs[1])])
     carry_offsets(state, op, plan)
-    state.set(op.outputs[0], sharded(layout.dim, blocks, layout.power), state.source(op), plan.zero(0))
+    state.set(op.outputs[0], sharded(layout.dim, blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
     plan.record()
 
@@ -326,11 +333,12 @@ def space_to_batch(state: Propagation, op: Op) -> None:
     sizes = state.ints(op, 1)
     if not layout.is_sharded or layout.dim != 0 or sizes is None:
         raise Refuse("a dimension of pixels is divided along the batch")
-    wide = (1,) * int(np.prod(sizes))
-    if op.type == "SpaceToBatchND" and layout.blocks == (1,):
-        blocks: Blocks = wide
-    elif op.type == "BatchToSpaceND" and layout.blocks == wide:
-        blocks = (1,)
+    first: Optional[Block] = layout.blocks[0] if layout.blocks else None
+    wide = (first,) * int(np.prod(sizes))
+    if op.type == "SpaceToBatchND" and first is not None and rows_each(first) == 1 and layout.blocks == (first,):
+        blocks: Blocks = wide  # type: ignore[assignment]
+    elif op.type == "BatchToSpaceND" and first is not None and rows_each(first) == 1 and layout.blocks == wide:
+        blocks = (first,)
     else:
         raise Refuse("its batch dimension consists of other blocks")
-    state.set(op.outputs[0], sharded(0, blocks, layout.power), state.source(op))
+    state.set(op.outputs[0], sharded(0, blocks, layout.power), state.sources(op))

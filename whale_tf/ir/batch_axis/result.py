@@ -1,14 +1,14 @@
 """The result of the batch axis analysis."""
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.extents import Size, Value
+from whale_tf.ir.extents import Size, SizeLike, Value, is_counted
 from whale_tf.ir.graph import OpGraph, Shape
-from whale_tf.ir.layout import Layout, replicated
+from whale_tf.ir.layout import REFERENCE, Block, Exponent, Layout, Rows, batch_of, block_of, replicated, rows_each
 
-EXTENT = Layout("extent")  # an integer tensor with elements c0 + c1 b: see BatchAxis.extents
+EXTENT = Layout("extent")  # an integer tensor with elements such as c0 + c1 b: see BatchAxis.extents
 UNKNOWN = Layout("unknown")  # see BatchAxis.unknown
 CONCAT, SAME = "concat", "same"  # kinds of Reduce
 EXTREMES = ("max", "min", "prod", "any", "all")  # kinds of layouts: the whole value is the max (...) of the clones' values
@@ -18,13 +18,16 @@ class Slice(NamedTuple):
     """The clone takes its own rows of a whole tensor: its ``b_i`` share of every block along ``dim``."""
 
     dim: int
-    blocks: Tuple[int, ...] = (1,)
+    blocks: Tuple[Block, ...] = (1,)
 
 
 class Scale(NamedTuple):
     """Multiply by ``w_i ** power``."""
 
-    power: int
+    power: Exponent
+
+
+Offsets = Union[Block, Tuple[Block, ...]]  # see :class:`Offset`
 
 
 class Reduce(NamedTuple):
@@ -32,30 +35,55 @@ class Reduce(NamedTuple):
     all clones get the result.  ``offset``, as in :class:`Offset`, is added before."""
 
     kind: str
-    power: int = 0
-    offset: Union[int, Tuple[int, ...]] = 0
+    power: Exponent = 0
+    offset: Offsets = 0
 
 
 class Offset(NamedTuple):
-    """Add ``coefficient * o_i``, with ``o_i`` examples before clone ``i``; a tuple has one per column of the last dimension."""
+    """Add ``coefficient * o_i``, with ``o_i`` examples before clone ``i``: of the reference batch, or of the one that :class:`Rows`
+    name.  A tuple of these has one for each column of the last dimension."""
 
-    coefficient: Union[int, Tuple[int, ...]]
+    coefficient: Offsets
+
+
+def columns(offset: Offsets, count: int) -> Tuple[Block, ...]:
+    """The coefficient of each of ``count`` columns."""
+    return (offset,) * count if isinstance(offset, (int, Rows)) else offset
+
+
+def negative(offset: Offsets) -> Offsets:
+    """From positions among all examples back to those of the clone."""
+    back = tuple(block_of(-rows_each(step), batch_of(step)) for step in columns(offset, 1))
+    return back[0] if isinstance(offset, (int, Rows)) else back
 
 
 class Whole(NamedTuple):
-    """Replace a clone's extent with the whole one: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
+    """Replace a clone's extent with the whole one: element ``j`` becomes ``components[j]``, in which symbols stand for the numbers of
+    examples of all clones."""
 
-    components: Tuple[Tuple[int, int], ...]
+    components: Tuple[SizeLike, ...]
 
 
 Conversion = Union[Slice, Scale, Reduce, Offset, Whole]
 
 
 class Localise(NamedTuple):
-    """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``c0 + c1 b_i`` for
-    ``components[j] = (c0, c1)`` and is unchanged for None."""
+    """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``components[j]``, in which symbols stand
+    for the clone's numbers of examples, and is unchanged for None."""
 
-    components: Tuple[Optional[Tuple[int, int]], ...]
+    components: Tuple[Optional[SizeLike], ...]
+
+
+class Equality(NamedTuple):
+    """Two inputs that have equally many examples.
+
+    Attributes:
+        op: the op that combines their examples one by one (or whose body does); -1: their static sizes are equal.
+        inputs: their names.
+    """
+
+    op: int
+    inputs: Tuple[str, str]
 
 
 class Inexact(NamedTuple):
@@ -91,7 +119,9 @@ class BatchAxis:
         own_seed: random ops of which each clone draws its own part.
         shared: random ops that must be drawn once for all clones.
         unknown: tensor -> why it has no layout.
-        source_of: tensor -> a source whose rows it follows (only for tensors in ``layouts``).
+        batches: batch, the reference batch first -> all sources whose rows are its examples.
+        equalities: sources that were found to have equally many examples.
+        sources_of: tensor -> sources whose rows it follows, at most one of each batch (only for tensors in ``layouts``).
         bodies: (op, attribute) -> the analysis of a functional op's body.
         stated: layouts of tensors, by name, from which the analysis started in addition to the plain sources.
         met: blocks of examples that were expected in places where others, or too few, were found.
@@ -101,7 +131,7 @@ class BatchAxis:
         self.graph, self.batch, self.sources = graph, batch, sources
         self.layouts: Dict[int, Layout] = {}
         self.extents: Dict[int, Value] = {}
-        self.offsets: Dict[int, Union[int, Tuple[int, ...]]] = {}
+        self.offsets: Dict[int, Offsets] = {}
         self.conversions: Dict[Tuple[int, int], Tuple[Conversion, ...]] = {}
         self.localise: Dict[Tuple[int, int], Localise] = {}
         self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...]]] = {}
@@ -110,10 +140,12 @@ class BatchAxis:
         self.own_seed: List[int] = []
         self.shared: List[int] = []
         self.unknown: Dict[int, Unknown] = {}
-        self.source_of: Dict[int, int] = {}
+        self.batches: Dict[str, List[int]] = {}
+        self.equalities: Tuple[Equality, ...] = ()
+        self.sources_of: Dict[int, Tuple[int, ...]] = {}
         self.bodies: Dict[Tuple[int, str], BatchAxis] = {}
         self.stated: Mapping[str, Layout] = {}
-        self.met: Set[Tuple[int, ...]] = set()
+        self.met: Set[Tuple[Block, ...]] = set()
         self.variable_dependent = bytearray(len(graph.tensors))
 
     def layout(self, tensor: int) -> Layout:
@@ -129,18 +161,19 @@ class BatchAxis:
     def depends_on_variables(self, tensor: int) -> bool:
         return bool(self.variable_dependent[tensor])
 
-    def affine(self, tensor: int) -> Optional[List[Tuple[int, int]]]:
-        """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None if it does not have that form."""
+    def source_of(self, tensors: Iterable[int], batch: str = REFERENCE) -> int:
+        """A source whose rows are the examples of a batch, if possible one that a tensor follows."""
+        members = self.batches[batch]
+        return next((source for tensor in tensors for source in self.sources_of.get(tensor, ()) if source in members), members[0])
+
+    def follows(self, tensor: int) -> bool:
+        """Whether a tensor depends on examples, or on their number."""
+        return tensor in self.sources_of
+
+    def counted(self, tensor: int) -> Optional[List[SizeLike]]:
+        """The elements of an extent that is known once numbers of examples are; None if it is not."""
         value = self.extents.get(tensor)
-        if value is None:
-            return None
-        components = []
-        for element in value.reshape(-1):
-            affine = element.affine if isinstance(element, Size) else (int(element), 0)
-            if affine is None:
-                return None
-            components.append(affine)
-        return components
+        return None if value is None or not all(map(is_counted, value.flat)) else list(value.flat)
 
     def surplus(self, tensor: int) -> Optional[List[Optional[int]]]:
         """By how much the sum of an extent over n clones exceeds the whole extent, per clone after the first.  For each element

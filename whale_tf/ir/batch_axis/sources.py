@@ -5,11 +5,11 @@ import collections
 from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnknownShapeError, UnsupportedOpError
-from whale_tf.ir.batch_axis.analysis import analyse
+from whale_tf.ir.batch_axis.analysis import analyse, names_batch
 from whale_tf.ir.batch_axis.result import BatchAxis, Slice
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import Layout, replicated, sharded
+from whale_tf.ir.layout import REFERENCE, Block, Layout, Rows, batch_of, replicated, rows_each, sharded
 from whale_tf.ir.traits import Role, traits
 from whale_tf.ir.walk import reached
 
@@ -46,8 +46,8 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     if it would make some op impossible to divide, no divided op needs single rows of it, and no variables are applied to each
     of its rows.  Nor is a Python function's result with any number of rows if as many ops can be divided without it.  An input
     that meets divided tensors as several blocks of examples (labels of a real and a generated half) has its examples in such
-    blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Scalars are never batch
-    inputs.
+    blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have
+    examples of their own, until an op combines them one by one.  Scalars are never batch inputs.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -133,18 +133,36 @@ class _Search:
         """The same sources, except that one is left out or has the blocks of another tensor."""
         found = []
         mine = [t for t in sources if self.graph.tensor_name(t) not in self.layouts]
+        first = self.graph.tensor_name(axis.batches[REFERENCE][0])
         is_open = all(self.size(t, layout.dim) is None for t, layout in sources.items())
         for tensor in mine:
             rest = {t: layout for t, layout in sources.items() if t != tensor}
             if is_open or any(layout.blocks == (1,) for layout in rest.values()):
-                found += [{**rest, tensor: sharded(0, blocks)} for blocks in sorted(axis.met)
-                          if blocks != sources[tensor].blocks and self.fits(tensor, blocks, rest)]
-        return found + [{t: layout for t, layout in sources.items() if t != tensor} for tensor in mine]
+                for met in sorted(axis.met, key=_order):
+                    blocks = tuple(Rows(rows_each(block), batch_of(block) or first) for block in met) if is_open else met
+                    if blocks != sources[tensor].blocks and self.fits(tensor, blocks, rest):
+                        found.append({**rest, tensor: sharded(0, blocks)})
+        left = [{t: layout for t, layout in sources.items() if t != tensor} for tensor in mine]
+        return found + [guess for guess in left if self.are_named(guess)]
 
-    def fits(self, tensor: int, blocks: Tuple[int, ...], others: Sources) -> bool:
+    def fits(self, tensor: int, blocks: Tuple[Block, ...], others: Sources) -> bool:
+        """Whether an input may have its examples in these blocks: they are all its own, or all those of inputs that name batches; and
+        a size that is known is that of the blocks."""
+        name = self.graph.tensor_name(tensor)
+        if names_batch(name, sharded(0, blocks)):
+            return blocks != (Rows(1, name),)
+        if any(batch_of(block) == name for block in blocks) or not self.are_named({**others, tensor: sharded(0, blocks)}):
+            return False
         sizes = {self.size(t, layout.dim) for t, layout in others.items() if layout.blocks == (1,)} - {None}
-        size = self.size(tensor, 0)
-        return size is None or not sizes or any(size == other * sum(blocks) for other in sizes)  # type: ignore[operator]
+        size, each = self.size(tensor, 0), sum(map(rows_each, blocks))
+        return size is None or not sizes or any(size == other * each for other in sizes)  # type: ignore[operator]
+
+    def are_named(self, sources: Sources) -> bool:
+        """Whether all batches whose examples inputs have are named by an input of this guess."""
+        names = {t: self.graph.tensor_name(t) for t in sources}
+        named = {names[t] for t, layout in sources.items() if layout.blocks == (1,) or names_batch(names[t], layout)}
+        return all(batch_of(block) in named or batch_of(block) == REFERENCE
+                   for layout in sources.values() for block in layout.blocks or ())
 
     def is_computed(self, tensor: int) -> bool:
         """Whether an input is a Python function's (or a table's) result, whose rows need not be those of the operands."""
@@ -188,6 +206,10 @@ def _unknown(names: Sequence[str]) -> UnknownShapeError:
         "{}.set_shape([None, ...]), or say with wh.batch_axis(tensor, dim) which dimension is the batch (None: not "
         "divided)".format(
             ", ".join(f"input {name!r}" for name in names), names[0].partition(":")[0]), names)
+
+
+def _order(blocks: Tuple[Block, ...]) -> List[Tuple[int, str]]:
+    return [(rows_each(block), batch_of(block)) for block in blocks]
 
 
 def _causes(axis: BatchAxis) -> Set[int]:

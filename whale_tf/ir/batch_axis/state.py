@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, localise_vector
-from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Unknown
-from whale_tf.ir.extents import Size, SizeLike, Value, batch_size, depends_on_batch, vector
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches, Refuse, common, localise_vector
+from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Offsets, Unknown
+from whale_tf.ir.extents import Size, SizeLike, Value, batch_symbol, depends_on_batch, rows_of, vector
 from whale_tf.ir.graph import Op, OpGraph, Shape
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, is_measured, rows_each
 from whale_tf.ir.rules import View
 from whale_tf.ir.traits import FLOW, Gives, traits, types_where
 from whale_tf.ir.traits import State as VariableState
@@ -31,12 +31,14 @@ class Options(NamedTuple):
     stated: known layouts of tensors, by name: those that the user states, and those of inputs whose examples lie in blocks.
     sections: ops that need all examples run on all of them; only the statistics of normalisation layers are approximated.
     together: numbers of ops that run with a section although clones could run them.
+    equalities: what another analysis of the same graph, from the same sources, has found out.
     """
 
     sync: Optional[Callable[[Op], bool]] = None
     stated: Mapping[str, Layout] = {}
     sections: bool = False
     together: FrozenSet[int] = frozenset()
+    equalities: Sequence[Equality] = ()
 
 
 class Given(NamedTuple):
@@ -45,7 +47,7 @@ class Given(NamedTuple):
     layout: Layout
     flags: int = 0
     value: Optional[Value] = None
-    offset: Union[int, Tuple[int, ...]] = 0
+    offset: Offsets = 0
     shape: Shape = None  # used if the body does not know it
 
 
@@ -68,26 +70,30 @@ class State(View):
 
     Args:
         seeds: tensors with a given state (sources, parameters of a body).
-        batch: number of examples in the mini-batch, if the graph determines it.
+        batch: number of examples of the reference batch, if the graph determines it.
+        batches: which inputs have equally many examples; shared with the bodies of functional ops.
         scope: ids of the ops that are divided; None: all.  Tensors from outside are replicated.
         sources: the batch inputs among the seeds -> their batch dimension; None: all divided seeds.
     """
 
-    def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], options: Options,
+    def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], batches: Batches, options: Options,
                  scope: Optional[Container[int]] = None, sources: Optional[Dict[int, int]] = None) -> None:
         super().__init__(graph)
         divided = {t: g.layout.dim for t, g in seeds.items() if g.layout.is_sharded}
         self.result = BatchAxis(graph, divided if sources is None else sources, batch)
         self.result.stated = options.stated
-        self.batch, self.options, self.scope, self.seeds = batch, options, scope, seeds
+        self.batch, self.batches, self.options, self.scope, self.seeds = batch, batches, options, scope, seeds
+        self.met: Set[Tuple[str, str]] = set()  # pairs of batches that must have equally many examples, as just found out
+        self.arranged: Mapping[int, Blocks] = {}  # draw -> the blocks of the examples to which its numbers belong
+        self.rearranged: Dict[int, Blocks] = {}  # the same, as just found out
         self.layouts = self.result.layouts
         self.offsets = self.result.offsets
         self.conversions = self.result.conversions
         self.flags = bytearray(len(graph.tensors))
         self.visited = bytearray(len(graph.ops))
         self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # inferred shapes that the graph does not have
-        self.promoted: Dict[int, Tuple[int, Tuple[int, ...]]] = {}
-        self.promoted_beside: Dict[int, Optional[int]] = {}
+        self.promoted: Dict[int, Tuple[int, Tuple[Block, ...]]] = {}
+        self.promoted_beside: Dict[int, Tuple[int, ...]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
         self.together: Mapping[int, str] = {}  # ops that run whole because others do -> reason
@@ -122,11 +128,21 @@ class State(View):
             self.forced.add(op_id)
             self.push(op_id)
 
-    def promote(self, tensor: int, dim: int, blocks: Tuple[int, ...], source: Optional[int]) -> None:
-        """Compute a whole tensor for each clone at its producer, instead of slicing it where it meets the rows of ``source``."""
+    def unify(self, a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool = False) -> Blocks:
+        """The common blocks of two operands along the same dimension.
+
+        Raises:
+            Refuse: the operands arrange their examples differently.
+        """
+        blocks, equal = common(a, b, a_is_uniform, b_is_uniform)
+        self.met |= equal
+        return blocks
+
+    def promote(self, tensor: int, dim: int, blocks: Tuple[Block, ...], sources: Tuple[int, ...]) -> None:
+        """Compute a whole tensor for each clone at its producer, instead of slicing it where it meets the rows of ``sources``."""
         if tensor not in self.promoted:
             self.promoted[tensor] = (dim, blocks)
-            self.promoted_beside[tensor] = source
+            self.promoted_beside[tensor] = sources
             producer = self.graph.tensors[tensor].op
             self.special.add(producer)
             self.push(producer)
@@ -150,13 +166,13 @@ class State(View):
 
     # -- the state of a tensor ------------------------------------------------------------------------------------
 
-    def set(self, tensor: int, layout: Layout, source: Optional[int], zero: bool = False) -> None:
-        """Set a tensor's layout; ``source``: a batch input whose rows it follows."""
+    def set(self, tensor: int, layout: Layout, sources: Tuple[int, ...], zero: bool = False) -> None:
+        """Set a tensor's layout; ``sources``: batch inputs whose rows it follows."""
         if layout != REPLICATED_0:
             self.layouts[tensor] = layout
             self.flags[tensor] |= BATCHED
-            if source is not None:
-                self.result.source_of[tensor] = source
+            if sources:
+                self.result.sources_of[tensor] = sources
         if zero:
             self.flags[tensor] |= ZERO
 
@@ -167,22 +183,33 @@ class State(View):
             self.conversions.pop((op.id, position), None)
             self.result.localise.pop((op.id, position), None)
         for t in op.outputs:
-            self.set(t, UNKNOWN, None)
+            self.set(t, UNKNOWN, ())
             self.result.unknown[t] = cause
 
     def lose_tensor(self, tensor: int, like: int) -> None:
         """Mark a tensor as having no layout, for the same reason as ``like``."""
-        self.set(tensor, UNKNOWN, None)
+        self.set(tensor, UNKNOWN, ())
         self.result.unknown[tensor] = self.result.unknown[like]
 
     def layout(self, tensor: int) -> Layout:
         return self.layouts.get(tensor, REPLICATED_0)
 
-    def source(self, op: Op) -> Optional[int]:
-        """A batch input whose rows the op's results follow."""
-        table = self.result.source_of
-        found = next((table[t] for t in op.inputs if t in table), None)
-        if found is None and op.outputs and op.outputs[0] in self.promoted:
+    def batch_of_source(self, source: int) -> str:
+        """The batch to which a source's examples belong; the reference batch in a body, which does not know the sources."""
+        return self.batches.of(self.graph.tensor_name(source)) if self.can_reduce else REFERENCE
+
+    def sources(self, op: Op) -> Tuple[int, ...]:
+        """Batch inputs whose rows the op's results follow, at most one of each batch."""
+        table = self.result.sources_of
+        found: Tuple[int, ...] = ()
+        for t in op.inputs:
+            more = table.get(t, ())
+            if more and not found:
+                found = more
+            elif more != found:
+                known = {self.batch_of_source(source) for source in found}
+                found += tuple(source for source in more if self.batch_of_source(source) not in known)
+        if not found and op.outputs and op.outputs[0] in self.promoted:
             found = self.promoted_beside[op.outputs[0]]
         return found
 
@@ -217,12 +244,13 @@ class State(View):
         if layout.is_sharded:
             if layout.blocks is None:
                 sizes[layout.dim] = Size.of(("rows", tensor, layout.dim))
-            elif layout.blocks == (-1,):
+            elif is_measured(layout.blocks):
                 known = sizes[layout.dim]
                 if not isinstance(known, Size) or not known.depends_on_batch:
-                    sizes[layout.dim] = batch_size * Size.of(("dim", tensor, layout.dim))
+                    batch = batch_symbol(batch_of(layout.blocks[0]))
+                    sizes[layout.dim] = Size.of(batch) * Size.of(("dim", tensor, layout.dim))
             else:
-                sizes[layout.dim] = batch_size * sum(layout.blocks)
+                sizes[layout.dim] = rows_of(layout.blocks)
         return tuple(sizes)
 
     def _evaluate(self, tensor: int) -> Optional[Value]:
@@ -251,10 +279,10 @@ class State(View):
     def is_integer(self, tensor: int) -> bool:
         return self.graph.tensors[tensor].dtype.startswith(INTEGERS)
 
-    def set_value(self, tensor: int, value: Value, source: Optional[int]) -> None:
+    def set_value(self, tensor: int, value: Value, sources: Tuple[int, ...]) -> None:
         self._values[tensor] = value
         if depends_on_batch(value):
-            self.set(tensor, EXTENT, source)
+            self.set(tensor, EXTENT, sources)
 
     def data_layout(self, tensor: int) -> Layout:
         """The layout of an operand that is data."""
@@ -283,10 +311,15 @@ class State(View):
             self.result.localise[op.id, position] = localise_vector(flat, places)
 
     def check_baked(self, element: int, blocks: Blocks, op: Op) -> None:
-        if blocks is None or -1 in blocks:
+        if blocks is None or is_measured(blocks):
             raise Refuse(f"the constant {element} stands for a number of rows chosen by data")
-        if self.batch is not None and element != self.batch * sum(blocks):
-            raise Refuse(f"the constant {element} is used where {sum(blocks)} x {self.batch} examples are expected")
+        if any(batch_of(block) != REFERENCE for block in blocks):
+            raise Refuse(f"the constant {element} stands for examples of several batches")
+        each = sum(map(rows_each, blocks))
+        if self.batch is None:
+            raise Refuse(f"the constant {element} is used where a number of examples is expected that is not known now")
+        if element != self.batch * each:
+            raise Refuse(f"the constant {element} is used where {each} x {self.batch} examples are expected")
 
     def lacks_sizes(self, tensor: int) -> bool:
         """Whether the graph leaves a dimension other than the batch open."""
@@ -296,7 +329,7 @@ class State(View):
         if None not in shape:
             return False
         layout = self.layouts.get(tensor)
-        if layout is None or not layout.is_sharded or layout.blocks == (-1,):
+        if layout is None or not layout.is_sharded or is_measured(layout.blocks):
             return True
         return any(s is None and d != layout.dim for d, s in enumerate(shape))
 

@@ -137,5 +137,5 @@ class _Finder:
             return False
         layout = self.region.batch.layout(tensor)
         if layout.kind == EXTENT.kind:
-            return self.region.batch.affine(tensor) is not None
+            return self.region.batch.counted(tensor) is not None
         return not layout.is_sharded or layout.blocks is not None
