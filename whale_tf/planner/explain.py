@@ -64,6 +64,7 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
     if form is not None:
         yield f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}."
     if region is not None:
+        yield from _batches(region)
         yield from _draws(plan, region)
         yield from _sections(region)
         yield from _inexact(plan, region, assignment.reseeded if assignment is not None else ())
@@ -219,6 +220,15 @@ def _gradients(plan: Plan) -> Table:
             task.name, str(task.replica_count * plan.num_model_replicas), sync.backend + (" (float16)" if sync.fp16 else ""),
             str(sum(len(bucket) for bucket in sync.buckets)), str(len(sync.buckets)), _bytes(sync.bytes))
     return table
+
+
+def _batches(region: Region) -> List[str]:
+    """Inputs whose numbers of examples differ."""
+    graph, batches = region.graph, region.batch.batches
+    if len(batches) < 2:
+        return []
+    names = "; ".join(_shortened([graph.tensor_name(tensor) for tensor in members]) for members in batches.values())
+    return [f"The inputs have {len(batches)} different numbers of examples, each of which is divided by itself: {names}"]
 
 
 def _draws(plan: Plan, region: Region) -> List[str]:
