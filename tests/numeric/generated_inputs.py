@@ -1,7 +1,8 @@
 """Random programs over inputs of independent open sizes, which are joined and cut again.
 
 ``python -m tests.numeric.generated_inputs --count 2000 --seed 1`` judges that many, without stopping at failures, and prints a
-table. Program ``--number`` of a seed runs alone, and prints its source; ``--shrink`` makes it as small as it still fails.
+table. Program ``--number`` of a seed runs alone, and prints its source; ``--shrink`` makes it as small as it still fails. The
+last line of a failure, given to ``--program``, runs it again.
 """
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def _way(random: Any) -> Tuple[Way, int]:
     split: Tuple[int, ...] = ()
     if counts == (2,) and micro == 1 and random.random() < 0.4:
         split = (0,)
-    elif random.random() < 0.1 and devices > 1:
+    elif random.random() < 0.1 and devices > stages:
         config["zero"] = "v1"
     elif random.random() < 0.1:
         config["recompute"] = "full"
@@ -230,9 +231,20 @@ def program(random: Any) -> Program:
     is_resource = is_function or random.random() < 0.7
     if way.config.get("emit") == "call" and not is_resource:
         outputs = ()  # results only: tests/emit/test_calls.py shows why
+    is_optimized = random.random() < 0.1 or (is_function and bool(way.split))  # in functions, wh.split needs the optimizer
     found = Program(tuple(writer.inputs), tuple(writer.weights), tuple(writer.lines), terms, (), outputs,
-                    random.choice(["sgd", "sgd", "adam"]), way, is_function, is_resource, random.random() < 0.1).tidy()
-    return found._replace(cuts=_cuts(random, len(way.counts), len(found.lines)))
+                    random.choice(["sgd", "sgd", "adam"]), way, is_function, is_resource, is_optimized).tidy()
+    return found._replace(cuts=_filled_cuts(random, found))
+
+
+def _filled_cuts(random: Any, made: Program) -> Tuple[int, ...]:
+    """Cuts after which every stage has something of the loss, if a few tries find some."""
+    needed = made._replace(outputs=()).tidy().lines
+    for _ in range(8):
+        cuts = _cuts(random, len(made.way.counts), len(made.lines))
+        if all(set(needed).intersection(made.lines[first:last]) for first, last in zip(cuts, cuts[1:])):
+            break
+    return cuts
 
 
 def _cuts(random: Any, stages: int, lines: int) -> Tuple[int, ...]:
@@ -275,7 +287,7 @@ def _judge_here(seed: int, numbers: Sequence[int], is_shrinking: bool) -> None:
                 made, verdict = shrink(made, verdict, input_programs.judge)
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps({"number": number, "kind": verdict.kind, "detail": verdict.detail, "seconds": time.monotonic() - start,
-                          "source": str(made) if is_failure else ""}), flush=True)
+                          "source": f"{made}\n# {made!r}" if is_failure else ""}), flush=True)
 
 
 def _judged(seed: int, numbers: Sequence[int], is_shrinking: bool) -> Iterator[Dict[str, Any]]:
@@ -315,8 +327,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes at a time")
     parser.add_argument("--number", type=int, help="only this program; prints its source")
     parser.add_argument("--shrink", action="store_true", help="make each failing program as small as it still fails")
+    parser.add_argument("--program", help="only this program: Program(...), as a failure prints it")
     parser.add_argument("--of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.program:
+        made = eval(arguments.program.lstrip("# "), {"Program": Program, "Input": Input, "Line": Line, "Way": Way})
+        verdict = input_programs.judge(made)
+        print(f"{made}\n\n{verdict.kind}: {verdict.detail}")
+        return int(verdict.kind in input_programs.FAILURES)
     if arguments.of:
         _judge_here(arguments.seed, [int(number) for number in arguments.of.split(",")], arguments.shrink)
         return 0

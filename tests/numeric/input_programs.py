@@ -265,7 +265,10 @@ def _in_function(program: Program, scopes: Sequence[Any], moved: bool) -> Outcom
         def step(*tensors: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss, outputs = model(scopes, *tensors, *weights)
-            for weight, mean, square, grad in zip(weights, *moments, tape.gradient(loss, weights)):
+            gradients = tape.gradient(loss, weights)
+            if all(grad is None for grad in gradients):
+                raise ValueError("no gradients")
+            for weight, mean, square, grad in zip(weights, *moments, gradients):
                 if grad is None:
                     continue
                 grad = tf.convert_to_tensor(grad)
