@@ -110,7 +110,12 @@ class Writer:
 
     def dense(self) -> None:
         value = self.values[-1] if self.random.random() < 0.7 else self.random.choice(self.values)
-        names = value.name, self.weight(WIDTH, WIDTH), self.weight(WIDTH)
+        shared = [(one, other) for (one, shape), (other, _) in zip(self.weights, self.weights[1:])
+                  if shape == (WIDTH, WIDTH) and dict(self.weights)[other] == (WIDTH,)]
+        if shared and self.random.random() < 0.5:  # one layer for several values
+            names = (value.name, *self.random.choice(shared))
+        else:
+            names = value.name, self.weight(WIDTH, WIDTH), self.weight(WIDTH)
         code = self.random.choice(["tf.tanh(tf.matmul({}, {}) + {})", "tf.nn.bias_add(tf.matmul({}, {}), {})"])
         self.write(code.format(*names), names, value.sizes, True)
 
@@ -155,7 +160,11 @@ class Writer:
         """Weights or targets of the examples of a value: an input of as many rows."""
         value = self.random.choice(self.values)
         is_static = self.layout == "static" and len(set(value.sizes)) == 1
-        if self.random.random() < 0.5:
+        if self.random.random() < 0.2:
+            item = self.input("labels", value.sizes)
+            code = (f"{value.name} * tf.nn.sparse_softmax_cross_entropy_with_logits(labels={item.name}, "
+                    f"logits={value.name})[:, None]")
+        elif self.random.random() < 0.5:
             item = self.input("static_weights" if is_static else "weights", value.sizes)
             code = f"{value.name} * {item.name}[:, None]"
         else:
@@ -201,7 +210,8 @@ def program(random: Any) -> Program:
     """A program of 5 to 14 lines over 2 to 4 inputs (and some of examples' weights or targets)."""
     way, parts = _way(random)
     writer = Writer(random, way, parts)
-    kinds = random.choice([("plain",), ("plain",), ("plain", "plain", "ids"), ("plain", "ragged"), ("plain", "sparse")])
+    kinds = random.choice([("plain",), ("plain",), ("plain",), ("plain", "plain", "ids"), ("plain", "ragged"),
+                           ("plain", "ragged", "hollow", "numbers"), ("plain", "sparse")])
     for number in range(random.choice([2, 2, 2, 3, 3, 4])):
         kind = random.choice(kinds)
         if kind != "plain":
@@ -226,14 +236,16 @@ def program(random: Any) -> Program:
         for _ in range(random.choice([0, 1, 2])):
             writer.anything()
     terms = tuple(writer.term(number == 0) for number in range(random.choice([1, 1, 2, 3])))
-    outputs = tuple(value.name for value in writer.values if value.name.startswith("v") and random.random() < 0.1)
+    outputs = tuple(random.choice(["{}", "{}", "tf.shape({})[0]"]).format(value.name) for value in writer.values
+                    if value.name.startswith("v") and random.random() < 0.1)
     is_function = HAS_FUNCTIONS and random.random() < 0.6
     is_resource = is_function or random.random() < 0.7
     if way.config.get("emit") == "call" and not is_resource:
         outputs = ()  # results only: tests/emit/test_calls.py shows why
     is_optimized = random.random() < 0.1 or (is_function and bool(way.split))  # in functions, wh.split needs the optimizer
     found = Program(tuple(writer.inputs), tuple(writer.weights), tuple(writer.lines), terms, (), outputs,
-                    random.choice(["sgd", "sgd", "adam"]), way, is_function, is_resource, is_optimized).tidy()
+                    random.choice(["sgd", "sgd", "adam"]), way, is_function, is_resource, is_optimized,
+                    not is_function or random.random() < 0.92).tidy()
     return found._replace(cuts=_filled_cuts(random, found))
 
 

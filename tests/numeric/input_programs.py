@@ -66,6 +66,7 @@ class Program(NamedTuple):
         outputs: values that are fetched beside the loss.
         is_function: whether the step is a ``tf.function``, else a Session runs it.
         is_optimized: whether TensorFlow's graph optimizer is on.
+        is_signed: whether a function has a signature with open sizes; else every step's sizes are known.
     """
 
     inputs: Tuple[Input, ...]
@@ -79,6 +80,7 @@ class Program(NamedTuple):
     is_function: bool
     is_resource: bool = True
     is_optimized: bool = False
+    is_signed: bool = True
 
     @property
     def steps(self) -> int:
@@ -113,7 +115,8 @@ class Program(NamedTuple):
         return "\n".join([*text, f"    return loss, [{', '.join(self.outputs)}]"])
 
     def __str__(self) -> str:
-        kind = "tf.function" if self.is_function else f"Session, {'resource' if self.is_resource else 'reference'} variables"
+        kind = f"tf.function{'' if self.is_signed else ' without signature'}" if self.is_function else \
+            f"Session, {'resource' if self.is_resource else 'reference'} variables"
         inputs = ", ".join(f"{item.name}: {item.kind} {list(item.sizes)}" for item in self.inputs)
         weights = ", ".join(f"{name} {list(shape)}" for name, shape in self.weights)
         split = f", stages {list(self.way.split)} split" if self.way.split else ""
@@ -141,6 +144,16 @@ def _ragged(random: np.random.RandomState, count: int) -> List[np.ndarray]:
     return [random.randint(0, VOCABULARY, int(lengths.sum())), lengths]
 
 
+def _hollow(random: np.random.RandomState, count: int) -> List[np.ndarray]:
+    lengths = random.randint(0, 3, count)
+    return [random.randint(0, VOCABULARY, int(lengths.sum())), lengths]
+
+
+def _numbers(random: np.random.RandomState, count: int) -> List[np.ndarray]:
+    lengths = random.randint(1, 4, count)
+    return [random.randn(int(lengths.sum())), lengths]
+
+
 def _sparse(random: np.random.RandomState, count: int) -> List[np.ndarray]:
     kept = random.rand(count, FEATURES) < 0.5
     return [np.argwhere(kept), random.randn(int(kept.sum())), np.array([count, FEATURES])]
@@ -154,7 +167,10 @@ VALUES: Dict[str, Callable[[np.random.RandomState, int], List[np.ndarray]]] = {
     "weights": lambda random, count: [random.rand(count) + 0.1],
     "static_weights": lambda random, count: [random.rand(count) + 0.1],
     "ids": lambda random, count: [random.randint(0, VOCABULARY, count)],
+    "labels": lambda random, count: [random.randint(0, WIDTH, count)],
     "ragged": _ragged,
+    "hollow": _hollow,
+    "numbers": _numbers,
     "sparse": _sparse,
 }
 
@@ -166,11 +182,15 @@ SHAPES: Dict[str, Callable[[int], List[Optional[int]]]] = {
     "weights": lambda rows: [None],
     "static_weights": lambda rows: [rows],
     "ids": lambda rows: [None],
+    "labels": lambda rows: [None],
 }
 
 
+RAGGED = ("ragged", "hollow", "numbers")
+
+
 def _dtype(kind: str) -> Any:
-    return tf.int64 if kind in ("ids", "ragged") else tf.float64
+    return tf.int64 if kind in ("ids", "labels", "ragged", "hollow") else tf.float64
 
 
 def _parts(program: Program, step: int, moved: bool) -> List[List[np.ndarray]]:
@@ -187,30 +207,30 @@ def _parts(program: Program, step: int, moved: bool) -> List[List[np.ndarray]]:
 
 
 def _placeholder(item: Input) -> Any:
-    if item.kind == "ragged":
-        return tf.ragged.placeholder(tf.int64, 1, [])
+    if item.kind in RAGGED:
+        return tf.ragged.placeholder(_dtype(item.kind), 1, [])
     if item.kind == "sparse":
         return tf.sparse_placeholder(tf.float64, [None, FEATURES])
     return tf.placeholder(_dtype(item.kind), SHAPES[item.kind](item.sizes[0]), name=item.name)
 
 
 def _fed(kind: str, parts: Sequence[np.ndarray]) -> Any:
-    if kind == "ragged":
+    if kind in RAGGED:
         rows = [row.tolist() for row in np.split(parts[0], np.cumsum(parts[1])[:-1])]
-        return tf.ragged.constant_value(rows, dtype=np.int64, row_splits_dtype="int64")
+        return tf.ragged.constant_value(rows, ragged_rank=1, dtype=parts[0].dtype, row_splits_dtype="int64")
     return tf.SparseTensorValue(*parts) if kind == "sparse" else parts[0]
 
 
 def _spec(item: Input) -> Any:
-    if item.kind == "ragged":
-        return tf.RaggedTensorSpec([None, None], tf.int64, 1)
+    if item.kind in RAGGED:
+        return tf.RaggedTensorSpec([None, None], _dtype(item.kind), 1)
     if item.kind == "sparse":
         return tf.SparseTensorSpec([None, FEATURES], tf.float64)
     return tf.TensorSpec(SHAPES[item.kind](item.sizes[0]), _dtype(item.kind))
 
 
 def _argument(kind: str, parts: Sequence[np.ndarray]) -> Any:
-    if kind == "ragged":
+    if kind in RAGGED:
         return tf.RaggedTensor.from_row_lengths(parts[0], parts[1])
     return tf.SparseTensor(*parts) if kind == "sparse" else tf.constant(parts[0])
 
@@ -279,7 +299,8 @@ def _in_function(program: Program, scopes: Sequence[Any], moved: bool) -> Outcom
                 weight.assign_sub(0.05 * grad)
             return loss, outputs
 
-        function = tf.function(step, input_signature=[_spec(item) for item in program.inputs], autograph=False)
+        signature = [_spec(item) for item in program.inputs] if program.is_signed else None
+        function = tf.function(step, input_signature=signature, autograph=False)
         returned = []
         for number in range(program.steps):
             parts = _parts(program, number, moved)
@@ -363,6 +384,7 @@ def _first_line(error: BaseException) -> str:
 def _op_error(error: Any) -> str:
     """TensorFlow's own words, without the names of nodes around them."""
     text = re.sub(r"\s+", " ", error.message)
+    text = re.sub(r"Graph execution error:|Detected at node .*?<stack traces unavailable>", "", text)
     found = re.search(r"\(0\) (.*?)(?: \(1\)|$)", text)
     return f"{type(error).__name__}: {(found.group(1) if found else text)[:300]}"
 

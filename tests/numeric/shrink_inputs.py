@@ -70,6 +70,6 @@ def _without(program: Program, number: int, operand: str) -> Program:
 
     lines = [Line(line.names, replaced(line.code), tuple(replaced(name) for name in line.operands))
              for line in program.lines[:number] + program.lines[number + 1:]]
-    outputs = tuple(name for name in program.outputs if name not in program.lines[number].names)
+    outputs = tuple(code for code in program.outputs if not set(names_in(code)).intersection(program.lines[number].names))
     return program._replace(lines=tuple(lines), terms=tuple(replaced(term) for term in program.terms), outputs=outputs,
                             cuts=tuple(cut - (number < cut) for cut in program.cuts)).tidy()
