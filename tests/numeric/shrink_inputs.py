@@ -36,14 +36,15 @@ def _smaller(program: Program) -> Iterator[Program]:
     yield from (program._replace(outputs=program.outputs[:i] + program.outputs[i + 1:]).tidy()
                 for i in range(len(program.outputs)))
     way = program.way
+    plainest = Way((), 2, {key: value for key, value in way.config.items() if key == "random"})  # else draws differ, as they may
     if way.counts:
-        yield program._replace(way=Way((), 2, {}), cuts=())
+        yield program._replace(way=plainest, cuts=())
         yield program._replace(way=way._replace(counts=(), split=()), cuts=())
         if way.devices > sum(way.counts):
             yield program._replace(way=way._replace(devices=sum(way.counts)))
-    elif way != Way((), 2, {}):
-        yield program._replace(way=Way((), 2, {}))
-    for key in way.config:
+    elif way != plainest:
+        yield program._replace(way=plainest)
+    for key in set(way.config) - {"random"}:
         yield program._replace(way=way._replace(config={name: value for name, value in way.config.items() if name != key}))
     for number, line in enumerate(program.lines):
         for operand in line.operands:
