@@ -305,7 +305,7 @@ def _in_function(program: Program, scopes: Sequence[Any], moved: bool) -> Outcom
         for number in range(program.steps):
             parts = _parts(program, number, moved)
             returned.append(function(*[_argument(item.kind, part) for item, part in zip(program.inputs, parts)]))
-        return _outcome(program, returned, variables)
+        return _outcome(program, returned, {name: variable.numpy() for name, variable in variables.items()})
 
 
 def _outcome(program: Program, returned: Sequence[Any], final: Dict[str, Any]) -> Outcome:

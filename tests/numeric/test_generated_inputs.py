@@ -19,6 +19,8 @@ ONE = Program((Input("u", "open", (4, 6, 5)), Input("x", "open", (8, 4, 7))), ((
                Line(("v2",), "tf.matmul(v1, w0)", ("v1", "w0"))),
               ("tf.reduce_mean(tf.square(v2))", "tf.reduce_sum(v1)"), (), ("v1",), "sgd",
               Way((), 2, {"num_micro_batch": 2}), is_function=False)
+SIMPLE = ONE._replace(inputs=ONE.inputs[:1], lines=(Line(("v2",), "tf.matmul(u, w0)", ("u", "w0")),), terms=ONE.terms[:1],
+                      outputs=())
 
 
 @pytest.mark.slow
@@ -47,9 +49,7 @@ def judge_locally(program: Program) -> bool:
 
 @pytest.mark.slow
 def test_a_program_with_one_wrong_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = ONE._replace(inputs=(ONE.inputs[0],), lines=(Line(("v2",), "tf.matmul(u, w0)", ("u", "w0")),), terms=ONE.terms[:1],
-                           outputs=())
-    assert judge(program) == Verdict("divided")
+    assert judge(SIMPLE) == Verdict("divided")
     calls: List[float] = []
     compare = input_programs.differences
 
@@ -60,7 +60,7 @@ def test_a_program_with_one_wrong_number_is_wrong(monkeypatch: pytest.MonkeyPatc
         return compare(outcome, expected, tolerance)
 
     monkeypatch.setattr(input_programs, "differences", wrong)
-    verdict = judge(program)
+    verdict = judge(SIMPLE)
     assert verdict.kind == "wrong" and "loss of run 0 is off by 1.0e-06 (3 runs of 3)" in verdict.detail
 
 
@@ -76,7 +76,7 @@ def test_an_error_under_the_plan_is_judged_by_its_kind(monkeypatch: pytest.Monke
         raise raised
 
     monkeypatch.setattr(input_programs.wh, "explain", fail)
-    assert judge(ONE._replace(outputs=())).kind == kind
+    assert judge(SIMPLE).kind == kind
 
 
 def test_the_source_has_the_stages_in_it() -> None:
