@@ -61,6 +61,7 @@ class Emitted(NamedTuple):
     shared: Sequence[Shared] = ()
     sent: Sent = Sent()
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> their replacements
+    gates: Mapping[str, Sequence[str]] = {}  # see :class:`whale_tf.emit.order.Gates`
 
     def beside_update(self) -> Emitted:
         """The same with separate merged values, for runs that update variables."""
@@ -147,7 +148,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead, order.gates)
 
 
 def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,

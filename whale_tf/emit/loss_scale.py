@@ -21,7 +21,7 @@ import weakref
 from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import CALL_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import TASK_GRAPH_ATTR
 from whale_tf.capture.handles import captured_variables
 from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
 from whale_tf.cluster import Cluster
@@ -29,7 +29,7 @@ from whale_tf.emit.precision import FLOAT32, mixed_precision
 from whale_tf.emit.replacing import tag_like
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Phase, Shape
+from whale_tf.ir.graph import CALL_ATTR, Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.ir.units import GATE_ATTR
