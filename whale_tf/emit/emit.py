@@ -98,7 +98,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = is_function = tf_graph.building_function
     division = find_division(context, nodes, captured, sums)
-    _check(context, division, has_run)
+    _check(context, division)
     after = reroute.outside_after(graph, region)
 
     copies = copy_variables(context, context.variables)
@@ -173,19 +173,14 @@ def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, d
     return context, step, form
 
 
-def _check(context: Context, division: Division, has_run: bool) -> None:
+def _check(context: Context, division: Division) -> None:
     """Raises:
-        PlanError, UnsupportedOpError: the copies, processes or homes of the plan would compute something else.
+        PlanError, UnsupportedOpError: the copies or processes of the plan would compute something else.
     """
     _check_rereads(context)
     if context.processes.graphs > 1:
         check_random(context)
     check_draws(context, division.own, context.processes.graphs)
-    if context.homes.ops and has_run:
-        raise PlanError(
-            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
-            f"({context.plan.zero!r}) and offload ({context.plan.offload!r}) need wh.parallelize() before the first run, or "
-            "shapes that give the rank of every input")
 
 
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
