@@ -21,7 +21,8 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
-from whale_tf.ir.traits import PULLS, Role, traits
+from whale_tf.ir.traits import Role, traits
+from whale_tf.ir.training_step import pulls_behind
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -308,7 +309,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
         PlanError: they cannot be divided like this.
     """
     plan, graph, sources = context.plan, context.graph, captured.sources
-    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
+    pulled = {tensor for tensor in sources if pulls_behind(graph, tensor)}
     own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
     if own and len(pulled) < len(sources):
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
