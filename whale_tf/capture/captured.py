@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
@@ -20,7 +20,6 @@ from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update, pulls_behind
-from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
 

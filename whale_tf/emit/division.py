@@ -21,8 +21,8 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
-from whale_tf.ir.traits import Role, traits
 from whale_tf.ir.training_step import pulls_behind
+from whale_tf.ir.traits import Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar

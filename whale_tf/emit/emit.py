@@ -37,6 +37,7 @@ from whale_tf.ir.across import Across, is_of_rows
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import Role, traits
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
@@ -184,9 +185,10 @@ def _check(context: Context, division: Division) -> None:
 
 
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
-    """Ops that take the handle or reference of a variable that all replicas share -> the variable's device."""
-    found: Dict[str, str] = {}
+    """Ops that take the handle or reference of a variable that all replicas share -> the variable's device; look-ups in tables
+    -> the host."""
     graph = captured.graph
+    found = {op.name: context.host for op in graph.ops if traits(op.type).role is Role.TABLE and context.region.contains(op)}
     for tensor, variable in captured.phases.variables.alias_of.items():
         home = captured.variable_homes.get(variable)
         if home is not None and context.plan.task_graphs[home].variables == "shared":

@@ -25,7 +25,7 @@ from whale_tf.ir.walk import reached
 Offsets = Union[int, Tuple[int, ...]]  # see BatchAxis.offsets
 
 # ops that can run on all examples
-WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
+WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST, Role.TABLE)
 
 
 class Operands:
