@@ -257,14 +257,25 @@ class Converter:
         components = self.context.region.batch.localise[(op.id, position)].components
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
-            raise UnsupportedOpError(
-                f"op {op.name!r} reads a constant that contains the batch size, but the batch size of the input is known only at "
-                "run time; give the input a static batch size, or build the shape from tf.shape"
-            )
+            raise self._built_for(op, position)
         old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
         new = [c[0] + c[1] * size if c is not None else kept for c, kept in zip(components, old)]
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
+
+    def _built_for(self, op: Op, position: int) -> UnsupportedOpError:
+        """The model has a static batch size, and the data lack it."""
+        graph, components = self.context.graph, self.context.region.batch.localise[(op.id, position)].components
+        value, source = graph.producer(op.inputs[position]).value, graph.tensor_name(self.source_of_op(op))
+        held = [] if value is None else np.asarray(value).reshape(-1).tolist()
+        sizes = {(number - each[0]) // each[1] for number, each in zip(held, components) if each is not None and each[1]}
+        size = min(sizes) if len(sizes) == 1 else "one size"
+        batch = size if isinstance(size, int) else "n"
+        return UnsupportedOpError(
+            f"the model is built for mini-batches of {size} examples (op {op.name!r} reads a constant that contains the batch "
+            f"size), but the data leave the batch size of {source!r} open; give it to the data: "
+            f"dataset.batch({batch}, drop_remainder=True), or a placeholder of shape [{batch}, ...]; or let the model take its "
+            "sizes from tf.shape")
 
     def of_this_process(self, name: str, tensor: int, power: int, scope: str, device: str) -> str:
         """A weighted sum over this process's clones, converted to the value of its own mini-batches: times
