@@ -45,7 +45,8 @@ def pair(annotate: bool, images: Any, noise: Any, one_call: bool = False) -> Pai
         return wh.replicate(1) if annotate else contextlib.nullcontext()
 
     def variable(name: str, *shape: int) -> Any:
-        return tf.get_variable(name, initializer=np.random.RandomState(len(name)).randn(*shape), use_resource=True)
+        value = np.random.RandomState(len(name)).randn(*shape).astype(noise.dtype.as_numpy_dtype)
+        return tf.get_variable(name, initializer=value, use_resource=True)
 
     with stage():
         fake = tf.tanh(tf.matmul(noise, variable("generator", 3, 4)))
@@ -164,3 +165,26 @@ def pulled(config: Optional[Dict[str, Any]]) -> List[np.ndarray]:
 
 def test_a_run_takes_no_batch_of_an_iterator_that_it_does_not_need() -> None:
     assert_same(pulled({}), pulled(None))
+
+
+def scaled(cluster: str, annotate: bool) -> List[np.ndarray]:
+    """In float16, with a scale for each update, which grows by itself."""
+    initialised({"amp": "float16"} if annotate else {"amp": "float16", "num_micro_batch": None}, cluster)
+    with tf.Graph().as_default():
+        model = pair(annotate, *(tf.placeholder(tf.float32, [None, width]) for width in (4, 3)))
+        images, noise = {model.images: rows(4)}, {model.noise: rows(3)}
+        found: List[Any] = []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(STEPS):
+                found.append(session.run([model.losses[1], model.updates[1]], noise)[0])
+                found.append(session.run([model.losses, model.updates], {**images, **noise})[0])
+            found += session.run([*tf.trainable_variables(), "whale/loss_scale/steps_1:0", "whale/loss_scale/1/steps_1:0"])
+    return [np.asarray(each) for each in found]
+
+
+def test_each_update_has_its_own_loss_scale() -> None:
+    parallel, one_device = scaled("cpu:2", True), scaled("cpu:1", False)
+    for one, other in zip(parallel, one_device):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
+    assert sorted(map(float, parallel[-2:])) == [STEPS, 2 * STEPS]
