@@ -45,6 +45,14 @@ def dense(feeds: Dict) -> tf.Tensor:
     return tf.reduce_sum(tf.gather(weights("table", 4, 5), vocabulary().lookup(words)), 1)
 
 
+def cleaned(feeds: Dict) -> tf.Tensor:
+    words = tf.placeholder(tf.string, [None, 3])
+    feeds[words] = "_ " + WORDS
+    keys = tf.strings.lower(tf.strings.strip(tf.regex_replace(words, "_", "")))
+    lengths = tf.cast(tf.strings.length(words), tf.float64)[:, :, tf.newaxis]
+    return tf.reduce_sum(lengths * tf.gather(weights("table", 4, 5), vocabulary().lookup(keys)), 1)
+
+
 def lines(feeds: Dict) -> tf.Tensor:
     """The words of a line are as many as it has."""
     text = tf.placeholder(tf.string, [None])
@@ -78,6 +86,9 @@ def trained(words: Callable[[Dict], tf.Tensor], plan: Optional[str]) -> List[np.
         update = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
         with tf.Session() as session:
             session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+            if plan and words in (dense, cleaned):
+                wh.parallelize()
+                assert "once per mini-batch" not in wh.explain()
             found = [session.run([loss, update], feeds)[0] for _ in range(3)]
             return [np.asarray(each) for each in found + session.run(tf.trainable_variables())]
 
@@ -88,7 +99,7 @@ def local(words: Callable[[Dict], tf.Tensor]) -> List[np.ndarray]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("words", [dense, lines, sparse], ids=lambda words: words.__name__)
+@pytest.mark.parametrize("words", [dense, cleaned, lines, sparse], ids=lambda words: words.__name__)
 def test_look_ups_follow_their_keys(words: Callable[[Dict], tf.Tensor], plan: str) -> None:
     found, expected = trained(words, plan), local(words)
     for one, other in zip(found, expected):
