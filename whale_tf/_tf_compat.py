@@ -370,6 +370,13 @@ def relaxed_type(function_type: Any) -> Any:
     return type(function_type)(parameters, function_type.captures, return_annotation=function_type.output)
 
 
+def renew(session: Any) -> None:
+    """Lets a Session continue with another one of TensorFlow's own, which knows the graph as it is now and has no state."""
+    other = tf.compat.v1.Session(session._target, session.graph, session._config)
+    session._session, other._session = other._session, session._session
+    other.close()
+
+
 def static_dims(tensor: tf.Tensor) -> Optional[Sequence[Optional[int]]]:
     """The static shape; None: the rank is unknown.  If TensorFlow has the sizes without a TensorShape around them (2.x), they are
     taken directly, because large graphs have many tensors."""

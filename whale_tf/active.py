@@ -11,6 +11,7 @@ from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableS
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
 from whale_tf.config import Config
+from whale_tf.early import Early
 from whale_tf.errors import WhaleError
 from whale_tf.feeds import Waiting
 from whale_tf.parallelize import Parallelized
@@ -61,7 +62,7 @@ class Active:
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
-        self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.early: MutableMapping[Any, Early] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # whether this process shares tf.data pipelines with the others

@@ -244,10 +244,11 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
 
     Raises:
         PlanError: the graph has no optimizer's update.
+        UnknownShapeError: the rank of an input is not known before the first training step.
     """
     state = require("wh.parallelize")
     graph = graph or v1.get_default_graph()
-    triggers.rewrite(state, graph, may_wait=False)
+    triggers.rewrite_now(state, graph, "wh.parallelize()")
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "

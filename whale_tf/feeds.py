@@ -61,20 +61,27 @@ class Waiting(NamedTuple):
     graph: tf.Graph
     tensors: Tuple[str, ...]
 
-    def learn(self, original: Callable, fetches: Any, feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
+    def learn(self, original: Callable, note: Callable[[Iterable[tf.Operation], Any], None], fetches: Any,
+              feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
         """Learns the shapes of a run.  Shapes of fed tensors are known before it.  Others (an iterator's, a Python function's)
         are known only from the run itself, which is then local: the graph is as the script built it.
+
+        Args:
+            note: is told of a run before it is made.
 
         Returns:
             Whether the run was made, and what it returned.
         """
         mapper, wanted = elements(self.graph, fetches)
+        ops = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in wanted]
         if not trains(wanted):
+            note(ops, feed_dict)
             return True, original(fetches, feed_dict, *arguments)
         shapes = {tensor.name: shape_of(value) for tensor, value in fed(self.graph, feed_dict).items()}
         rest = [name for name in self.tensors if shapes.get(name) is None]
         result = None
         if rest:
+            note(ops, feed_dict)
             values = original([*wanted, *(self.graph.get_tensor_by_name(name) for name in rest)], feed_dict, *arguments)
             result = mapper.build_results(values[:len(wanted)])
             shapes.update((name, shape_of(value)) for name, value in zip(rest, values[len(wanted):]))
@@ -142,8 +149,8 @@ def _check_joined(batch: BatchAxis, number: int, rows: int, sizes: Mapping[str, 
     expected = sum(rows_each(block) * sizes[batch_of(block)] for block in blocks)
     if rows != expected:
         names = " and ".join(repr(batch.graph.tensor_name(batch.batches[batch_of(block)][0])) for block in blocks)
-        raise InputError(f"{batch.graph.tensor_name(number)!r} is fed {rows} rows, but {names}, whose examples it has one after the "
-                         f"other, are fed {expected} rows; feed {expected} rows")
+        raise InputError(f"{batch.graph.tensor_name(number)!r} is fed {rows} rows, but {names}, whose examples it has one after "
+                         f"the other, are fed {expected} rows; feed {expected} rows")
 
 
 def _examples(batch: BatchAxis, number: int, size: int) -> str:
@@ -153,7 +160,9 @@ def _examples(batch: BatchAxis, number: int, size: int) -> str:
 
 def _fix_of_rows(blocks: Iterable[Blocks]) -> str:
     """What to do if an input's rows are examples, but the model reads several as one."""
-    return "" if all(list(map(rows_each, each or ())) == [1] for each in blocks) else ", or say with wh.batch_axis(tensor, 0) that each of its rows is an example"
+    if all(list(map(rows_each, each or ())) == [1] for each in blocks):
+        return ""
+    return ", or say with wh.batch_axis(tensor, 0) that each of its rows is an example"
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, host_name
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
+from whale_tf.early import Early, check_renewable
+from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError
@@ -45,10 +47,11 @@ class Parallelized(NamedTuple):
     variables: Optional[DividedVariables] = None
     too_large: Mapping[str, str] = {}  # see :class:`Division`
     serves: bool = False  # another process drives this one's devices
+    renews: bool = False  # sessions that ran before begin anew
 
 
 def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
-                processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, has_run: bool = False,
+                processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, early: Optional[Sequence[Early]] = None,
                 warn: Callable[[str, Type[Warning]], None] = warnings.warn) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
@@ -56,7 +59,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process's collectives, if there are several processes.
-        has_run: a Session has already taken over the graph's ops.
+        early: Sessions that have already taken over the graph's ops; None: there are none.
         warn: gives the warnings of inexact ops.
 
     Returns:
@@ -85,11 +88,16 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
+    renews = early is not None and (division.variables is not None or any(task.homes for task in plan.task_graphs))
+    if renews:
+        drawing = [captured.graph.ops[index].name for index in batch.own_seed] if plan.random == LOCAL else []
+        check_renewable(early or (), drawing)
+    has_run = early is not None and not renews
     devices = (*device_names(cluster, processes), host_name(cluster, processes))
     backend = plan.gradients[0].backend if plan.gradients else "local"
     emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
-    return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
+    return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables, renews=renews)
 
 
 def find_program(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,

@@ -17,6 +17,7 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator, check_gpus
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.loss_scale import INITIAL
+from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.shard import Pieces
@@ -83,7 +84,7 @@ class Fetches:
         self._runtime, sent = runtime, rewritten.sent
         self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
                           context.gathered.alone)
-        self._ends = sent.ends
+        self._ends, self._gates = sent.ends, Gates(rewritten.gates)
         self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None:
@@ -93,12 +94,14 @@ class Fetches:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
-        """What a run of (substituted) fetches means for other processes.
+        """What a run of (substituted) fetches means for other processes, and what it must feed to wait for nothing else.
 
         Raises:
             UnsupportedOpError: it would wait for them forever.
         """
-        return Kind() if self._runtime is None else self._runs.check([_op_of(fetch) for fetch in fetches])
+        ops = [_op_of(fetch) for fetch in fetches]
+        kind = Kind() if self._runtime is None else self._runs.check(ops)
+        return kind._replace(alone=kind.alone + self._gates.closed(ops)) if self._gates else kind
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""

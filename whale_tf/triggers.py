@@ -15,12 +15,15 @@ from whale_tf.capture.annotations import annotations_of, densified, set_default_
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
+from whale_tf.early import Early
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
 from whale_tf.feeds import Waiting, elements, named_errors, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
 from whale_tf.planner.assemble import TaskGraphSpec, spans
+from whale_tf.planner.auto.settings import wants_search
+from whale_tf.planner.homes import NONE
 from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import step_value
@@ -64,7 +67,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         keys = state.runtime.keys if state.runtime is not None else None
         try:
             has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
-            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run, state.say)
+            early = [known for session, known in state.early.items() if session.graph is graph] if has_run else None
+            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, early, state.say)
         except UnknownShapeError as error:
             if not may_wait or state.processes.count > 1:
                 raise
@@ -76,6 +80,21 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
     state.looked_at[graph] = graph.version
+
+
+def rewrite_now(state: Active, graph: tf.Graph, caller: str) -> None:
+    """Rewrites ``graph`` although no training run has begun.
+
+    Raises:
+        UnknownShapeError: the rank of an input is not known.
+    """
+    try:
+        rewrite(state, graph, may_wait=False)
+    except UnknownShapeError as error:
+        if state.processes.count > 1:
+            raise
+        raise UnknownShapeError(f"{error}; or leave out {caller}: planning then waits for the first training step in "
+                                "Session.run, which shows the rank", error.tensors) from None
 
 
 def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
@@ -181,6 +200,13 @@ def withdraw_in_graph_mode(state: Active) -> None:
         state.runtime.withdraw()
 
 
+def _may_move(state: Active, graph: tf.Graph) -> bool:
+    """Whether a plan may divide variables, or put them elsewhere."""
+    config = state.config
+    return (state.plan is not None or wants_search(config) or (config.zero, config.offload) != (NONE, NONE)
+            or any(item.strategy == "split" for item in annotations_of(graph).items))
+
+
 def _may_span(state: Active, graph: tf.Graph) -> bool:
     """Whether a Session of this graph must see all processes' devices, as far as the plan or the annotations tell."""
     if state.plan is not None:
@@ -204,11 +230,11 @@ def callbacks(state: Active) -> Callbacks:
         rewrite(state, graph)
         return state.fetches.get(graph)
 
-    def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
+    def planned(graph: tf.Graph, wanted: Any, caller: str) -> Optional[whale_session.Fetches]:
         """Refuses by name a graph that waits for shapes, for functions that prepare training runs without feeds."""
         fetches = fetch_map(graph)
         if graph in state.waiting and trains(elements(graph, wanted)[1]):
-            rewrite(state, graph, may_wait=False)
+            rewrite_now(state, graph, caller)
         return fetches
 
     def gradients(grads: Any, xs: Any) -> Any:
@@ -278,17 +304,22 @@ def callbacks(state: Active) -> Callbacks:
             return watching.run(session.graph, original, *arguments)
         with state.termination.between(session, fetches):
             if session.graph in state.waiting:
-                is_made, result = state.waiting[session.graph].learn(original, *arguments)
-                state.early[session] = True
-                if state.waiting[session.graph].is_over:
+                waiting, before = state.waiting[session.graph], state.early.setdefault(session, Early())
+                is_made, result = waiting.learn(original, before.note, *arguments)
+                if waiting.is_over:
                     state.looked_at.pop(session.graph)
                 if is_made:
                     return result
+                if _may_move(state, session.graph):
+                    before.read(session.graph, original)
                 known = fetch_map(session.graph)
             if known is None:
-                state.early[session] = True
+                state.early.setdefault(session, Early())
                 return original(*arguments)
-            if state.early.pop(session, False):
+            ran = state.early.pop(session, None)
+            if ran is not None and state.done[session.graph].renews:
+                ran.renew(session, original)
+            elif ran is not None:
                 known.catch_up(original)
             with state.driving(), named_errors():
                 return whale_session.run(known, session, original, *arguments)
@@ -299,7 +330,8 @@ def callbacks(state: Active) -> Callbacks:
 
     def make_callable(session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:
-        known, arguments = planned(session.graph, fetches), (fetches, feed_list, accept_options)
+        known = planned(session.graph, fetches, "make_callable")
+        arguments = (fetches, feed_list, accept_options)
         found = original(*arguments) if known is None else whale_session.make_callable(
             known, session, original, hooks.original_run(session), *arguments)
 
@@ -310,7 +342,7 @@ def callbacks(state: Active) -> Callbacks:
         return call
 
     def partial_run_setup(session: Any, original: Callable, fetches: Any, feeds: Any = None) -> Any:
-        known = planned(session.graph, fetches)
+        known = planned(session.graph, fetches, "partial_run")
         if known is not None:
             whale_session.check_partial_run(known, session, fetches)
         return original(fetches, feeds)

@@ -38,7 +38,8 @@ NOT_BUILT = {
     "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxArgsGradient", "AccumulateNV2", "Print", "PrintV2", "BiasAddV1", "Ndtri",
     "Erfinv", "MulNoNan", "Xlog1py", "SelectV2", "Mod", "NextAfter", "DeepCopy", "IdentityN", "Select", "Cast", "AddN", "Bitcast",
     "BiasAdd", "LeakyRelu", "LeakyReluGrad", "CheckNumerics", "ApproximateEqual", "Complex", "Betainc", "IgammaGradA", "Inv",
-    "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot"}
+    "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot", "StringToHashBucket", "StringToHashBucketStrong", "StringLower",
+    "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch"}
 
 
 def _operands(name: str, count: int) -> List[np.ndarray]:

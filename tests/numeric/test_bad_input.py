@@ -170,6 +170,15 @@ def batch_size_that_the_graph_contradicts() -> None:
     train(tf.reduce_mean(tf.square(tf.reshape(dense(noise, 4, "one"), [64, 4]))))
 
 
+def data_without_the_models_batch_size() -> None:
+    wh.init(cluster="cpu:2")
+    x = tf.placeholder(tf.float32, [None, 4], name="features")
+    h = tf.zeros([8, 4])
+    for _ in range(2):
+        h = tf.tanh(dense(x, 4, "one") + dense(h, 4, "two"))
+    train(tf.reduce_mean(tf.square(h)))
+
+
 def op_added_to_the_region_later() -> None:
     wh.init(cluster="cpu:2")
     x = tf.placeholder(tf.float32, [8, 4])
@@ -251,6 +260,8 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     unsupported_op: (wh.UnsupportedOpError, ("random", "the same on all devices")),
     parallelize_without_an_update: (wh.PlanError, ("minimize",)),
     op_added_to_the_region_later: (wh.WhaleError, ("later",)),
+    data_without_the_models_batch_size: (
+        wh.UnsupportedOpError, ("built for mini-batches of 8", "'features:0' open", "dataset.batch(8, drop_remainder=True)")),
     eager_execution: (wh.AnnotationError, ("graph", "eager")),
     zero_without_replicas: (wh.ConfigError, ("zero is 'v2'", "no TaskGraph of this plan has two", "wh.replicate(n) with n > 1")),
     float16_without_a_scale: (UserWarning, ("amp is 'float16' without a loss scale", "amp.loss_scale to 'dynamic'", "bfloat16")),

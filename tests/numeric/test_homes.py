@@ -160,22 +160,6 @@ def test_what_is_refused(config: Dict[str, Any], devices: int, message: str) -> 
         parallelized(config, devices)
 
 
-def test_a_session_that_ran_before() -> None:
-    wh.init({"zero": "v1"}, cluster="cpu:2")
-    try:
-        with tf.Graph().as_default():
-            x = tf.placeholder(tf.float32)  # of unknown rank until the first run
-            with wh.replicate():
-                loss = tf.reduce_mean(tf.square(x * tf.get_variable("w", initializer=[1.0, 2.0])))
-            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-                with pytest.raises(wh.PlanError, match="a Session ran ops of this graph before it was divided"):
-                    session.run(update, {x: np.ones([4, 2], np.float32)})
-    finally:
-        wh.shutdown()
-
-
 def test_levels_of_epl() -> None:
     for level, ours in (("", "none"), ("v0", "v1"), ("v1", "v2"), ("v2", "v3")):
         assert wh.Config({"zero.level": level}).zero == ours

@@ -22,11 +22,11 @@ from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence
 
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
+from whale_tf.ir.graph import CALL_ATTR
 
 STRATEGIES = ("replicate", "split")
 TASK_GRAPH_ATTR = "_whale_task_graph"
 PHASE_ATTR = "_whale_phase"
-CALL_ATTR = "_whale_gradient_call"
 FORWARD_ATTR = "_whale_forward"
 
 SparseNames = Tuple[str, str, Optional[str]]  # values, indices, dense_shape of an IndexedSlices

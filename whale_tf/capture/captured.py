@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
@@ -19,9 +19,7 @@ from whale_tf.ir.batch_axis import BatchAxis, Known, Options, analyse, find_batc
 from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.region import Region
-from whale_tf.ir.training_step import TrainingStep, find_update
-from whale_tf.ir.traits import PULLS
-from whale_tf.ir.walk import reached
+from whale_tf.ir.training_step import TrainingStep, find_update, pulls_behind
 from whale_tf.plan import Plan
 
 
@@ -110,10 +108,10 @@ class Captured(NamedTuple):
         """The same with further sources: inputs that come from the input pipeline together with sources, and of which no op needs
         single rows (such as labels of which a loss compares all pairs).  If there are several mini-batches, each has its own
         rows of these."""
-        pulls = {pull for tensor in self.sources for pull in _pulls(self.graph, tensor)}
+        pulls = {pull for tensor in self.sources for pull in pulls_behind(self.graph, tensor)}
         sizes = {self._first(tensor) for tensor, dim in self.sources.items() if dim == 0 and self._rows(tensor) == 1}
         beside = {tensor: 0 for tensor in self.inputs_beside if self._first(tensor) in sizes
-                  and not pulls.isdisjoint(_pulls(self.graph, tensor))}
+                  and not pulls.isdisjoint(pulls_behind(self.graph, tensor))}
         return self._replace(sources={**self.sources, **beside}, axis=None) if beside else self
 
     @property
@@ -314,13 +312,6 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
         if task.batch_of is not None:
             members[task.batch_of].extend(task.ops)
     return members
-
-
-def _pulls(ops: OpGraph, tensor: int) -> Set[int]:
-    """Ops that take elements from an input pipeline and from which a tensor of the input side follows."""
-    behind = reached([ops.tensors[tensor].op], lambda index: () if ops.ops[index].type in PULLS else (
-        ops.tensors[t].op for t in ops.ops[index].inputs))
-    return {index for index in behind if ops.ops[index].type in PULLS}
 
 
 def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:

@@ -26,10 +26,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, Annotations
+from whale_tf.capture.annotations import PHASE_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import CALL_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, OpTraits, Role, State, traits
 from whale_tf.ir.walk import reached
 

@@ -85,6 +85,11 @@ def _is_unknown(shape: Shape, dim: int) -> bool:
 def _set(node: Any, index: int, dim: int, batch: int) -> None:
     """Writes the size into the definition of an input."""
     shape = None
+    if node.op == "PlaceholderWithDefault":  # its default may have another size
+        node.op = "Placeholder"
+        waits = [name for name in node.input if name.startswith("^")]
+        del node.input[:]
+        node.input.extend(waits)
     if node.op.startswith("Placeholder") and not node.attr["shape"].shape.unknown_rank:
         shape = node.attr["shape"].shape
     elif "output_shapes" in node.attr:

@@ -262,7 +262,8 @@ class _BodyConverter(Converter):
         self._outer = outer
         self._outermost = outermost
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+               base: Base = PLAIN) -> Union[float, str]:
         outer = self._outermost.outputs + self._outermost.inputs
         weight = self._outer.weight(outer, task_graph, place, dtype, base)
         of = "+".join(f"{self._index(batch)}*{count}" for batch, count in base)

@@ -305,7 +305,8 @@ class _CallConverter(Converter):
         self._outer = outer
         self._arguments = arguments
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+               base: Base = PLAIN) -> Union[float, str]:
         weight = self._outer.weight(tensors, task_graph, place, dtype, base)
         if not isinstance(weight, str):
             return weight

@@ -50,8 +50,8 @@ class Converter:
 
     def scale(self, name: str, tensor: int, power: Exponent, task_graph: int, place: Clone, scope: str, op: Optional[Op] = None,
               device: str = "") -> str:
-        """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the tensor, or
-        the op that reads it, depends anyway."""
+        """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the tensor,
+        or the op that reads it, depends anyway."""
         dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
         for number, (base, exponent) in enumerate(sorted(exponents_of(power).items())):
             where = f"{scope}/{number}" if number else scope
@@ -154,7 +154,8 @@ class Converter:
             found = self.nodes.binary("Add", found, grown, where + "/sum", dtype, device) if found else grown
         if not found:
             return self.nodes.const(constant, scope, dtype, device)
-        return self.nodes.binary("Add", found, self.nodes.const(constant, scope + "/constant", dtype, device), scope, dtype, device)
+        constant_name = self.nodes.const(constant, scope + "/constant", dtype, device)
+        return self.nodes.binary("Add", found, constant_name, scope, dtype, device)
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:
         """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or the examples
@@ -278,15 +279,28 @@ class Converter:
         components = self.context.region.batch.localise[(op.id, position)].components
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
-            raise UnsupportedOpError(
-                f"op {op.name!r} reads a constant that contains the batch size, but the batch size of the input is known only at "
-                "run time; give the input a static batch size, or build the shape from tf.shape"
-            )
+            raise self._built_for(op, position)
         old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
         new = [(each.at(size) if isinstance(each, Size) else each) if each is not None else kept
                for each, kept in zip(components, old)]
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
+
+    def _built_for(self, op: Op, position: int) -> UnsupportedOpError:
+        """The model has a static batch size, and the data lack it."""
+        graph, components = self.context.graph, self.context.region.batch.localise[(op.id, position)].components
+        value, source = graph.producer(op.inputs[position]).value, graph.tensor_name(self.source_of_op(op))
+        held = [] if value is None else np.asarray(value).reshape(-1).tolist()
+        counted = [(number - each.constant, (each.counts or {}).get(REFERENCE)) for number, each in zip(held, components)
+                   if isinstance(each, Size)]
+        sizes = {number // count for number, count in counted if count}
+        size = min(sizes) if len(sizes) == 1 else "one size"
+        batch = size if isinstance(size, int) else "n"
+        return UnsupportedOpError(
+            f"the model is built for mini-batches of {size} examples (op {op.name!r} reads a constant that contains the batch "
+            f"size), but the data leave the batch size of {source!r} open; give it to the data: "
+            f"dataset.batch({batch}, drop_remainder=True), or a placeholder of shape [{batch}, ...]; or let the model take its "
+            "sizes from tf.shape")
 
     def of_this_process(self, name: str, tensor: int, power: Exponent, scope: str, device: str) -> str:
         """A weighted sum over this process's clones, converted to the value of its own mini-batches: times
@@ -331,7 +345,8 @@ class Converter:
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType, base: Base = PLAIN) -> Union[float, str]:
+    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+               base: Base = PLAIN) -> Union[float, str]:
         """``w_i``, if possible from inputs on which one of the tensors depends anyway."""
         return self.division.weight(self.counted(base, tensors), task_graph, place, dtype)
 

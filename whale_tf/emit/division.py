@@ -21,7 +21,8 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout, rows_each
-from whale_tf.ir.traits import PULLS, Role, traits
+from whale_tf.ir.training_step import pulls_behind
+from whale_tf.ir.traits import Role, traits
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -277,8 +278,8 @@ class Division:
         return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
     def checks(self, source: int, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
-        """Ops that fail at run time if an input of open size does not have the rows of a mini-batch of static size, in model replica
-        ``g``."""
+        """Ops that fail at run time if an input of open size does not have the rows of a mini-batch of static size, in model
+        replica ``g``."""
         shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
         if self.batch is None or shape is None or shape[dim] is not None:
             return ()
@@ -298,8 +299,8 @@ class Division:
 
     def _weights_at_run_time(self, counted: Counted, task_graph: int, dtype: tf.DType) -> Tuple[str, ...]:
         nodes, device = self._nodes, self._context.host
-        together = "" if len(counted) == 1 else "_with_" + "_".join(f"{self._context.flat(source)}_{count}" for source, count in counted[1:])
-        scope = self._scope(counted[0][0], task_graph, f"weights_{dtype.name}{together}")
+        others = "".join(f"_{self._context.flat(source)}_{count}" for source, count in counted[1:])
+        scope = self._scope(counted[0][0], task_graph, f"weights_{dtype.name}{others}")
         each = [self._shares_here(source, task_graph) for source, _ in counted]
         vectors = [nodes.concat([str(share.vector) for share in shares], 0, f"{scope}/sizes{index or ''}", tf.int32, device)
                    for index, shares in enumerate(each)]
@@ -318,7 +319,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
         PlanError: they cannot be divided like this.
     """
     plan, graph, sources = context.plan, context.graph, captured.sources
-    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
+    pulled = {tensor for tensor in sources if pulls_behind(graph, tensor)}
     own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
     if own and len(pulled) < len(sources):
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)

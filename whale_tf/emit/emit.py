@@ -37,6 +37,7 @@ from whale_tf.ir.across import Across, is_of_rows
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import Role, traits
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
@@ -61,6 +62,7 @@ class Emitted(NamedTuple):
     shared: Sequence[Shared] = ()
     sent: Sent = Sent()
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> their replacements
+    gates: Mapping[str, Sequence[str]] = {}  # see :class:`whale_tf.emit.order.Gates`
 
     def beside_update(self) -> Emitted:
         """The same with separate merged values, for runs that update variables."""
@@ -97,7 +99,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = is_function = tf_graph.building_function
     division = find_division(context, nodes, captured, sums)
-    _check(context, division, has_run)
+    _check(context, division)
     after = reroute.outside_after(graph, region)
 
     copies = copy_variables(context, context.variables)
@@ -147,7 +149,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead, order.gates)
 
 
 def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
@@ -172,25 +174,21 @@ def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, d
     return context, step, form
 
 
-def _check(context: Context, division: Division, has_run: bool) -> None:
+def _check(context: Context, division: Division) -> None:
     """Raises:
-        PlanError, UnsupportedOpError: the copies, processes or homes of the plan would compute something else.
+        PlanError, UnsupportedOpError: the copies or processes of the plan would compute something else.
     """
     _check_rereads(context)
     if context.processes.graphs > 1:
         check_random(context)
     check_draws(context, division.own, context.processes.graphs)
-    if context.homes.ops and has_run:
-        raise PlanError(
-            f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
-            f"({context.plan.zero!r}) and offload ({context.plan.offload!r}) need wh.parallelize() before the first run, or "
-            "shapes that give the rank of every input")
 
 
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
-    """Ops that take the handle or reference of a variable that all replicas share -> the variable's device."""
-    found: Dict[str, str] = {}
+    """Ops that take the handle or reference of a variable that all replicas share -> the variable's device; look-ups in tables
+    -> the host."""
     graph = captured.graph
+    found = {op.name: context.host for op in graph.ops if traits(op.type).role is Role.TABLE and context.region.contains(op)}
     for tensor, variable in captured.phases.variables.alias_of.items():
         home = captured.variable_homes.get(variable)
         if home is not None and context.plan.task_graphs[home].variables == "shared":

@@ -51,7 +51,8 @@ class Inputs:
             scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
                 share = share._replace(check=share.check + self._division.checks(source, task_graph, clone.g, scope))
-            self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, task_graph, clone.g, scope)
+            self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(
+                whole, source, share, task_graph, clone.g, scope)
         return self._parts[key][self._division.position(task_graph, clone)]
 
     def _divided(self, whole: str, source: int, share: Shares, task_graph: int, g: int, scope: str) -> List[str]:

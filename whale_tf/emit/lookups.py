@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Dict, List
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.capture.record import Tags
 from whale_tf.capture.recording import renamed, renamed_call
 from whale_tf.emit.replacing import move_waits
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import SHARD_ATTR, Op, Shape
+from whale_tf.ir.graph import CALL_ATTR, SHARD_ATTR, Op, Shape
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 

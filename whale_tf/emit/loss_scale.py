@@ -18,10 +18,12 @@ a row (Micikevicius et al. 2018, section 3.2).  Its variables are in no checkpoi
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
+
+import networkx
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import CALL_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import TASK_GRAPH_ATTR
 from whale_tf.capture.handles import captured_variables
 from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
 from whale_tf.cluster import Cluster
@@ -29,7 +31,7 @@ from whale_tf.emit.precision import FLOAT32, mixed_precision
 from whale_tf.emit.replacing import tag_like
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Phase, Shape
+from whale_tf.ir.graph import CALL_ATTR, Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.ir.units import GATE_ATTR
@@ -119,6 +121,20 @@ def _counters(step: Recording) -> Set[int]:
     return found
 
 
+class _Group(NamedTuple):
+    """Gradients that are scaled together.
+
+    Attributes:
+        cut: the gradients that leave the backward pass.
+        calls: the gradient calls that compute them.
+        writes: the writes that follow from them.
+    """
+
+    cut: Set[int]
+    calls: Set[int]
+    writes: Set[int]
+
+
 class _Scaler:
     """Stages the ops, then moves the edges.
 
@@ -128,31 +144,83 @@ class _Scaler:
 
     def __init__(self, step: Recording, scale: Union[float, str], state: Mapping[str, str], writes: Set[int]) -> None:
         self._step, self._graph, self._scale, self._state, self._writes = step, step.graph, scale, state, writes
-        self._edit = StagedEdit.after(step.definitions)
+        self._edit, self._root = StagedEdit.after(step.definitions), ROOT
         self.shapes: Dict[str, Shape] = {}
 
     def run(self) -> Recording:
-        graph, step = self._graph, self._step
-        cut = {edge.tensor for edge in step.phases.cut if graph.tensors[edge.tensor].dtype in _FLOATS}
-        calls = {target.call for target in step.phases.targets if not cut.isdisjoint(target.tensors)}
-        first, makers = self._first_gradients(calls)
-        variables = self._state
+        step = self._step
+        gone: Dict[str, Any] = {}
+        grads = [call.grads for call in step.annotations.gradient_calls]
+        initial: List[str] = []
+        for number, group in enumerate(self._groups()):
+            self._root, self._writes = f"{ROOT}/{number}" if number else ROOT, group.writes
+            self._run(group, gone, grads, initial)
+        if initial:
+            self._edit.add("NoOp", INITIAL, [], control_inputs=initial)
+        found = [renamed_call(call, call.ys, call.xs, given) for call, given in zip(step.annotations.gradient_calls, grads)]
+        return step.after(self._edit, found, {}, self.shapes, {**step.replaced, **gone})
+
+    def _run(self, group: _Group, gone: Dict[str, Any], grads: List[Any], initial: List[str]) -> None:
+        """Scales a group's gradients.
+
+        Args:
+            gone: tensors and ops -> what replaces them; grows.
+            grads: the gradients of every gradient call; is changed.
+            initial: ops that initialise variables; grows.
+        """
+        graph, step, variables = self._graph, self._step, self._state
+        first, makers = self._first_gradients(group.calls)
         if not variables:
             variables = {name: self._variable(name, value) for name, value in _first_values(self._scale)}
-            self._add("NoOp", "initial", [], control=[f"{ROOT}/{name}/first" for name in variables])
+            initial += [f"{self._root}/{name}/first" for name in variables]
         products = self._multiply(first, makers, variables["scale"])
         scale = self._read(variables["scale"], "scale_again")
         inverse = self._add("Reciprocal", "inverse", [scale])
-        gone: Dict[str, Any] = {}
-        finite = [self._unscale(tensor, products, inverse, number, gone) for number, tensor in enumerate(sorted(cut))]
+        finite = [self._unscale(tensor, products, inverse, number, gone) for number, tensor in enumerate(sorted(group.cut))]
         every = finite[0] if len(finite) == 1 else self._all(
             self._add("Pack", "each", finite, shape=(len(finite),), N=len(finite), axis=0), 1, "all")
         end = self._gate(every, self._next(every, scale, variables))
-        found = [renamed_call(call, call.ys, call.xs, renamed(call.grads, products if call.index in calls else {}))
-                 for call in step.annotations.gradient_calls]
+        for place, call in enumerate(step.annotations.gradient_calls):
+            if call.index in group.calls:
+                grads[place] = renamed(call.grads, products)
         if step.returned is not None:  # a function's caller waits for its writes
             gone.update({graph.ops[write].name: (end,) for write in self._writes})
-        return step.after(self._edit, found, {}, self.shapes, {**step.replaced, **gone})
+
+    def _groups(self) -> List[_Group]:
+        """Groups of updates without a common gradient or gradient call, each with a scale of its own: a run of one of them does
+        not compute the others' gradients.  A function runs all of them."""
+        graph, phases = self._graph, self._step.phases
+        cut = {edge.tensor for edge in phases.cut if graph.tensors[edge.tensor].dtype in _FLOATS}
+        of_call: Dict[int, Set[int]] = {}
+        for target in phases.targets:
+            if not cut.isdisjoint(target.tensors):
+                of_call.setdefault(target.call, set()).update(cut.intersection(target.tensors))
+        if self._step.returned is not None or len(of_call) == 1:
+            return [_Group(cut, set(of_call), self._writes)]
+        gradients = {write: self._gradients_of(write, cut) for write in self._writes}
+        together = networkx.Graph()
+        together.add_nodes_from(cut)
+        for each in (*of_call.values(), *gradients.values()):
+            networkx.add_path(together, sorted(each))
+        groups = sorted(networkx.connected_components(together), key=min)
+        if len(groups) == 1:
+            return [_Group(cut, set(of_call), self._writes)]
+        return [_Group(one, {call for call, own in of_call.items() if own <= one},
+                       {write for write, own in gradients.items() if own and own <= one}) for one in groups]
+
+    def _gradients_of(self, write: int, cut: Set[int]) -> Set[int]:
+        """The gradients from which a write follows, by data or by waiting for other writes."""
+        graph, found = self._graph, set()  # type: ignore[var-annotated]
+
+        def before(index: int) -> List[int]:
+            op = graph.ops[index]
+            if op.phase in (Phase.FORWARD, Phase.BACKWARD):
+                return []
+            found.update(cut.intersection(op.inputs))
+            return graph.predecessors(op)
+
+        reached([write], before)
+        return found
 
     # -- the beginning of the backward pass ---------------------------------------------------------------------------
     def _first_gradients(self, calls: Set[int]) -> Tuple[Set[int], Set[int]]:
@@ -258,8 +326,8 @@ class _Scaler:
     # -- nodes --------------------------------------------------------------------------------------------------------
     def _variable(self, name: str, first: float) -> str:
         """Stages a variable and the op that gives it its first value."""
-        handle = self._edit.add("VarHandleOp", f"{ROOT}/{name}", attrs={
-            "dtype": tf.float32, "shape": tf.TensorShape([]), "shared_name": f"{ROOT}/{name}",
+        handle = self._edit.add("VarHandleOp", f"{self._root}/{name}", attrs={
+            "dtype": tf.float32, "shape": tf.TensorShape([]), "shared_name": f"{self._root}/{name}",
             "container": self._edit.graph._container or ""})
         self.shapes[f"{handle}:0"] = ()
         self._assign(f"{handle}:0", self._const(first, f"{name}/value"), f"{name}/first")
@@ -272,21 +340,22 @@ class _Scaler:
         return read
 
     def _assign(self, handle: str, value: str, name: str) -> str:
-        return self._edit.add("AssignVariableOp", f"{ROOT}/{name}", [handle, value], attrs={"dtype": tf.float32})
+        return self._edit.add("AssignVariableOp", f"{self._root}/{name}", [handle, value], attrs={"dtype": tf.float32})
 
     def _all(self, x: str, rank: int, name: str) -> str:
         axes = self._const(list(range(rank)), name + "/axes", tf.int32)
         return self._add("All", name, [x, axes], keep_dims=False)
 
     def _const(self, value: Any, name: str, dtype: Any = None) -> str:
-        node = self._edit.const(value, f"{ROOT}/{name}", dtype=dtype or (tf.float32 if isinstance(value, float) else tf.int32))
+        dtype = dtype or (tf.float32 if isinstance(value, float) else tf.int32)
+        node = self._edit.const(value, f"{self._root}/{name}", dtype=dtype)
         self.shapes[f"{node}:0"] = (len(value),) if isinstance(value, list) else ()
         return f"{node}:0"
 
     def _add(self, op_type: str, name: str, inputs: Sequence[str], shape: Shape = (), control: Sequence[str] = (),
              **attrs: Any) -> str:
         """Stages a node; returns the name of its first result."""
-        node = self._edit.add(op_type, f"{ROOT}/{name}", inputs, control_inputs=control, attrs=attrs)
+        node = self._edit.add(op_type, f"{self._root}/{name}", inputs, control_inputs=control, attrs=attrs)
         for index in range(2):
             self.shapes[f"{node}:{index}"] = shape
         return f"{node}:0"

@@ -10,22 +10,79 @@ first ops wait, and the barrier waits for its last ops.
 TensorFlow's graph optimizer does not fuse ops with control edges: a Conv2D would run separately from its bias and activation (on
 CPU 6% to 38% longer in total).  So an Identity before the first op waits instead, and the barrier waits for an Identity after the
 last op.  The optimizer removes these after fusing, and gives their edges to the fused ops.
+
+A run that makes only some of the updates must not wait for ops that only the others need (:mod:`whale_tf.ir.demand`).  Such ops
+stand before a gate, a constant that a Session feeds in these runs, which cuts the edge::
+
+    B0 of the discriminator ──> gate ──> Switch ──┬──> barrier ──> F1 of the generator
+    B0 of the generator ──────────────────────────┘
+
+An Identity would not do: the optimizer makes a control edge of it, which feeding does not cut.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.demand import find_demand
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
+from whale_tf.ir.walk import reached
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
 
 
+class Wait(NamedTuple):
+    """What a barrier waits for.
+
+    Attributes:
+        op: of the op graph; -1: every run needs it.
+        name: of the op that the barrier waits for.
+        runs: name of the op that has to run anyway.
+    """
+
+    op: int
+    name: str
+    runs: str
+
+
+class Gates:
+    """Says which gates a run closes.
+
+    Args:
+        waits: gate -> the ops for which it waits.
+    """
+
+    def __init__(self, waits: Mapping[str, Sequence[str]]) -> None:
+        self._waits = waits
+        self._known: Dict[Tuple[str, ...], Tuple[str, ...]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
+    def closed(self, ops: Iterable[tf.Operation]) -> Tuple[str, ...]:
+        """Gates before which an op stands that a run of ``ops`` does not need; found only once, because a training loop asks in
+        every step."""
+        ops = list(ops)
+        key = tuple(op.name for op in ops)
+        if key not in self._known:
+            needed = {op.name for op in reached(ops, self._before)}
+            self._known[key] = tuple(gate for gate, waits in self._waits.items()
+                                     if gate in needed and not needed.issuperset(waits))
+        return self._known[key]
+
+    def _before(self, op: tf.Operation) -> Iterable[tf.Operation]:
+        return () if op.name in self._waits else (*(tensor.op for tensor in op.inputs), *op.control_inputs)
+
+
 class Order:
-    """Barriers of every clone: staged on construction, looked up by ``barriers``."""
+    """Barriers of every clone: staged on construction, looked up by ``barriers``.
+
+    Attributes:
+        gates: gate -> the ops for which it waits.
+    """
 
     def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
@@ -34,7 +91,11 @@ class Order:
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
         self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
-        self._before: Dict[Tuple[str, Clone], str] = {}
+        self._waits: Dict[Tuple[str, Clone], Tuple[str, List[Wait]]] = {}  # of each call: a name scope, and what it waits for
+        self._made: Dict[Tuple[str, Tuple[str, ...]], str] = {}  # name scope, and waits -> the barrier
+        self._of_gates: Dict[Tuple[str, ...], str] = {}
+        self._demand = find_demand(context.region)
+        self.gates: Dict[str, Tuple[str, ...]] = {}
         for call in context.program.calls:
             if call.after and context.program.step_of(call) != BROADCAST:  # which waits for the variables' writes
                 self._stage([context.program.calls[before] for before in call.after], call)
@@ -44,9 +105,9 @@ class Order:
         body by the body's name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
 
-    def before(self, body: Body, clone: Clone) -> List[str]:
-        """The barrier that a call waits for, if any."""
-        return [self._before[body.name, clone]] if (body.name, clone) in self._before else []
+    def before(self, body: Body, clone: Clone, ops: Optional[Sequence[int]] = None) -> List[str]:
+        """The barrier that a call waits for, if any, or that some of its ops wait for."""
+        return [self._barrier(body, clone, ops)] if (body.name, clone) in self._waits else []
 
     def gate(self, task_graph: int, place: Clone) -> None:
         """Makes the other first ops of a clone's steps wait by means of an Identity before an input; call it once the inputs are
@@ -65,21 +126,56 @@ class Order:
         then = context.program.bodies[after.body]
         task_graph, copy = then.task_graph, Copy(after.clone.g, after.clone.r)
         scope = context.name("order", "t{}_g{}_r{}".format(task_graph, *copy), f"before_{then.step}{after.clone.m}")
-        waits = [name for call in before for name in self._exits(context.program.bodies[call.body], call.clone, scope)]
-        barrier = self._nodes.no_op(scope, context.device(task_graph, copy), waits)
+        waits = [wait for call in before for wait in self._exits(context.program.bodies[call.body], call.clone, scope)]
         key = (task_graph, after.clone)
-        self._before[then.name, after.clone] = barrier
+        self._waits[then.name, after.clone] = scope, waits
         if context.is_called:
+            barrier = self._barrier(then, after.clone)
             self._barriers.setdefault(key, {}).setdefault(then.name, []).append(barrier)
             return
         for op in self._ends_of(then)[0]:
-            position = self._first_floating(op.inputs)
+            barrier, position = self._barrier(then, after.clone, [op.id]), self._first_floating(op.inputs)
             if position is None or self._first_floating(op.outputs) is None or op.id in self._frames:
                 self._barriers.setdefault(key, {}).setdefault(op.name, []).append(barrier)
             else:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
 
-    def _exits(self, body: Body, clone: Clone, scope: str) -> List[str]:
+    def _barrier(self, body: Body, clone: Clone, ops: Optional[Sequence[int]] = None) -> str:
+        """The barrier before a call, or before some of its ops."""
+        scope, waits = self._waits[body.name, clone]
+        names = self.after(waits, ops)
+        key = scope, tuple(names)
+        if key not in self._made:
+            number = sum(1 for known, _ in self._made if known == scope)
+            device = self._context.device(body.task_graph, Copy(clone.g, clone.r))
+            self._made[key] = self._nodes.no_op(f"{scope}/{number}" if number else scope, device, names)
+        return self._made[key]
+
+    def after(self, waits: Sequence[Wait], ops: Optional[Sequence[int]]) -> List[str]:
+        """What ``ops`` (None: every run needs them) wait for if they come after ``waits``: those that each run of the ops needs,
+        and gates of the others."""
+        groups, names = 0 if ops is None else self._demand.of(ops), []
+        others: Dict[int, List[Wait]] = {}
+        for wait in waits:
+            if wait.op < 0 or self._demand.implies(groups, wait.op):
+                names.append(wait.name)
+            else:
+                others.setdefault(self._demand.of([wait.op]), []).append(wait)
+        return names + [self._gate(found) for found in others.values()]
+
+    def _gate(self, waits: Sequence[Wait]) -> str:
+        """An op that waits for all of ``waits``, unless the gate is fed."""
+        context, names = self._context, tuple(wait.name for wait in waits)
+        if names not in self._of_gates:
+            scope = context.name("order", "gate", str(len(self.gates)))
+            gate = context.edit.const(False, scope, dtype=tf.bool, device=context.host, control_inputs=names)
+            self.gates[gate] = tuple(wait.runs for wait in waits)
+            anything = self._nodes.const(True, scope + "/anything", tf.bool, context.host)  # nothing reads the Switch's results
+            switch = self._nodes.add("Switch", scope + "/open", [anything, gate], context.host, T=tf.bool)
+            self._of_gates[names] = switch.partition(":")[0]
+        return self._of_gates[names]
+
+    def _exits(self, body: Body, clone: Clone, scope: str) -> List[Wait]:
         """The ops for which a barrier waits if it waits for a call.
 
         It also waits for additions of gradients, so that these are freed, and so that TensorFlow's graph optimizer does not fuse
@@ -87,9 +183,11 @@ class Order:
         """
         context = self._context
         if body.step == ACCUMULATE:
-            return [context.sum_name(tensor, Copy(clone.g, clone.r), clone.m) for tensor in body.outputs]
+            sums = {tensor: context.sum_name(tensor, Copy(clone.g, clone.r), clone.m) for tensor in body.outputs}
+            return [Wait(context.graph.tensors[tensor].op, name, name) for tensor, name in sums.items()]
         if context.is_called:
-            return [f"{context.scope(clone)}/{body.name}"]
+            name = f"{context.scope(clone)}/{body.name}"
+            return [Wait(-1, name, name)]
         return [self.end(op, clone, scope) for op in self._ends_of(body)[1]]
 
     def _ends_of(self, body: Body) -> Tuple[List[Op], List[Op]]:
@@ -97,15 +195,16 @@ class Order:
             self._ends[body.name] = _ends(self._context, [self._context.graph.ops[i] for i in body.ops], self._frames)
         return self._ends[body.name]
 
-    def end(self, op: Op, place: Clone, scope: str) -> str:
+    def end(self, op: Op, place: Clone, scope: str) -> Wait:
         """What barriers wait for instead of a clone of ``op``."""
-        position = self._first_floating(op.outputs)
+        position, name = self._first_floating(op.outputs), self._context.op_in(op, place)
         if position is None:
-            return self._context.op_in(op, place)
+            return Wait(op.id, name, name)
         tensor, shard = op.outputs[position], op.shard
         device = self._context.device(self._context.home(op), place, shard)
-        return self._nodes.identity(
+        end = self._nodes.identity(
             self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device)
+        return Wait(op.id, end, name)
 
     def _first_floating(self, tensors: Sequence[int]) -> Optional[int]:
         """Position of the first tensor of floating point numbers that is not a reference to a variable: the optimizer fuses ops

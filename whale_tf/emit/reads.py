@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.order import Order
+from whale_tf.emit.order import Order, Wait
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.passes.homes import is_value_at_home
 from whale_tf.program import BACKWARD, FORWARD, Body
@@ -24,7 +24,7 @@ class Reads:
         self._body_of = {op: body for body in context.program.bodies if body.reads for op in body.ops}
         self._after = {(body.name, tensor): op for body in context.program.bodies for tensor, op in body.reads}
         self._staged: Dict[Tuple[str, int, Clone], str] = {}
-        self._ends: Dict[Tuple[int, Clone], str] = {}
+        self._ends: Dict[Tuple[int, Clone], Wait] = {}
 
     def of_op(self, op: int, tensor: int, name: str, clone: Clone) -> str:
         """What an op of a clone reads instead of a value ``name``."""
@@ -47,12 +47,17 @@ class Reads:
     def _waits(self, body: Body, tensor: int, clone: Clone) -> List[str]:
         context = self._context
         if not context.is_called:
-            before = self._after.get((body.name, tensor), -1)
-            return [self._ended(before, clone)] if before >= 0 else self._order.before(body, clone)
+            before, readers = self._after.get((body.name, tensor), -1), self._readers(body, tensor)
+            if before >= 0:
+                return self._order.after([self._ended(before, clone)], readers)
+            return self._order.before(body, clone, readers)
         forward = context.program.body(body.task_graph, FORWARD) if body.step == BACKWARD else None
         return self._order.before(body, clone) + ([f"{context.scope(clone)}/{forward.name}"] if forward is not None else [])
 
-    def _ended(self, op: int, clone: Clone) -> str:
+    def _readers(self, body: Body, tensor: int) -> List[int]:
+        return [op for op, _ in self._context.graph.consumers(tensor) if op in body.ops]
+
+    def _ended(self, op: int, clone: Clone) -> Wait:
         """An op that waits for an op of a clone."""
         if (op, clone) not in self._ends:
             self._ends[op, clone] = self._order.end(self._context.graph.ops[op], clone, f"{self._context.scope(clone)}/reads")

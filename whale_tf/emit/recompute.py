@@ -18,13 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Collection, Dict, List, Mapping, Tuple
 
-from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.capture.record import Tags
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.names import names_taken
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Shape
+from whale_tf.ir.graph import CALL_ATTR, SHARD_ATTR, Op, OpGraph, Shape
 from whale_tf.ir.region import Region
 from whale_tf.passes.outline import UNSENT
 from whale_tf.plan import Plan

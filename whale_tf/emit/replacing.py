@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Mapping
 
 from whale_tf._tf_compat import NodeDef
-from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import CALL_ATTR, OpGraph
 
 TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 

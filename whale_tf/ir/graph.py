@@ -36,6 +36,7 @@ class Phase(enum.Enum):
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
+CALL_ATTR = "_whale_gradient_call"  # attribute of an op that a gradient call made: the call's number
 SHARD_ATTR = "_whale_shard"  # attribute of an op of a divided TaskGraph: see Op.shard
 
 

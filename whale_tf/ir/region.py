@@ -36,6 +36,7 @@ class Region(NamedTuple):
     mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size for which the graph was built.
     rereads: ops that read a variable after its update in the same step -> the ops they wait for by control edge (a GAN whose
         generator trains against the discriminator of this step).
+    in_function: a tf.function runs the step, always as a whole.
     """
 
     graph: OpGraph
@@ -48,6 +49,7 @@ class Region(NamedTuple):
     mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
     rereads: Mapping[int, FrozenSet[int]] = {}
     sections: FrozenSet[int] = frozenset()
+    in_function: bool = False
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)

@@ -8,6 +8,7 @@ from whale_tf.ir.across import Across, of_session
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
+from whale_tf.ir.walk import reached
 
 
 class Update(NamedTuple):
@@ -61,11 +62,18 @@ class TrainingStep(NamedTuple):
     @property
     def is_pulled(self) -> bool:
         """Whether batch inputs come from an input pipeline, so that each model replica can take its own mini-batches."""
-        return any(self.graph.producer(tensor).type in PULLS for tensor in self.sources)
+        return any(pulls_behind(self.graph, tensor) for tensor in self.sources)
 
     def home(self, tensor: int) -> int:
         """TaskGraph that computes a tensor of the region."""
         return self.region.task_graph[self.graph.tensors[tensor].op]
+
+
+def pulls_behind(graph: OpGraph, tensor: int) -> Set[int]:
+    """Ops that take elements from an input pipeline and from which a tensor of the input side follows."""
+    behind = reached([graph.tensors[tensor].op], lambda index: () if graph.ops[index].type in PULLS else (
+        graph.tensors[t].op for t in graph.ops[index].inputs))
+    return {index for index in behind if graph.ops[index].type in PULLS}
 
 
 def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping[int, int]) -> Update:

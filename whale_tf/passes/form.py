@@ -16,6 +16,7 @@ import networkx as nx
 
 from whale_tf.errors import PlanError, memory_text
 from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.ir.demand import find_demand
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS, SWITCHES
@@ -113,4 +114,6 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):
         return "TaskGraphs, or clones and ops that need all examples, need each other's results back and forth"
+    if not find_demand(region).is_single:
+        return "a run of one of the updates may need only some of the inputs, but a call takes them all"
     return ""

@@ -227,7 +227,7 @@ def _batches(region: Region) -> List[str]:
     graph, batches = region.graph, region.batch.batches
     if len(batches) < 2:
         return []
-    names = "; ".join(_shortened([graph.tensor_name(tensor) for tensor in members]) for members in batches.values())
+    names = "; ".join(", ".join(graph.tensor_name(tensor) for tensor in members) for members in batches.values())
     return [f"The inputs have {len(batches)} different numbers of examples, each of which is divided by itself: {names}"]
 
 

@@ -10,8 +10,8 @@ operands and constants inside a clone must change to make this exact::
     axis.conversions[op, i]      # (Slice(dim, blocks) | Scale(power) | Reduce(kind, power) | Offset(coefficient) |
                                  #    Whole(components), ...)
                                  #   applied to operand i inside the clone, in this order
-    axis.localise[op, i]         # Localise(components): new value of a shape operand in the clone; element j is component j, a Size
-                                 #   such as 2 b_i + 1, and unchanged for None
+    axis.localise[op, i]         # Localise(components): new value of a shape operand in the clone; element j is component j, a
+                                 #   Size such as 2 b_i + 1, and unchanged for None
     axis.attributes[op, name]    # a shape attribute's value in the clone, whose batch dimensions are None
     axis.extents[tensor]         # object array of int | Size; Size.counts, Size.at(b)
     axis.offsets[tensor]         # positions: whole value = clone's value + offset * o_i (o_i: number of examples before clone i)
@@ -58,6 +58,7 @@ from whale_tf.ir.batch_axis.sources import Known, find_batch_axis
 from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
-    "CONCAT", "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Equality", "Inexact", "Known", "Localise", "Offset", "Offsets", "Options",
-    "Reduce", "SAME", "Scale", "Slice", "Unknown", "Whole", "analyse", "columns", "find_batch_axis", "negative", "static_batch",
+    "CONCAT", "EXTENT", "EXTREMES", "SAME", "UNKNOWN", "BatchAxis", "Conversion", "Equality", "Inexact", "Known", "Localise", "Offset",
+    "Offsets", "Options", "Reduce", "Scale", "Slice", "Unknown", "Whole", "analyse", "columns", "find_batch_axis", "negative",
+    "static_batch",
 ]

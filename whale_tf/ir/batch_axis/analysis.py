@@ -27,8 +27,8 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
         options: see :class:`Options`.
     """
     stated = {graph.tensor(name): layout for name, layout in options.stated.items() if name.partition(":")[0] in graph}
-    seeded = {tensor: stated[tensor] if tensor in stated and stated[tensor].blocks != (1,) else own_rows(graph.tensor_name(tensor), dim)
-              for tensor, dim in sources.items()}
+    seeded = {tensor: own_rows(graph.tensor_name(tensor), dim) for tensor, dim in sources.items()}
+    seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor in sources and layout.blocks != (1,))
     roots = [tensor for tensor, layout in seeded.items() if names_batch(graph.tensor_name(tensor), layout)]
     seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor not in sources)
     together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes are transferred if it runs with the section")

@@ -119,8 +119,8 @@ def blocks_text(blocks: Blocks) -> str:
 
 
 def blocks_of(element: Size) -> Blocks:
-    """Blocks of a dimension of the given extent.  Those of several batches are in the order of the batches; any order is right for
-    rows that are the same for all examples, and for rows that are taken from a whole tensor."""
+    """Blocks of a dimension of the given extent.  Those of several batches are in the order of the batches; any order is right
+    for rows that are the same for all examples, and for rows that are taken from a whole tensor."""
     counts = element.counts
     if counts is not None:
         if element.constant or (len(counts) > 1 and min(counts.values()) < 1):

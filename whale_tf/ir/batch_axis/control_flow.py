@@ -5,7 +5,7 @@ point: the first visit to a Merge sees only the initial value, and the back edge
 """
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import Refuse
 from whale_tf.ir.batch_axis.operands import Operands

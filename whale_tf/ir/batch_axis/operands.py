@@ -40,7 +40,7 @@ from whale_tf.ir.traits import State as VariableState
 from whale_tf.ir.walk import reached
 
 # ops that can run on all examples
-WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
+WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST, Role.TABLE)
 
 
 class Operands:
@@ -221,7 +221,7 @@ def _is_mean(power: Exponent) -> bool:
 
 
 def _simplicity(power: Exponent) -> Tuple[int, int, List[Tuple[object, int]]]:
-    """Orders the powers to which terms of a sum are brought: fewer weights first, and means before sums.  Ties have an order, too."""
+    """Orders powers to which terms of a sum may be brought: few weights are best, then means.  Ties have an order, too."""
     found = exponents_of(power)
     return -sum(map(abs, found.values())), sum(found.values()), sorted(found.items(), reverse=True)
 

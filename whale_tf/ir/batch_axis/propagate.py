@@ -364,8 +364,8 @@ class Propagation(State):
         return factor, blocks, is_uniform
 
     def arrange(self, tensor: int, before: Blocks, blocks: Blocks) -> None:
-        """Let draws from which a tensor follows give their numbers to the examples in these blocks, because the tensor meets examples
-        in them.
+        """Let draws from which a tensor follows give their numbers to the examples in these blocks, because the tensor meets
+        examples in them.
 
         Raises:
             Refuse: they give them to other examples already.

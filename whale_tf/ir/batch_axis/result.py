@@ -40,8 +40,8 @@ class Reduce(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Add ``coefficient * o_i``, with ``o_i`` examples before clone ``i``: of the reference batch, or of the one that :class:`Rows`
-    name.  A tuple of these has one for each column of the last dimension."""
+    """Add ``coefficient * o_i``, with ``o_i`` examples before clone ``i``: of the reference batch, or of the one that
+    :class:`Rows` name.  A tuple of these has one for each column of the last dimension."""
 
     coefficient: Offsets
 
@@ -58,8 +58,8 @@ def negative(offset: Offsets) -> Offsets:
 
 
 class Whole(NamedTuple):
-    """Replace a clone's extent with the whole one: element ``j`` becomes ``components[j]``, in which symbols stand for the numbers of
-    examples of all clones."""
+    """Replace a clone's extent with the whole one: element ``j`` becomes ``components[j]``, in which symbols stand for the numbers
+    of examples of all clones."""
 
     components: Tuple[SizeLike, ...]
 
@@ -68,8 +68,8 @@ Conversion = Union[Slice, Scale, Reduce, Offset, Whole]
 
 
 class Localise(NamedTuple):
-    """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``components[j]``, in which symbols stand
-    for the clone's numbers of examples, and is unchanged for None."""
+    """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``components[j]``, in which symbols
+    stand for the clone's numbers of examples, and is unchanged for None."""
 
     components: Tuple[Optional[SizeLike], ...]
 

@@ -146,8 +146,8 @@ class _Search:
         return found + [guess for guess in left if self.are_named(guess)]
 
     def fits(self, tensor: int, blocks: Tuple[Block, ...], others: Sources) -> bool:
-        """Whether an input may have its examples in these blocks: they are all its own, or all those of inputs that name batches; and
-        a size that is known is that of the blocks."""
+        """Whether an input may have its examples in these blocks: they are all its own, or all those of inputs that name batches,
+        and a size that is known is that of the blocks."""
         name = self.graph.tensor_name(tensor)
         if names_batch(name, sharded(0, blocks)):
             return blocks != (Rows(1, name),)

@@ -316,9 +316,7 @@ class State(View):
         if any(batch_of(block) != REFERENCE for block in blocks):
             raise Refuse(f"the constant {element} stands for examples of several batches")
         each = sum(map(rows_each, blocks))
-        if self.batch is None:
-            raise Refuse(f"the constant {element} is used where a number of examples is expected that is not known now")
-        if element != self.batch * each:
+        if self.batch is not None and element != self.batch * each:
             raise Refuse(f"the constant {element} is used where {each} x {self.batch} examples are expected")
 
     def lacks_sizes(self, tensor: int) -> bool:

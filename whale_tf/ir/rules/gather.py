@@ -117,3 +117,10 @@ def where(op: Op, view: View) -> Rule:
     """Positions of the true elements, which are rows chosen by data."""
     full = view.need_dims(op.inputs[0])
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
+
+
+def in_table(op: Op, view: View) -> Rule:
+    """``table, keys, default -> values``: elementwise in the keys; values that are vectors have further dimensions."""
+    keys, values = view.need_dims(op.inputs[1]), view.rank(op.outputs[0])
+    more = _letters("v", max(0, len(keys) if values is None else values) - len(keys))
+    return Rule((None, keys, None), (keys + more,), "nnn")

@@ -24,7 +24,11 @@ _ELEMENTWISE = table(
      _map("n")),
     ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p Ndtri Rsqrt Selu Sigmoid "
      "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw "
-     "StringToHashBucketFast AsString StringToNumber FakeQuantWithMinMaxArgs", _map("n")._replace(is_dear=True)),
+     "StringToHashBucketFast StringToHashBucket StringToHashBucketStrong AsString StringToNumber StringLower StringUpper "
+     "StringStrip StringLength StaticRegexReplace StaticRegexFullMatch FakeQuantWithMinMaxArgs",
+     _map("n")._replace(is_dear=True)),
+    ("RegexFullMatch", _map("nn")._replace(is_dear=True)),
+    ("RegexReplace", _map("nnn")._replace(is_dear=True)),
     ("Add AddV2", _map("aa", "add", passes_terms=True)),
     ("Sub", _map("aa", "subtract", passes_terms=True)),
     ("Mul", _map("mm", "multiply")),

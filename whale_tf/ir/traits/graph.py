@@ -24,7 +24,8 @@ _DATA = table(
     ("IteratorGetNext", _SOURCE._replace(role=Role.PULL)),
     ("IteratorGetNextSync IteratorGetNextAsOptional QueueDequeueV2 QueueDequeueManyV2 QueueDequeueUpToV2 QueueDequeue "
      "QueueDequeueMany QueueDequeueUpTo", OpTraits(role=Role.PULL)),
-    ("PyFunc PyFuncStateless EagerPyFunc LookupTableFind LookupTableFindV2", OpTraits(role=Role.HOST)),
+    ("PyFunc PyFuncStateless EagerPyFunc", OpTraits(role=Role.HOST)),
+    ("LookupTableFind LookupTableFindV2", OpTraits(rule="gather.in_table", role=Role.TABLE)),
     ("IteratorV2 OneShotIterator", _SOURCE._replace(role=Role.INPUT)),
     ("MakeIterator", OpTraits(role=Role.INITIALIZE)),
     ("OptionalFromValue", OpTraits(batch="optional")),

@@ -14,7 +14,8 @@ class Role(Enum):
     PLACEHOLDER = "placeholder"
     INPUT = "input"  # produces, moves or describes external data, or a shared table; never cloned
     PULL = "pull"  # takes the next elements from an iterator or queue
-    HOST = "host"  # a Python function or a look-up in a table of its process; it brings in data if it depends on no variable
+    HOST = "host"  # a Python function of its process; it brings in data if it depends on no variable
+    TABLE = "table"  # a look-up in a table of its process, which runs where the table is
     INITIALIZE = "initialize"  # initialises an iterator or look-up table
     SAVE = "save"
     RESTORE = "restore"
