@@ -50,8 +50,8 @@ class Converter:
 
     def scale(self, name: str, tensor: int, power: Exponent, task_graph: int, place: Clone, scope: str, op: Optional[Op] = None,
               device: str = "") -> str:
-        """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the tensor,
-        or the op that reads it, depends anyway."""
+        """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the
+        tensor, or the op that reads it, depends anyway."""
         dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
         for number, (base, exponent) in enumerate(sorted(exponents_of(power).items())):
             where = f"{scope}/{number}" if number else scope

@@ -148,7 +148,8 @@ class Layout(NamedTuple):
         blocks: lengths, in multiples of the clone's extent ``b_i``, of the consecutive blocks that make up ``dim``; each
             block is sharded separately, and may have the examples of another batch (:class:`Rows`).  ``(1,)`` is a plain
             batch dimension, ``(T,)`` is ``[B, T]`` flattened to ``B * T``, ``(1,) * T`` is ``[T, B]`` flattened (Rhino's
-            stride), and ``(1, 1)`` is a concatenation of two tensors of one batch.  ``None`` stands for one block of unknown length.
+            stride), and ``(1, 1)`` is a concatenation of two tensors of one batch.  ``None`` stands for one block of unknown
+            length.
         power: the exponent ``k`` above.
     """
 

@@ -58,7 +58,7 @@ from whale_tf.ir.batch_axis.sources import Known, find_batch_axis
 from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
-    "CONCAT", "EXTENT", "EXTREMES", "SAME", "UNKNOWN", "BatchAxis", "Conversion", "Equality", "Inexact", "Known", "Localise", "Offset",
-    "Offsets", "Options", "Reduce", "Scale", "Slice", "Unknown", "Whole", "analyse", "columns", "find_batch_axis", "negative",
-    "static_batch",
+    "CONCAT", "EXTENT", "EXTREMES", "SAME", "UNKNOWN", "BatchAxis", "Conversion", "Equality", "Inexact", "Known", "Localise",
+    "Offset", "Offsets", "Options", "Reduce", "Scale", "Slice", "Unknown", "Whole", "analyse", "columns", "find_batch_axis",
+    "negative", "static_batch",
 ]

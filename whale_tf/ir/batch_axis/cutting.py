@@ -15,7 +15,7 @@ from whale_tf.ir.rules.shape import Stride, strided_terms
 
 
 def position(state: Propagation, element: SizeLike) -> SizeLike:
-    """A position along a batch dimension, in numbers of examples: a constant that holds the mini-batch's size is a multiple of it.
+    """A position along a batch dimension, in numbers of examples: constants that hold the mini-batch's size are multiples of it.
 
     Raises:
         Refuse: it is not known how the position follows from the examples.

@@ -58,8 +58,8 @@ def negative(offset: Offsets) -> Offsets:
 
 
 class Whole(NamedTuple):
-    """Replace a clone's extent with the whole one: element ``j`` becomes ``components[j]``, in which symbols stand for the numbers
-    of examples of all clones."""
+    """Replace a clone's extent with the whole one: element ``j`` becomes ``components[j]``, in which symbols stand for the
+    numbers of examples of all clones."""
 
     components: Tuple[SizeLike, ...]
 
