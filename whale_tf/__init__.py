@@ -23,6 +23,7 @@ from whale_tf.errors import (
     InexactWarning,
     InfeasibleError,
     InputError,
+    MismatchError,
     MissingPackageError,
     PlanError,
     ProcessLostError,
@@ -40,8 +41,9 @@ _API = (
 
 __all__ = [
     "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "InexactError",
-    "InexactWarning", "InfeasibleError", "InputError", "MissingPackageError", "Plan", "PlanError", "ProcessLostError",
-    "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError", "draw_program"] + list(_API)
+    "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError", "Plan", "PlanError",
+    "ProcessLostError", "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError",
+    "draw_program"] + list(_API)
 
 if TYPE_CHECKING:
     from whale_tf.api import batch_axis as batch_axis

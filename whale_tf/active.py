@@ -62,6 +62,7 @@ class Active:
         self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.proofs: MutableMapping[tf.Graph, Any] = weakref.WeakKeyDictionary()  # comparisons of first training steps
         self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # whether this process shares tf.data pipelines with the others
@@ -97,6 +98,11 @@ class Active:
         given = {"zero": self.config.zero, "offload": self.config.offload, "recompute": self.config.recompute,
                  "amp": self.config.precision, "xla": self.config.xla}
         return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether first training steps are compared with the local ones."""
+        return self.config.verify == "first_step"
 
     @property
     def own_devices(self) -> Sequence[Device]:

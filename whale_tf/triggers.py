@@ -24,6 +24,9 @@ from whale_tf.planner.assemble import TaskGraphSpec, spans
 from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import step_value
+from whale_tf.processes.watch import say
+from whale_tf.verifying.local import own_graphs
+from whale_tf.verifying.sessions import SessionProof, script_of
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
@@ -33,6 +36,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
     Raises:
         WhaleError: see :func:`whale_tf.parallelize.parallelize`.
     """
+    if graph in own_graphs:
+        return
     calls = annotations_of(graph).gradient_calls
     if graph in state.done:
         known = len(state.done[graph].captured.gradient_calls)
@@ -62,6 +67,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
+        script = script_of(graph) if calls and state.verifies else None
         try:
             has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
             done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run, state.say)
@@ -75,6 +81,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             runtime = take_part(state, graph, done)
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
+                if script is not None:
+                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say)
     state.looked_at[graph] = graph.version
 
 
@@ -216,6 +224,8 @@ def callbacks(state: Active) -> Callbacks:
         return densified(grads, xs) if state.config.communication.sparse_as_dense else grads
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+        if graph in own_graphs:
+            return config
         if state.runtime is None:
             return _session_config(state, config)
         graph = graph or v1.get_default_graph()
@@ -223,8 +233,8 @@ def callbacks(state: Active) -> Callbacks:
             rewrite(state, graph)
         return state.runtime.session_config(_session_config(state, config))
 
-    def session_target(target: str, config: v1.ConfigProto) -> str:
-        return target if state.runtime is None else state.runtime.target(target, config)
+    def session_target(target: str, graph: Optional[tf.Graph], config: v1.ConfigProto) -> str:
+        return target if state.runtime is None or graph in own_graphs else state.runtime.target(target, config)
 
     def create_session(creator: Any, original: Callable) -> Any:
         if state.runtime is None:
@@ -290,7 +300,10 @@ def callbacks(state: Active) -> Callbacks:
                 return original(*arguments)
             if state.early.pop(session, False):
                 known.catch_up(original)
+            proof = state.proofs.get(session.graph)
             with state.driving(), named_errors():
+                if proof is not None and proof.begins(elements(session.graph, fetches)[1]):
+                    return proof.run(session, original, *arguments)
                 return whale_session.run(known, session, original, *arguments)
 
     def call(function: Any, original: Callable[[], Any]) -> Any:
@@ -304,7 +317,11 @@ def callbacks(state: Active) -> Callbacks:
             known, session, original, hooks.original_run(session), *arguments)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            proof = state.proofs.get(session.graph)
             with state.termination.between(session, fetches), state.driving(), named_errors():
+                if proof is not None and proof.begins(elements(session.graph, fetches)[1]):
+                    fed_values = dict(zip(feed_list or (), args))
+                    return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
                 return found(*args, **kwargs)
 
         return call

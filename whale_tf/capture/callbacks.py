@@ -29,7 +29,7 @@ class Callbacks(NamedTuple):
         before_call: (captured tensors), before a concrete function runs, or is called in another.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not called for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
-        session_target: (target, that ConfigProto) -> the target to use.
+        session_target: (target, graph or None, that ConfigProto) -> the target to use.
         create_session: (session creator, original) -> a session, initialised or restored.
         run: (session, original, arguments of ``Session.run``) -> the fetched values; likewise the next two.
         make_callable: (session, original, arguments) -> a callable.
@@ -60,7 +60,7 @@ class Callbacks(NamedTuple):
     before_call: Callable[[Any], None] = lambda captured: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
-    session_target: Callable[[str, Any], str] = lambda target, config: target
+    session_target: Callable[[str, Optional[tf.Graph], Any], str] = lambda target, graph, config: target
     create_session: Function = lambda creator, original: original()
     run: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     make_callable: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)

@@ -110,7 +110,7 @@ def _graph_finalize(original: Function, callbacks: Callbacks) -> Function:
 def _session_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, target: str = "", graph: Optional[tf.Graph] = None, config: Any = None) -> None:
         config = callbacks.session_config(target, graph, config)
-        original(self, callbacks.session_target(target, config), graph, config)
+        original(self, callbacks.session_target(target, graph, config), graph, config)
     return __init__
 
 

@@ -1,0 +1,211 @@
+"""The first training run of a Session, with the local step beside it.
+
+The run is the user's own: it only returns more tensors.  The variables are read before and after it.
+"""
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from whale_tf import session as whale_session
+from whale_tf._tf_compat import tf
+from whale_tf.capture.recording import recording_of
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.feeds import Fetch, elements, fed
+from whale_tf.ir.graph import Phase
+from whale_tf.ir.walk import reached
+from whale_tf.parallelize import Parallelized
+from whale_tf.verifying import compare as comparing
+from whale_tf.verifying.compare import compare, key, summary
+from whale_tf.verifying.cut import Cut, find_cut
+from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
+from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values
+
+
+def script_of(graph: tf.Graph) -> Script:
+    """The step of a graph that is about to be rewritten."""
+    recording = recording_of(graph)
+    return Script(recording.graph, recording.phases, recording.definitions.export)
+
+
+class SessionProof:
+    """Compares the first run that makes each update of a rewritten graph.
+
+    Args:
+        say: is told what was compared.
+    """
+
+    def __init__(self, graph: tf.Graph, script: Script, done: Parallelized, fetches: whale_session.Fetches,
+                 say: Callable[[str], None]) -> None:
+        self._graph, self._script, self._done, self._fetches, self._say = graph, script, done, fetches, say
+        ops = script.ops
+        self._open: Set[int] = {index for index in script.phases.variables.written_by if ops.ops[index].phase is Phase.APPLY}
+        self._reads: Dict[str, tf.Tensor] = {}
+
+    def begins(self, wanted: Sequence[Fetch]) -> bool:
+        """Whether a run makes an update that no run has made."""
+        return bool(self._open) and not self._open.isdisjoint(self._behind(wanted))
+
+    def _behind(self, wanted: Sequence[Fetch]) -> Set[int]:
+        ops = self._script.ops
+        names = _known_behind(wanted, ops.__contains__)
+        return reached([ops.op(name).id for name in names], lambda index: ops.predecessors(ops.ops[index]))
+
+    def run(self, session: Any, original: Callable, fetches: Any, feed_dict: Optional[Dict] = None, options: Any = None,
+            run_metadata: Any = None) -> Any:
+        """``Session.run`` of a run that begins (see :meth:`begins`).
+
+        Raises:
+            MismatchError: it does not compute what the local step computes.
+        """
+        began = time.perf_counter()
+        wanted = elements(self._graph, fetches)[1]
+        ops, script = self._script.ops, self._script
+        names = _known_behind(wanted, ops.__contains__)
+        returned = [ops.tensor(fetch.name) for fetch in wanted if isinstance(fetch, tf.Tensor) and fetch.op.name in ops]
+        waits = [(wait.op, wait.on) for wait in script.phases.waits]
+        cut = find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names], returned,
+                       view_of(self._done))
+        extra = self._observed(cut, set(fed(self._graph, feed_dict)))
+        local = self._local(cut, session, on_cpu=not runs_on_gpu(self._done))
+        try:
+            reads = self._readers(local.variables)
+            before = whale_session.run(self._fetches, session, original, reads, None, None, None)
+            asked = [tensor for tensors in extra.values() for tensor in tensors]
+            started = time.perf_counter()
+            result, values = whale_session.run(self._fetches, session, original, [fetches, asked], feed_dict, options,
+                                               run_metadata)
+            took = time.perf_counter() - started
+            after = whale_session.run(self._fetches, session, original, reads, None, None, None)
+            found = self._together(extra, values)
+            plan = self._done.plan
+            if plan.loss_scale is not None and not all(np.all(np.isfinite(found[ops.tensor_name(target)]))
+                                                       for one in script.phases.targets for target in one.tensors[:1]
+                                                       if ops.tensor_name(target) in found):
+                self._say("verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
+                return result
+            local, outcome = self._outcome(local, cut, session, before, found)
+            items = items_of(self._done, script, cut, found, before, after, outcome, uses_tf32(self._done))
+
+            def moved() -> Values:
+                again = local.outcome(before, found, nudge=True)
+                both = {**again.tensors, **again.variables}
+                return {key(item): both[item.name] for item in items if item.name in both}
+
+            compared = compare(items, moved)
+        finally:
+            local.close()
+        self._open -= set(cut.writes)
+        comparing.check(compared, "this graph")
+        delayed = time.perf_counter() - began - took
+        self._say(summary(compared, left_out(script, cut, items, found), delayed, "this graph"))
+        return result
+
+    def _local(self, cut: Cut, session: Any, on_cpu: bool) -> LocalStep:
+        config = local_config(self._done.plan, lambda index: "", session._config, on_cpu)
+        return LocalStep(self._script, cut, config)
+
+    def _outcome(self, local: LocalStep, cut: Cut, session: Any, before: Values, found: Values) -> Tuple[LocalStep, Outcome]:
+        """The local step's outcome, on the host if it does not fit on a GPU."""
+        try:
+            return local, local.outcome(before, found)
+        except tf.errors.ResourceExhaustedError:
+            if not runs_on_gpu(self._done):
+                raise
+            self._say("verify: the local step does not fit into the memory of one GPU; it runs on the host")
+            local.close()
+            local = self._local(cut, session, on_cpu=True)
+            return local, local.outcome(before, found)
+
+    def _readers(self, names: Sequence[str]) -> Dict[str, tf.Tensor]:
+        """Tensors that read variables."""
+        with whale_session.unfinalized(self._graph), self._graph.as_default(), v1_no_dependencies(self._graph):
+            for name in names:
+                if name not in self._reads:
+                    tensor = self._graph.get_operation_by_name(name).outputs[0]
+                    if tensor.dtype == tf.resource:
+                        dtype = tf.as_dtype(tensor.op.get_attr("dtype"))
+                        tensor = tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype, name=f"{SCOPE}/{name}")
+                    self._reads[name] = tensor
+        return {name: self._reads[name] for name in names}
+
+    def _observed(self, cut: Cut, feeds: Set[tf.Tensor]) -> Dict[str, List[tf.Tensor]]:
+        """Name in the local script -> the tensors whose values make up the divided step's value."""
+        ops, found = self._script.ops, {}  # type: ignore[var-annotated]
+        for tensor in (*cut.results, *cut.samples, *cut.returned, *cut.taken):
+            name = ops.tensor_name(tensor)
+            fetch = self._graph.get_tensor_by_name(name)
+            if ops.producer(tensor).phase is Phase.INPUT:
+                found[name] = [fetch, *self._of_replicas(name)]
+            else:
+                try:
+                    self._fetches.substitutes([fetch], {})
+                except UnsupportedOpError:
+                    if tensor not in cut.samples:
+                        raise
+                    continue
+                found[name] = [fetch]
+        for use in cut.leaving:
+            name, read = ops.tensor_name(use.tensor), self._read_by(use.op, use.position)
+            if read is not None:
+                found[name] = [read]
+            else:
+                found.setdefault(name, [self._graph.get_tensor_by_name(name)])
+        return found
+
+    def _read_by(self, op: int, position: int) -> Optional[tf.Tensor]:
+        """What an op outside of the forward and backward ops reads in the divided step; None: another op is run instead."""
+        name, emitted = self._script.ops.ops[op].name, self._done.emitted
+        assert emitted is not None
+        name = emitted.instead.get(name, name)
+        if self._is_replaced(name):
+            return None
+        return self._graph.get_operation_by_name(name).inputs[position]
+
+    def _is_replaced(self, name: str) -> bool:
+        return any(each in self._fetches._replaced for each in (name, name + ":0"))
+
+    def _of_replicas(self, name: str) -> List[tf.Tensor]:
+        """An input as the second and the further model replicas take it from the input pipeline."""
+        context, found = context_of(self._done), []  # type: ignore[var-annotated]
+        for g in range(1, self._done.plan.num_model_replicas):
+            other = "{}/{}".format(context.name("input", f"g{g}"), name)
+            try:
+                found.append(self._graph.get_tensor_by_name(other))
+            except KeyError:
+                return []
+        return found
+
+    def _together(self, extra: Dict[str, List[tf.Tensor]], values: Sequence[Any]) -> Values:
+        """The values of the whole mini-batch."""
+        found, rest = {}, list(values)
+        for name, tensors in extra.items():
+            parts, rest = rest[:len(tensors)], rest[len(tensors):]
+            found[name] = parts[0] if len(parts) == 1 else self._concatenated(name, parts)
+        return found
+
+    def _concatenated(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The mini-batches of several model replicas as one, block by block."""
+        batch = context_of(self._done).region.batch
+        tensor = batch.graph.tensor(name)
+        if tensor not in batch.sources:
+            return parts[0]
+        dim, blocks = batch.sources[tensor], batch.layout(tensor).blocks or (1,)
+        cuts = [np.cumsum(blocks)[:-1] * (part.shape[dim] // sum(blocks)) for part in parts]
+        pieces = [np.split(part, cut, dim) for part, cut in zip(parts, cuts)]
+        return np.concatenate([piece for of_block in zip(*pieces) for piece in of_block], dim)
+
+
+def v1_no_dependencies(graph: tf.Graph) -> Any:
+    return graph.control_dependencies(None)
+
+
+def _known_behind(wanted: Sequence[Fetch], is_known: Callable[[str], bool]) -> List[str]:
+    """The script's ops from which fetches follow, those nearest to them: a fetch may have been added later."""
+    starts = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in wanted]
+    found = reached(starts, lambda op: () if is_known(op.name) else [*(t.op for t in op.inputs), *op.control_inputs])
+    return [op.name for op in found if is_known(op.name)]
+
+
