@@ -3,9 +3,9 @@
 The rule.  ``n`` elements ``a`` of the divided step equal the local step's ``e`` if ``|a - e| <= t max(|e|, f sqrt(n))`` in the
 Euclidean norm.  ``t`` follows from the float type of fewest digits that the value went through: 1e-10 for float64, 1e-5 for
 float32 (1e-3 where a GPU multiplies in TF32), 1e-2 for float16 and 8e-2 for bfloat16.  ``f`` is the size below which an element
-is the rounding error of larger ones: a tenth of the largest gradient's root mean square for gradients, otherwise 0.01.  New values
-of variables are compared with what they changed by, ``|a - e| <= t |e - old| + 8 u |old|`` with the type's rounding unit ``u``,
-for both steps compute them from the same gradients.  Integers and booleans must be equal.
+is the rounding error of larger ones: a tenth of the largest root mean square in the backward pass there, otherwise 0.01.  New
+values of variables are compared with what they changed by, ``|a - e| <= t |e - old| + 8 u |old|`` with the type's rounding
+unit ``u``, for both steps compute them from the same gradients.  Integers and booleans must be equal.
 
 If more than that differs, the local step runs again with its variables moved by a few ``u``.  How far its own result moves then
 is what rounding may do to this model (a ReLU at 0, the larger of two equal numbers), and four times that is no difference.
@@ -37,6 +37,7 @@ class Item(NamedTuple):
         order: place in the topological order.
         task_graph: name of its TaskGraph; "": outside of all.
         divided: how the divided step has it.
+        is_backward: whether it is computed from a gradient.
         dtype: a key of TOLERANCE, or anything else for exact equality.
         found, expected: the divided and the local step's values.
         before: a variable's old value, if both steps compute the new one from the same gradients.
@@ -50,6 +51,7 @@ class Item(NamedTuple):
     dtype: str
     found: np.ndarray
     expected: np.ndarray
+    is_backward: bool = False
     before: Optional[np.ndarray] = None
 
 
@@ -73,7 +75,7 @@ def compare(items: Sequence[Item], moved: Optional[Callable[[], Dict[str, np.nda
         moved: values by ``what name`` of the local step with moved variables; called only if something differs.
     """
     largest = max([_norm(item.expected) / item.expected.size**0.5 for item in items
-                   if item.what == GRADIENT and item.expected.size and item.dtype in TOLERANCE], default=0.0)
+                   if item.is_backward and item.expected.size and item.dtype in TOLERANCE], default=0.0)
     found = [_compared(item, largest) for item in sorted(items, key=lambda item: item.order)]
     if moved is None or all(one.is_equal for one in found):
         return found
@@ -111,7 +113,7 @@ def _compared(item: Item, largest: float) -> Compared:
     if item.before is not None:
         change = _norm(np.where(same, 0, finite - _as_float(item.before)))
         return Compared(item, difference, tolerance * change + 8 * UNIT[item.dtype] * _norm(item.before))
-    least = OF_LARGEST * largest if item.what == GRADIENT and largest else LEAST
+    least = OF_LARGEST * largest if item.is_backward and largest else LEAST
     return Compared(item, difference, tolerance * max(_norm(finite), least * other.size**0.5))
 
 

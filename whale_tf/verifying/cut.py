@@ -33,11 +33,13 @@ class View(NamedTuple):
     Attributes:
         layout: the layout of a tensor in the divided step; None: it has none, or it was replaced.
         can_take: whether a tensor's value for the whole mini-batch can be fetched beside the update.
+        runs: whether the divided step runs an op outside of the forward and backward ops, and not another one in its place.
         inexact: op whose result differs from the local script's -> reason.
     """
 
     layout: Callable[[str], Optional[Layout]]
     can_take: Callable[[str], bool]
+    runs: Callable[[str], bool]
     inexact: Mapping[str, str] = {}
 
 
@@ -60,7 +62,8 @@ class Cut(NamedTuple):
     returned: results that other ops compute.
     written: variable op -> why its new value cannot be compared; "": it can.
     writes: ops that write variables.
-    is_joined: forward ops read variables after their update in the same step, so that both halves run at once.
+    is_joined: both halves run at once, because forward ops read variables after their update in the same step, or because what
+        leaves cannot be fetched.
     coarse: tensor -> the float type of fewest digits from which it follows.
     """
 
@@ -120,8 +123,10 @@ class _Finder:
         applied = {index for index in self.needed if graph.ops[index].phase is Phase.APPLY}
         behind = reached([on for _, on in self.waits], lambda index: [
             before for before in graph.ops[index].control_inputs if not self._is_inside(graph.ops[before])])
-        is_joined = not applied.isdisjoint(behind)
-        leaving = () if is_joined else tuple(self._leaving())
+        leaving = tuple(self._leaving())
+        is_joined = not applied.isdisjoint(behind) or not all(
+            self.view.runs(graph.ops[use.op].name) or self.view.can_take(graph.tensor_name(use.tensor)) for use in leaving)
+        leaving = () if is_joined else leaving
         self.given = {(use.op, use.position) for use in leaving}
         while True:  # again only for the back edges of loops
             before = len(self.lost), len(self.taken)
@@ -158,8 +163,10 @@ class _Finder:
 
     def _tells(self, tensor: int) -> bool:
         """Whether a difference of a tensor would say more than that of its operand."""
-        op = self.graph.producer(tensor)
+        op, layout = self.graph.producer(tensor), self.view.layout(self.graph.tensor_name(tensor))
         row = traits(op.type)
+        if layout is not None and layout.is_replicated:  # of no example; a reference variable's value may be the new one already
+            return False
         return (self.graph.tensors[tensor].dtype in DIGITS and row.gives is Gives.OTHER and row.role is not Role.CONSTANT
                 and row.state is State.NONE and self.view.can_take(self.graph.tensor_name(tensor)))
 

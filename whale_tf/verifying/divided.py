@@ -1,15 +1,16 @@
 """What is known about a divided step by names of the local script, and the items that are compared."""
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.emit.context import Context
+from whale_tf.emit.shard import Pieces
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.parallelize import Parallelized
-from whale_tf.plan import Plan
 from whale_tf.verifying.compare import GRADIENT, LOSS, TENSOR, VALUE, Item
 from whale_tf.verifying.cut import Cut, View
 from whale_tf.verifying.local import Outcome, Script, Values
@@ -35,16 +36,22 @@ def view_of(done: Parallelized) -> View:
         return None if tensor is None or tensor in region.batch.unknown else region.batch.layout(tensor)
 
     def can_take(name: str) -> bool:
-        tensor = number(name)
-        if tensor is None:
-            return name in done.replaced
+        if name in done.replaced:
+            new = done.replaced[name]
+            return all(map(can_take, new.names if isinstance(new, Pieces) else [new]))
+        if name.partition(":")[0] not in graph:
+            return False
+        tensor = graph.tensor(name)
         if graph.tensors[tensor].op not in region.batch_level:
             return True
         return tensor not in region.batch.unknown and context.is_returned(tensor)
 
+    def runs(name: str) -> bool:
+        return not (name in done.replaced or name + ":0" in done.replaced)
+
     inexact = {graph.ops[item.op].name: item.reason for item in region.batch.inexact
                if len(context.clones(context.home(graph.ops[item.op]))) > 1}
-    return View(layout, can_take, inexact)
+    return View(layout, can_take, runs, inexact)
 
 
 def how_divided(done: Parallelized, name: str) -> str:
@@ -99,7 +106,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
         kind = cut.coarse.get(tensor, "") if _is_float(local.tensors[name]) else ""
         items.append(Item(name, what, ops.tensors[tensor].op, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, tensor in cut.returned and not cut.is_joined), np.asarray(found[name]),
-                          np.asarray(local.tensors[name])))
+                          np.asarray(local.tensors[name]), ops.producer(tensor).phase is Phase.BACKWARD))
     last = len(ops.ops)
     for name, value in local.variables.items():
         variable = script.phases.variables[ops.op(name).id]
@@ -107,7 +114,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
         order = max((write for write in variable.writes if write in cut.writes), default=last)
         items.append(Item(name, VALUE, order, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, not cut.is_joined), np.asarray(after[name]), np.asarray(value),
-                          None if cut.is_joined else np.asarray(before[name])))
+                          before=None if cut.is_joined else np.asarray(before[name])))
     return items
 
 
@@ -127,7 +134,7 @@ def _is_float(value: np.ndarray) -> bool:
     return not (np.asarray(value).dtype == np.bool_ or np.issubdtype(np.asarray(value).dtype, np.integer))
 
 
-def local_config(plan: Plan, devices: Callable[[int], str], given: Optional[v1.ConfigProto], on_cpu: bool) -> v1.ConfigProto:
+def local_config(given: Optional[v1.ConfigProto], on_cpu: bool) -> v1.ConfigProto:
     """The ConfigProto of a Session with one device, without TensorFlow's graph optimizer."""
     config = v1.ConfigProto(allow_soft_placement=True)
     if given is not None:

@@ -16,6 +16,7 @@ from whale_tf.capture.hooks import original_run
 from whale_tf.capture.phases import Phases
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.traits import Role, traits
 from whale_tf.ir.walk import reached
 from whale_tf.verifying.compare import UNIT
 from whale_tf.verifying.cut import Cut
@@ -159,7 +160,8 @@ class LocalStep:
         if other.phase is Phase.INPUT or other.id in self._cut.writes and on not in self._writes or any(
                 tensor in self._taken for tensor in other.outputs):
             return True
-        if not other.outputs and other.type != "NoOp" and other.id not in self._cut.writes:
+        is_effect = not other.outputs and traits(other.type).role is not Role.NO_OP and other.id not in self._cut.writes
+        if is_effect and not _is_inside(other.phase):
             return True
         return _is_inside(one.phase) != _is_inside(other.phase) and not self._cut.is_joined
 

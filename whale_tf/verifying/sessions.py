@@ -19,9 +19,10 @@ from whale_tf.ir.walk import reached
 from whale_tf.parallelize import Parallelized
 from whale_tf.verifying import compare as comparing
 from whale_tf.verifying.compare import compare, key, summary
-from whale_tf.verifying.cut import Cut, find_cut
+from whale_tf.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values
+from whale_tf.verifying.mini_batches import for_several
 
 
 def script_of(graph: tf.Graph) -> Script:
@@ -104,8 +105,10 @@ class SessionProof:
         return result
 
     def _local(self, cut: Cut, session: Any, on_cpu: bool) -> LocalStep:
-        config = local_config(self._done.plan, lambda index: "", session._config, on_cpu)
-        return LocalStep(self._script, cut, config)
+        context = context_of(self._done)
+        inputs = [self._script.ops.tensor_name(tensor) for tensor, why in cut.taken.items() if why == INPUT]
+        script = for_several(self._script, context, max([1 + len(self._of_replicas(name)) for name in inputs], default=1))
+        return LocalStep(script, cut, local_config(session._config, on_cpu))
 
     def _outcome(self, local: LocalStep, cut: Cut, session: Any, before: Values, found: Values) -> Tuple[LocalStep, Outcome]:
         """The local step's outcome, on the host if it does not fit on a GPU."""
@@ -121,7 +124,7 @@ class SessionProof:
 
     def _readers(self, names: Sequence[str]) -> Dict[str, tf.Tensor]:
         """Tensors that read variables."""
-        with whale_session.unfinalized(self._graph), self._graph.as_default(), v1_no_dependencies(self._graph):
+        with whale_session.unfinalized(self._graph), self._graph.as_default(), self._graph.control_dependencies(None):
             for name in names:
                 if name not in self._reads:
                     tensor = self._graph.get_operation_by_name(name).outputs[0]
@@ -134,8 +137,15 @@ class SessionProof:
     def _observed(self, cut: Cut, feeds: Set[tf.Tensor]) -> Dict[str, List[tf.Tensor]]:
         """Name in the local script -> the tensors whose values make up the divided step's value."""
         ops, found = self._script.ops, {}  # type: ignore[var-annotated]
-        for tensor in (*cut.results, *cut.samples, *cut.returned, *cut.taken):
+        for use in cut.leaving:
+            name, read = ops.tensor_name(use.tensor), self._read_by(use.op, use.position)
+            if read is not None:
+                found[name] = [read]
+        left = [use.tensor for use in cut.leaving]
+        for tensor in dict.fromkeys((*cut.results, *cut.samples, *cut.returned, *cut.taken, *left)):
             name = ops.tensor_name(tensor)
+            if name in found:
+                continue
             fetch = self._graph.get_tensor_by_name(name)
             if ops.producer(tensor).phase is Phase.INPUT:
                 found[name] = [fetch, *self._of_replicas(name)]
@@ -147,12 +157,6 @@ class SessionProof:
                         raise
                     continue
                 found[name] = [fetch]
-        for use in cut.leaving:
-            name, read = ops.tensor_name(use.tensor), self._read_by(use.op, use.position)
-            if read is not None:
-                found[name] = [read]
-            else:
-                found.setdefault(name, [self._graph.get_tensor_by_name(name)])
         return found
 
     def _read_by(self, op: int, position: int) -> Optional[tf.Tensor]:
@@ -187,19 +191,12 @@ class SessionProof:
         return found
 
     def _concatenated(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The mini-batches of several model replicas as one, block by block."""
+        """The mini-batches of several model replicas as one."""
         batch = context_of(self._done).region.batch
         tensor = batch.graph.tensor(name)
         if tensor not in batch.sources:
             return parts[0]
-        dim, blocks = batch.sources[tensor], batch.layout(tensor).blocks or (1,)
-        cuts = [np.cumsum(blocks)[:-1] * (part.shape[dim] // sum(blocks)) for part in parts]
-        pieces = [np.split(part, cut, dim) for part, cut in zip(parts, cuts)]
-        return np.concatenate([piece for of_block in zip(*pieces) for piece in of_block], dim)
-
-
-def v1_no_dependencies(graph: tf.Graph) -> Any:
-    return graph.control_dependencies(None)
+        return np.concatenate(parts, batch.sources[tensor])
 
 
 def _known_behind(wanted: Sequence[Fetch], is_known: Callable[[str], bool]) -> List[str]:
