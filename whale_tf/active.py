@@ -76,6 +76,7 @@ class Active:
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
+        self.function_proofs: Any = None  # comparisons of functions' first calls
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, if this process drives them."""

@@ -25,6 +25,7 @@ from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import step_value
 from whale_tf.processes.watch import say
+from whale_tf.verifying.functions import FunctionProofs, traced
 from whale_tf.verifying.local import own_graphs
 from whale_tf.verifying.sessions import SessionProof, script_of
 
@@ -115,6 +116,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     config = functions.settings(state.config, state.cluster, state.processes)
     if functions.moves_variables(config, plan):
         functions.separate_updates(graph, known)
+    before = traced(graph) if state.verifies else None
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
@@ -138,6 +140,8 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             if job is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 job.rewritten(graph, done.emitted.communicator, bool(done.emitted.context.owners.state))
+            if before is not None:
+                state.function_proofs.add(graph, before, done)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -207,6 +211,7 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
 
 def callbacks(state: Active) -> Callbacks:
     """The functions that the hooks of capture/ call."""
+    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say)
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         rewrite(state, graph)
@@ -306,9 +311,13 @@ def callbacks(state: Active) -> Callbacks:
                     return proof.run(session, original, *arguments)
                 return whale_session.run(known, session, original, *arguments)
 
-    def call(function: Any, original: Callable[[], Any]) -> Any:
+    def call(function: Any, original: Callable[[Any, Any], Any], given: Any, captured: Any) -> Any:
+        def run(given: Any, captured: Any) -> Any:
+            job = state.functions
+            return original(given, captured) if job is None else job.call(function, lambda: original(given, captured))
+
         with named_errors():
-            return original() if state.functions is None else state.functions.call(function, original)
+            return state.function_proofs.call(function, run, given, captured) if state.verifies else run(given, captured)
 
     def make_callable(session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:

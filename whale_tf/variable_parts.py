@@ -248,6 +248,15 @@ class VariableParts:
                 if record is not None:
                     record.put_together()
 
+    def whole_of(self, handle: Any) -> Any:
+        """The handle of the variable that a part belongs to; None: it is no part."""
+        record, _ = self._parts.get(id(handle), (None, None))
+        return None if record is None else record.handle
+
+    def spread_of(self, part: Any) -> Spread:
+        """How the variable of a part is divided, by the part's handle."""
+        return self._parts[id(part)][1].spread
+
     def watch(self, function: Any) -> None:
         """Makes each call of a concrete function that captured parts find the value in them.
 

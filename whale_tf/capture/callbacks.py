@@ -22,7 +22,8 @@ class Callbacks(NamedTuple):
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA if the script did not explicitly ask for it.
         arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if possible.
-        call: (concrete function, original), for every call of a tf.function, eagerly or in another function's graph.
+        call: (concrete function, original, arguments, captured tensors), for every call of a tf.function, eagerly or in another
+            function's graph; the original takes arguments and captured tensors.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), when a tf.function has been traced; its graph can still be edited.
         made: (concrete function), when it has been made from that graph.
@@ -53,7 +54,8 @@ class Callbacks(NamedTuple):
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
     arguments: Callable[[Any], Any] = lambda function_type: function_type
-    call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
+    call: Callable[[Any, Callable[[Any, Any], Any], Any, Any], Any] = lambda function, original, given, captured: original(
+        given, captured)
     shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     made: Callable[[Any], None] = lambda function: None

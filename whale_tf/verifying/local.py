@@ -134,7 +134,7 @@ class LocalStep:
             if "_class" in node.attr:
                 del node.attr["_class"]
             if given.name in self._script.handles:
-                _make_variable(node, self._script.handles[given.name])
+                make_variable(node, self._script.handles[given.name])
             if given.name in ops:
                 index = ops.op(given.name).id
                 inputs = [text for text in node.input if not (text[:1] == "^" and self._is_dropped(index, text[1:]))]
@@ -177,7 +177,7 @@ def _placeholder(name: str, dtype: str) -> NodeDef:
     return node
 
 
-def _make_variable(node: NodeDef, handle: Handle) -> None:
+def make_variable(node: NodeDef, handle: Handle) -> None:
     """Turns the placeholder of a handle into a variable."""
     name = node.name
     node.Clear()

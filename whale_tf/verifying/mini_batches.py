@@ -69,8 +69,9 @@ class _Sizes:
         new = [values[place] if part is None else part[0] + part[1] * self._size * self._count
                for place, part in enumerate(components)]
         name = self._const(np.array(new).reshape(shape or ()), graph.tensors[tensor].dtype)
-        waits = [text for text in self._nodes[graph.producer(tensor).name].input if text[:1] == "^"]  # a loop's are in its frame
-        self._nodes[name.partition(":")[0]].input.extend(waits)
+        waits = [graph.ops[index] for index in graph.producer(tensor).control_inputs]
+        self._nodes[name.partition(":")[0]].input.extend(  # a loop's are in its frame
+            "^" + wait.name for wait in waits if self._context.region.contains(wait) and wait.name in self._nodes)
         self._set(op, position, name)
 
     def _multiply(self, op: Op, position: int) -> None:
