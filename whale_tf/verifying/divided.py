@@ -1,7 +1,7 @@
 """What is known about a divided step by names of the local script, and the items that are compared."""
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Optional
 
 import numpy as np
 
@@ -80,18 +80,21 @@ def task_graph_of(done: Parallelized, name: str) -> str:
 
 
 def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before: Values, after: Values, local: Outcome,
-             uses_tf32: bool) -> List[Item]:
+             wide: bool, uses_tf32: bool) -> List[Item]:
     """Everything that is compared.
 
     Args:
         found: the divided step's tensors.
         before, after: values of variables before and after the divided step.
+        wide: whether both were computed in float64 where they have float32.
     """
     ops, items = script.ops, []  # type: ignore[var-annotated]
     gradients = {tensor for target in script.phases.targets for tensor in target.tensors}
     low = done.plan.precision if done.plan.precision in LOW else ""
 
     def dtype(kind: str, is_update: bool = False) -> str:
+        if wide and kind == "float32":
+            kind = "float64"
         if low and not is_update and kind.startswith("float"):
             return low
         return "tf32" if uses_tf32 and kind == "float32" and not is_update else kind
@@ -118,7 +121,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
     return items
 
 
-def left_out(script: Script, cut: Cut, items: List[Item], found: Mapping[str, object]) -> Dict[str, str]:
+def left_out(script: Script, cut: Cut, items: List[Item]) -> Dict[str, str]:
     """What was not compared -> why."""
     ops = script.ops
     names = {ops.ops[variable].name: why for variable, why in cut.written.items() if why}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -24,14 +24,15 @@ from whale_tf.capture.recording import recording_of
 from whale_tf.errors import PlanError
 from whale_tf.functions import merged
 from whale_tf.ir.graph import Phase
-from whale_tf.ir.traits import CALLS, CONDITIONALS, PULLS, WHILES, Role, State, traits
+from whale_tf.ir.traits import CALLS, PULLS
 from whale_tf.parallelize import Parallelized
 from whale_tf.variable_parts import VariableParts
 from whale_tf.verifying import compare as comparing
-from whale_tf.verifying.compare import compare, key, summary
+from whale_tf.verifying.compare import TOLERANCE, VALUE, Compared, Item, compare, key, summary
 from whale_tf.verifying.cut import DRAWN, Cut, find_cut
 from whale_tf.verifying.divided import items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, own_graphs
+from whale_tf.verifying.replay import Replay, in_float64, widened, without_effects, writes
 
 Run = Callable[[Any, Any], Any]  # a concrete function's arguments and captured tensors -> what it returns
 
@@ -99,7 +100,7 @@ class FunctionProofs:
                 self._open[function.graph] = proof
                 return run(*pulled)
             arguments = _named(function.graph, given, captured)
-            return proof.call(arguments, pulled, lambda: run(given, captured))
+            return proof.call({**arguments, **pulled}, lambda: run(given, captured))
         site = next((site for site in self._sites.get(function.graph, ()) if site.graph in self._open), None)
         if site is None:
             return run(given, captured)
@@ -108,7 +109,7 @@ class FunctionProofs:
             return run(*pulled)
         known = {**_named(function.graph, new, captured), **pulled}
         proof = self._open.pop(site.graph)
-        return proof.call(_operands(function.graph, site, known), {}, lambda: run(new, captured))
+        return proof.call(_operands(function.graph, site, known), lambda: run(new, captured))
 
     def _called_in_graph(self, function: Any, run: Run, given: Any, captured: Any) -> Any:
         graph = v1.get_default_graph()
@@ -133,58 +134,85 @@ class _Proof:
         self._graph, self._before, self._done, self._parts = weakref.ref(graph), before, done, parts
         self._config, self._say = config, say
 
-    def call(self, arguments: Values, pulled: Values, run: Callable[[], Any]) -> Any:
+    def call(self, given: Values, run: Callable[[], Any]) -> Any:
         """The first call.
 
         Args:
-            arguments: values of the function's placeholders, by name.
-            pulled: values of what it takes from iterators.
+            given: values of the function's placeholders, and of what it takes from iterators, by name.
+
+        Raises:
+            MismatchError: the step differs from the local one.
         """
-        began, script = time.perf_counter(), self._before.script
-        graph, done = self._graph(), self._done
+        began, took = time.perf_counter(), 0.0
+        result: Any = None
+
+        def timed() -> None:
+            nonlocal result, took
+            started = time.perf_counter()
+            result = run()
+            took = time.perf_counter() - started
+
+        found, missing = self.compared(given, False, timed)
+        comparing.check(found, self.where)
+        self._say(summary(found, missing, time.perf_counter() - began - took, self.where))
+        return result
+
+    @property
+    def where(self) -> str:
+        graph = self._graph()
         assert graph is not None
-        ops, where = script.ops, f"tf.function {graph.name!r}"
+        return f"tf.function {graph.name!r}"
+
+    def compared(self, given: Values, wide: bool, run: Optional[Callable[[], Any]] = None) -> Tuple[List[Compared], Dict[str, str]]:
+        """The comparison, and what could not be compared -> why.
+
+        Args:
+            given: see :meth:`call`.
+            wide: whether both steps are computed in float64 where they have float32.
+            run: the call, which changes the user's variables; None: nothing is changed.
+        """
+        script, graph, done = self._before.script, self._graph(), self._done
+        assert graph is not None
+        ops = script.ops
         waits = [(wait.op, wait.on) for wait in script.phases.waits]
         names = [*self._before.runs, *(name.partition(":")[0] for name in self._before.returned)]
         cut = find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names],
                        [ops.tensor(name) for name in self._before.returned], view_of(done))
         before = {name: self._value(handle) for name, handle in self._before.captures.items()}
-        given = {**arguments, **pulled}
-        divided = _Divided(graph, done, self._parts, self._config(), given)
+        observed = self._observed(graph, cut, given)
+        divided = _Divided(graph, self._parts, self._config(), wide)
         try:
-            found = divided.run(self._observed(graph, cut, given), given)
+            found = divided.run(observed, given)
             replayed = {name: divided.variable(handle) for name, handle in self._before.captures.items()}
         finally:
             divided.close()
-        local = LocalStep(script, cut, local_config(None, on_cpu=not runs_on_gpu(done)))
+        if wide:
+            before, given = widened(before), widened(given)
+        local = LocalStep(script, cut, local_config(None, wide or not runs_on_gpu(done)), *([in_float64] if wide else []))
         try:
             outcome = local.outcome(before, {**found, **given})
-            started = time.perf_counter()
-            result = run()
-            took = time.perf_counter() - started
-            after = replayed
-            if DRAWN not in cut.taken.values() and DRAWN not in cut.lost.values():  # the call draws numbers of its own
-                after = {name: self._value(handle) for name, handle in self._before.captures.items()}
-            items = items_of(done, script, cut, found, before, after, outcome, uses_tf32(done))
+            if run is not None:
+                run()
+            items = items_of(done, script, cut, found, before, replayed, outcome, wide, uses_tf32(done))
+            if run is not None and DRAWN not in (*cut.taken.values(), *cut.lost.values()):  # else it draws numbers of its own
+                names = [item.name for item in items if item.what == VALUE and item.dtype in TOLERANCE]
+                after = {name: self._value(self._before.captures[name]) for name in names}
+                items.append(_altogether(names, before, after, replayed, len(ops.ops)))
 
             def moved() -> Values:
                 again: Outcome = local.outcome(before, {**found, **given}, nudge=True)
                 both = {**again.tensors, **again.variables}
                 return {key(item): both[item.name] for item in items if item.name in both}
 
-            compared = compare(items, moved)
+            return compare(items, moved), left_out(script, cut, items)
         finally:
             local.close()
-        comparing.check(compared, where)
-        self._say(summary(compared, left_out(script, cut, items, found), time.perf_counter() - began - took, where))
-        return result
 
     def _value(self, handle: tf.Tensor) -> np.ndarray:
         """The value of a variable, whole."""
-        self._parts.before_call([handle])
         dtype = next(spec.attrs["dtype"] for name, spec in self._before.script.handles.items()
                      if self._before.captures.get(name) is handle)
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(dtype)).numpy()
+        return np.asarray(self._parts.value(handle, tf.as_dtype(dtype)))
 
     def _observed(self, graph: tf.Graph, cut: Cut, given: Values) -> Dict[str, tf.Tensor]:
         """Name in the local script -> the divided step's tensor."""
@@ -206,81 +234,50 @@ class _Proof:
 
 
 class _Divided:
-    """The divided function's graph in a Session of its own.
+    """The divided function's step in a Session of its own, and the user's variables in it."""
 
-    Args:
-        config: its ConfigProto.
-        given: values of placeholders and of what iterators give.
-    """
-
-    def __init__(self, graph: tf.Graph, done: Parallelized, parts: VariableParts, config: Any, given: Values) -> None:
-        self._inside, self._parts, self._source = graph, parts, graph
-        self._handles = variable_handles(graph)
-        self._outside = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in self._handles}
-        self._config, self._given = config, given
-        self._session: Any = None
+    def __init__(self, graph: tf.Graph, parts: VariableParts, config: Any, wide: bool) -> None:
+        self._parts, handles = parts, variable_handles(graph)
+        self._outside = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in handles}
+        before = {name: _value_of(outer, handles[name]) for name, outer in self._outside.items()}
+        definition = v1.GraphDef()
+        definition.CopyFrom(graph.as_graph_def())
+        without_effects(definition, graph.get_operations())
+        for node in definition.node:
+            if node.name in self._outside:
+                make_variable(node, handles[node.name])
+                node.device = self._outside[node.name].device
+        self._updates = [op.name for op in graph.control_outputs if writes(op)]
+        self._replay = Replay(in_float64(definition) if wide else definition, widened(before) if wide else before, config)
+        self._after: Values = {}
 
     def run(self, fetches: Dict[str, tf.Tensor], given: Values) -> Values:
         """Runs the step once; values of ``fetches``."""
-        graph = tf.Graph()
-        own_graphs.add(graph)
-        values = {name: _value_of(handle, self._handles[name]) for name, handle in self._outside.items()}
-        with graph.as_default():
-            tf.import_graph_def(self._definition(), name="")
-            fed = {name: v1.placeholder(self._handles[name].attrs["dtype"], None) for name in values}
-            assigns, self._reads = [], {}
-            for name in values:
-                tensor = graph.get_tensor_by_name(name + ":0")
-                with tf.device(self._outside[name].device):
-                    assigns.append(tf.raw_ops.AssignVariableOp(resource=tensor, value=fed[name]))
-                    dtype = tf.as_dtype(self._handles[name].attrs["dtype"])
-                    self._reads[name] = tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype)
-        self._session = v1.Session(graph=graph, config=self._config)
-        run = original_run(self._session)
-        run(assigns, {fed[name]: value for name, value in values.items()})
-        updates = [graph.get_operation_by_name(op.name) for op in self._source.control_outputs if _writes(op)]
-        feeds = {graph.get_tensor_by_name(name): value for name, value in given.items()}
-        found, _ = run([{name: graph.get_tensor_by_name(tensor.name) for name, tensor in fetches.items()}, updates], feeds)
-        self._after = run(self._reads)
-        return dict(found)
+        found = self._replay.run({name: tensor.name for name, tensor in fetches.items()}, self._updates, given)
+        self._after = self._replay.variables()
+        return found
 
     def variable(self, handle: tf.Tensor) -> np.ndarray:
         """The new value of the user's variable with this handle."""
-        own = next((name for name, outer in self._outside.items() if outer is handle), None)
-        if own is not None:
-            return self._after[own]
-        names = [name for name, outer in self._outside.items() if self._parts.whole_of(outer) is handle]
-        spread = self._parts.spread_of(self._outside[names[0]])
-        values = [self._after[name] for name in names]
+        names = {id(outer): name for name, outer in self._outside.items()}
+        if id(handle) in names:
+            return self._after[names[id(handle)]]
+        handles, spread = self._parts.parts_of(handle, list(self._outside.values()))
+        values = [self._after[names[id(part)]] for part in handles]
         return np.concatenate(values, spread.dim) if spread.is_shard else values[0]
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-    def _definition(self) -> Any:
-        found = v1.GraphDef()
-        found.CopyFrom(self._source.as_graph_def())
-        dropped = {"^" + op.name for op in self._source.get_operations() if _is_effect(op)}
-        for node in found.node:
-            kept = [text for text in node.input if text not in dropped]
-            del node.input[:]
-            node.input.extend(kept)
-            if node.name in self._handles:
-                make_variable(node, self._handles[node.name])
-                node.device = self._outside[node.name].device
-        return found
+        self._replay.close()
 
 
-def _writes(op: tf.Operation) -> bool:
-    row = traits(op.type)
-    return row.is_write or row.state is State.DRAW or op.type in CALLS | CONDITIONALS | WHILES
-
-
-def _is_effect(op: tf.Operation) -> bool:
-    """Whether an op only prints, checks or reads what is outside of the step, so that nobody has to wait for it."""
-    row = traits(op.type)
-    return op.type in PULLS or row.role is Role.HOST or (not op.outputs and row.role is not Role.NO_OP and not row.is_write)
+def _altogether(names: Sequence[str], before: Values, after: Values, replayed: Values, order: int) -> Item:
+    """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient is 0
+    but for rounding, the two may differ in anything, so that each variable by itself says nothing."""
+    made = np.concatenate([np.zeros(1), *(np.ravel(after[name] - before[name]).astype(float) for name in names)])
+    expected = np.concatenate([np.zeros(1), *(np.ravel(replayed[name] - before[name]).astype(float) for name in names)])
+    agrees = bool(np.linalg.norm(made - expected) <= 0.1 * np.linalg.norm(expected))
+    return Item("all variables, as the call itself left them", VALUE, order, "", "in the call", "agreement", np.array(agrees),
+                np.array(True))
 
 
 def _value_of(handle: tf.Tensor, spec: Handle) -> np.ndarray:

@@ -6,7 +6,7 @@ pipelines.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Mapping, MutableSet, NamedTuple
+from typing import Any, Callable, Dict, List, Mapping, MutableSet, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     variables: Values
 
 
-class _Access(NamedTuple):
+class Access(NamedTuple):
     """How a variable's value is set and read."""
 
     value: tf.Tensor
@@ -62,9 +62,11 @@ class LocalStep:
 
     Args:
         config: of its Session.
+        convert: what to do with its graph before it is imported.
     """
 
-    def __init__(self, script: Script, cut: Cut, config: Any) -> None:
+    def __init__(self, script: Script, cut: Cut, config: Any,
+                 convert: Callable[[GraphDef], GraphDef] = lambda given: given) -> None:
         self._script, self._cut = script, cut
         ops = script.ops
         left = dict.fromkeys(use.tensor for use in cut.leaving)
@@ -76,11 +78,11 @@ class LocalStep:
             cut.written.get(variable) == "" for variable in script.phases.variables.written_by[index])]
         self.graph = tf.Graph()
         own_graphs.add(self.graph)
-        definition = self._definition()
+        definition = convert(self._definition())
         self._names = {node.name for node in definition.node}
         with self.graph.as_default():
             tf.import_graph_def(definition, name="")
-            self._variables = {variable.name: _access(self.graph, variable.name) for variable in script.phases.variables
+            self._variables = {variable.name: access(self.graph, variable.name) for variable in script.phases.variables
                                if variable.name in self._names}
         self.session = v1.Session(graph=self.graph, config=config)
         self._run = original_run(self.session)
@@ -187,17 +189,17 @@ def make_variable(node: NodeDef, handle: Handle) -> None:
     node.attr["shared_name"].s = name.encode()
 
 
-def _access(graph: tf.Graph, name: str) -> _Access:
+def access(graph: tf.Graph, name: str) -> Access:
     """Ops that set and read a variable."""
     variable = graph.get_operation_by_name(name)
     tensor = variable.outputs[0]
     dtype = tf.as_dtype(variable.get_attr("dtype"))
     value = v1.placeholder(dtype, None, f"{SCOPE}/value/{name}")
     if tensor.dtype == tf.resource:
-        return _Access(value, tf.raw_ops.AssignVariableOp(resource=tensor, value=value),
+        return Access(value, tf.raw_ops.AssignVariableOp(resource=tensor, value=value),
                        tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype))
     assign = tf.raw_ops.Assign(ref=tensor, value=value, validate_shape=False)
-    return _Access(value, assign.op, tf.identity(tensor))
+    return Access(value, assign.op, tf.identity(tensor))
 
 
 def _moved(value: np.ndarray, seed: int) -> np.ndarray:

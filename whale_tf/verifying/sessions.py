@@ -88,7 +88,7 @@ class SessionProof:
                 self._say("verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
                 return result
             local, outcome = self._outcome(local, cut, session, before, found)
-            items = items_of(self._done, script, cut, found, before, after, outcome, uses_tf32(self._done))
+            items = items_of(self._done, script, cut, found, before, after, outcome, False, uses_tf32(self._done))
 
             def moved() -> Values:
                 again = local.outcome(before, found, nudge=True)
@@ -101,7 +101,7 @@ class SessionProof:
         self._open -= set(cut.writes)
         comparing.check(compared, "this graph")
         delayed = time.perf_counter() - began - took
-        self._say(summary(compared, left_out(script, cut, items, found), delayed, "this graph"))
+        self._say(summary(compared, left_out(script, cut, items), delayed, "this graph"))
         return result
 
     def _local(self, cut: Cut, session: Any, on_cpu: bool) -> LocalStep:
