@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import warnings
 import weakref
 from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
-from whale_tf.config import Config
+from whale_tf.config import VERIFIED, Config
 from whale_tf.errors import WhaleError
 from whale_tf.feeds import Waiting
 from whale_tf.parallelize import Parallelized
@@ -77,6 +78,7 @@ class Active:
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
         self.function_proofs: Any = None  # comparisons of functions' first calls
+        self.is_asked = False  # whether wh.verify traces a function
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, if this process drives them."""
@@ -103,7 +105,7 @@ class Active:
     @property
     def verifies(self) -> bool:
         """Whether first training steps are compared with the local ones."""
-        return self.config.verify == "first_step"
+        return self.config.verify == "first_step" or self.is_asked or _shown is not None or VERIFIED in os.environ
 
     @property
     def own_devices(self) -> Sequence[Device]:
@@ -137,6 +139,7 @@ class Active:
 
 _active: Optional[Active] = None
 _observer: Optional[Observer] = None
+_shown: Optional[Callable[..., Any]] = None
 
 
 def current() -> Optional[Active]:
@@ -157,6 +160,16 @@ def observer() -> Optional[Observer]:
 def observe(new: Optional[Observer]) -> None:
     global _observer
     _observer = new
+
+
+def shown() -> Optional[Callable[..., Any]]:
+    """What takes the comparison of the first training step, which is then not made (``whale verify``)."""
+    return _shown
+
+
+def show(new: Optional[Callable[..., Any]]) -> None:
+    global _shown
+    _shown = new
 
 
 def require(caller: str) -> Active:

@@ -29,6 +29,8 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
+VERIFIED = "WHALE_VERIFY_FIRST_STEP"  # environment variable that stands for verify: "first_step"
+
 # Values of a key under the names that EPL uses, in upper or lower case, as EPL reads them.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional, Tuple
 from whale_tf import functions, refusals
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
-from whale_tf.active import Active, observer
+from whale_tf.active import Active, observer, shown
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
@@ -83,7 +83,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
                 if script is not None:
-                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say)
+                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown())
     state.looked_at[graph] = graph.version
 
 
@@ -211,7 +211,7 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
 
 def callbacks(state: Active) -> Callbacks:
     """The functions that the hooks of capture/ call."""
-    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say)
+    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say, shown())
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         rewrite(state, graph)

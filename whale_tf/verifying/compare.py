@@ -13,7 +13,7 @@ is what rounding may do to this model (a ReLU at 0, the larger of two equal numb
 from __future__ import annotations
 
 import io
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from rich.console import Console
@@ -68,6 +68,9 @@ class Compared(NamedTuple):
         return self.difference <= max(self.allowed, MOVES * self.moved)
 
 
+Comparison = Tuple[List[Compared], Dict[str, str]]  # and what could not be compared -> why
+
+
 def compare(items: Sequence[Item], moved: Optional[Callable[[], Dict[str, np.ndarray]]] = None) -> List[Compared]:
     """The comparison of all items, in topological order.
 
@@ -111,7 +114,7 @@ def _compared(item: Item, largest: float) -> Compared:
         return Compared(item, float("inf"), 0.0)
     tolerance, finite = TOLERANCE[item.dtype], np.where(np.isfinite(_as_float(other)), _as_float(other), 0)
     if item.before is not None:
-        change = _norm(np.where(same, 0, finite - _as_float(item.before)))
+        change = _norm(finite - _as_float(item.before))
         return Compared(item, difference, tolerance * change + 8 * UNIT[item.dtype] * _norm(item.before))
     least = OF_LARGEST * largest if item.is_backward and largest else LEAST
     return Compared(item, difference, tolerance * max(_norm(finite), least * other.size**0.5))
@@ -140,15 +143,20 @@ def check(found: Sequence[Compared], where: str) -> None:
         item.name, item.task_graph)
 
 
-def table(found: Sequence[Compared], width: int = 160) -> str:
-    """All comparisons as text."""
-    out = io.StringIO()
-    shown = Table("what", "tensor", "TaskGraph", "shape", "how divided", "difference", "allowed", "equal")
+def shown(found: Sequence[Compared]) -> Table:
+    """All comparisons as a table."""
+    rows = Table("what", "tensor", "TaskGraph", "shape", "how divided", "difference", "allowed", "equal")
     for one in found:
-        shown.add_row(one.item.what, one.item.name, one.item.task_graph, "x".join(map(str, one.item.expected.shape)),
+        rows.add_row(one.item.what, one.item.name, one.item.task_graph, "x".join(map(str, one.item.expected.shape)),
                       one.item.divided, f"{one.difference:.1e}", f"{max(one.allowed, MOVES * one.moved):.1e}",
                       "yes" if one.is_equal else "NO")
-    Console(file=out, width=width, color_system=None).print(shown, highlight=False, markup=False)
+    return rows
+
+
+def table(found: Sequence[Compared], width: int = 160) -> str:
+    """The same as text."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(shown(found), highlight=False, markup=False)
     return out.getvalue()
 
 

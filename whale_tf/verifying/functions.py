@@ -28,11 +28,20 @@ from whale_tf.ir.traits import CALLS, PULLS
 from whale_tf.parallelize import Parallelized
 from whale_tf.variable_parts import VariableParts
 from whale_tf.verifying import compare as comparing
-from whale_tf.verifying.compare import TOLERANCE, VALUE, Compared, Item, compare, key, summary
+from whale_tf.verifying.compare import TOLERANCE, VALUE, Comparison, Item, compare, key, summary
 from whale_tf.verifying.cut import DRAWN, Cut, find_cut
-from whale_tf.verifying.divided import items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
+from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, own_graphs
-from whale_tf.verifying.replay import Replay, in_float64, widened, without_effects, writes
+from whale_tf.verifying.replay import (
+    Replay,
+    cpus,
+    in_float64,
+    in_float64_if_possible,
+    on_cpus,
+    widened,
+    without_effects,
+    writes,
+)
 
 Run = Callable[[Any, Any], Any]  # a concrete function's arguments and captured tensors -> what it returns
 
@@ -75,10 +84,12 @@ class FunctionProofs:
         parts: the variables that functions have in parts.
         config: gives the ConfigProto of a Session with the plan's devices.
         say: is told what was compared.
+        shown: takes the comparison in float64 of the first call, which is then not made; None: calls are made.
     """
 
-    def __init__(self, parts: VariableParts, config: Callable[[], Any], say: Callable[[str], None]) -> None:
-        self._parts, self._config, self._say = parts, config, say
+    def __init__(self, parts: VariableParts, config: Callable[[], Any], say: Callable[[str], None],
+                 shown: Optional[Callable[[Comparison, str], Any]] = None) -> None:
+        self._parts, self._config, self._say, self._shown = parts, config, say, shown
         self._open: MutableMapping[tf.Graph, _Proof] = weakref.WeakKeyDictionary()
         self._sites: MutableMapping[tf.Graph, List[_Site]] = weakref.WeakKeyDictionary()
 
@@ -99,8 +110,8 @@ class FunctionProofs:
             if given is None:
                 self._open[function.graph] = proof
                 return run(*pulled)
-            arguments = _named(function.graph, given, captured)
-            return proof.call({**arguments, **pulled}, lambda: run(given, captured))
+            arguments = {**_named(function.graph, given, captured), **pulled}
+            return self._made(proof, arguments, lambda: run(given, captured))
         site = next((site for site in self._sites.get(function.graph, ()) if site.graph in self._open), None)
         if site is None:
             return run(given, captured)
@@ -109,7 +120,24 @@ class FunctionProofs:
             return run(*pulled)
         known = {**_named(function.graph, new, captured), **pulled}
         proof = self._open.pop(site.graph)
-        return proof.call(_operands(function.graph, site, known), lambda: run(new, captured))
+        return self._made(proof, _operands(function.graph, site, known), lambda: run(new, captured))
+
+    def _made(self, proof: _Proof, given: Values, run: Callable[[], Any]) -> Any:
+        if self._shown is not None:
+            return self._shown(in_float64_if_possible(lambda wide: proof.compared(given, wide)), proof.where)
+        return proof.call(given, run)
+
+    def compared(self, concrete: Any, arguments: Sequence[Any]) -> Optional[Tuple[Comparison, str]]:
+        """The comparison in float64 of a concrete function that was not called; None: it was not divided.
+
+        Args:
+            arguments: its flat arguments.
+        """
+        proof = self._open.pop(concrete.graph, None)
+        if proof is None:
+            return None
+        given = _named(concrete.graph, arguments, ())
+        return in_float64_if_possible(lambda wide: proof.compared(given, wide)), proof.where
 
     def _called_in_graph(self, function: Any, run: Run, given: Any, captured: Any) -> Any:
         graph = v1.get_default_graph()
@@ -163,7 +191,7 @@ class _Proof:
         assert graph is not None
         return f"tf.function {graph.name!r}"
 
-    def compared(self, given: Values, wide: bool, run: Optional[Callable[[], Any]] = None) -> Tuple[List[Compared], Dict[str, str]]:
+    def compared(self, given: Values, wide: bool, run: Optional[Callable[[], Any]] = None) -> Comparison:
         """The comparison, and what could not be compared -> why.
 
         Args:
@@ -180,7 +208,7 @@ class _Proof:
                        [ops.tensor(name) for name in self._before.returned], view_of(done))
         before = {name: self._value(handle) for name, handle in self._before.captures.items()}
         observed = self._observed(graph, cut, given)
-        divided = _Divided(graph, self._parts, self._config(), wide)
+        divided = _Divided(graph, self._parts, self._config(), wide, len(context_of(done).devices))
         try:
             found = divided.run(observed, given)
             replayed = {name: divided.variable(handle) for name, handle in self._before.captures.items()}
@@ -212,7 +240,7 @@ class _Proof:
         """The value of a variable, whole."""
         dtype = next(spec.attrs["dtype"] for name, spec in self._before.script.handles.items()
                      if self._before.captures.get(name) is handle)
-        return np.asarray(self._parts.value(handle, tf.as_dtype(dtype)))
+        return np.array(self._parts.value(handle, tf.as_dtype(dtype)))
 
     def _observed(self, graph: tf.Graph, cut: Cut, given: Values) -> Dict[str, tf.Tensor]:
         """Name in the local script -> the divided step's tensor."""
@@ -234,9 +262,14 @@ class _Proof:
 
 
 class _Divided:
-    """The divided function's step in a Session of its own, and the user's variables in it."""
+    """The divided function's step in a Session of its own, and the user's variables in it.
 
-    def __init__(self, graph: tf.Graph, parts: VariableParts, config: Any, wide: bool) -> None:
+    Args:
+        config: ConfigProto with the plan's devices.
+        wide: whether it is computed in float64, on ``num_devices`` logical CPU devices.
+    """
+
+    def __init__(self, graph: tf.Graph, parts: VariableParts, config: Any, wide: bool, num_devices: int) -> None:
         self._parts, handles = parts, variable_handles(graph)
         self._outside = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in handles}
         before = {name: _value_of(outer, handles[name]) for name, outer in self._outside.items()}
@@ -248,7 +281,9 @@ class _Divided:
                 make_variable(node, handles[node.name])
                 node.device = self._outside[node.name].device
         self._updates = [op.name for op in graph.control_outputs if writes(op)]
-        self._replay = Replay(in_float64(definition) if wide else definition, widened(before) if wide else before, config)
+        if wide:
+            definition, before, config = on_cpus(in_float64(definition)), widened(before), cpus(num_devices)
+        self._replay = Replay(definition, before, config)
         self._after: Values = {}
 
     def run(self, fetches: Dict[str, tf.Tensor], given: Values) -> Values:
@@ -271,8 +306,8 @@ class _Divided:
 
 
 def _altogether(names: Sequence[str], before: Values, after: Values, replayed: Values, order: int) -> Item:
-    """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient is 0
-    but for rounding, the two may differ in anything, so that each variable by itself says nothing."""
+    """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient is
+    0 but for rounding, the two may differ in anything, so that each variable by itself says nothing."""
     made = np.concatenate([np.zeros(1), *(np.ravel(after[name] - before[name]).astype(float) for name in names)])
     expected = np.concatenate([np.zeros(1), *(np.ravel(replayed[name] - before[name]).astype(float) for name in names)])
     agrees = bool(np.linalg.norm(made - expected) <= 0.1 * np.linalg.norm(expected))
@@ -281,7 +316,7 @@ def _altogether(names: Sequence[str], before: Values, after: Values, replayed: V
 
 
 def _value_of(handle: tf.Tensor, spec: Handle) -> np.ndarray:
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(spec.attrs["dtype"])).numpy()
+    return np.array(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(spec.attrs["dtype"])))
 
 
 def _named(graph: tf.Graph, given: Sequence[Any], captured: Sequence[Any]) -> Values:

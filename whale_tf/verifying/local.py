@@ -104,7 +104,7 @@ class LocalStep:
         if nudge:
             before = {name: _moved(value, number) for number, (name, value) in enumerate(sorted(before.items()))}
         self._run([one.assign for one in self._variables.values()],
-                  {one.value: before[name] for name, one in self._variables.items()})
+                  {one.value: np.array(before[name]) for name, one in self._variables.items()})
         taken, left = self._feeds(self._taken, given), self._feeds(self._left, given)
         updates = [self.graph.get_operation_by_name(name) for name in self._writes]
         if self._cut.is_joined:
@@ -115,7 +115,7 @@ class LocalStep:
             tensors.update(zip(self._outside, self._run([self._outside, updates], {**taken, **left})[0]))
         reads = {name: one.read for name, one in self._variables.items()
                  if self._cut.written.get(self._script.ops.op(name).id) == ""}
-        return Outcome(tensors, self._run(reads))
+        return Outcome(tensors, copied(self._run(reads)))
 
     def close(self) -> None:
         self.session.close()
@@ -166,6 +166,11 @@ class LocalStep:
         if is_effect and not _is_inside(other.phase):
             return True
         return _is_inside(one.phase) != _is_inside(other.phase) and not self._cut.is_joined
+
+
+def copied(values: Values) -> Values:
+    """Values in memory of their own: TensorFlow updates variables in place, also in memory that it shares with NumPy."""
+    return {name: np.array(value) for name, value in values.items()}
 
 
 def _is_inside(phase: Phase) -> bool:

@@ -1,14 +1,17 @@
 """The divided step's graph in a Session of its own, on values of a first step; and graphs in float64."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
+from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.hooks import original_run
+from whale_tf.emit.shard.checkpoints import Parts
+from whale_tf.errors import WhaleError
 from whale_tf.ir.traits import CALLS, CONDITIONALS, PULLS, WHILES, Role, State, traits
-from whale_tf.verifying.local import Values, access, own_graphs
+from whale_tf.verifying.compare import Comparison
+from whale_tf.verifying.local import Values, access, copied, own_graphs
 
 
 class Replay:
@@ -33,7 +36,7 @@ class Replay:
         self._session = v1.Session(graph=self.graph, config=config)
         self._run = original_run(self._session)
         self._run([one.assign for one in self._variables.values()],
-                  {one.value: before[name] for name, one in self._variables.items()})
+                  {one.value: np.array(before[name]) for name, one in self._variables.items()})
 
     def run(self, fetches: Mapping[str, str], updates: Iterable[str], given: Values) -> Values:
         """Values of ``fetches`` (name -> name of the tensor) of a step that makes these updates."""
@@ -44,7 +47,7 @@ class Replay:
 
     def variables(self) -> Values:
         """The variables' values now."""
-        return dict(self._run({name: one.read for name, one in self._variables.items()}))
+        return copied(self._run({name: one.read for name, one in self._variables.items()}))
 
     def close(self) -> None:
         self._session.close()
@@ -75,9 +78,9 @@ def in_float64(definition: GraphDef) -> GraphDef:
     """The graph with float64 wherever it has float32, also in its functions."""
     found = v1.GraphDef()
     found.CopyFrom(definition)
-    _widen(found.node)
+    _widen(found.node, ":0")
     for function in found.library.function:
-        _widen(function.node_def)
+        _widen(function.node_def, ":y:0")
         for argument in (*function.signature.input_arg, *function.signature.output_arg):
             if argument.type == tf.float32.as_datatype_enum:
                 argument.type = tf.float64.as_datatype_enum
@@ -86,10 +89,18 @@ def in_float64(definition: GraphDef) -> GraphDef:
     return found
 
 
-def _widen(nodes: Iterable[NodeDef]) -> None:
+def _widen(nodes: Any, output: str) -> None:
+    """Widens the nodes of a graph or function, in which edges to a first output end in ``output``.  Bits are those of float32."""
+    narrowed = [node for node in nodes if node.op == "Bitcast" and node.attr["T"].type == tf.float32.as_datatype_enum]
     for node in nodes:
-        for attr in node.attr.values():
+        for attr in node.attr.values() if node.name not in {one.name for one in narrowed} else ():
             _widen_attr(attr)
+    for node in narrowed:
+        cast = nodes.add()
+        cast.name, cast.op = node.name + "/narrow", "Cast"
+        cast.input.append(node.input[0])
+        cast.attr["SrcT"].type, cast.attr["DstT"].type = tf.float64.as_datatype_enum, tf.float32.as_datatype_enum
+        node.input[0] = cast.name + output
 
 
 def _widen_attr(attr: Any) -> None:
@@ -106,6 +117,42 @@ def _widen_attr(attr: Any) -> None:
     elif kind == "func":
         for inner in attr.func.attr.values():
             _widen_attr(inner)
+
+
+def in_float64_if_possible(compared: Callable[[bool], Comparison]) -> Comparison:
+    """A comparison in float64 or, if TensorFlow has no such kernels for some ops, in the graph's own types, which is noted.
+
+    Args:
+        compared: makes it; in float64 if it is given True.
+    """
+    try:
+        return compared(True)
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
+        if isinstance(error, WhaleError):
+            raise
+        found, missing = compared(False)
+        return found, {**missing, "anything in float64": "TensorFlow lacks ops for it: " + str(error).splitlines()[0][:160]}
+
+
+def on_cpus(definition: GraphDef) -> GraphDef:
+    """The graph with logical CPU devices in the place of GPUs."""
+    for node in definition.node:
+        node.device = node.device.replace("device:GPU:", "device:CPU:").replace("/gpu:", "/device:CPU:")
+    return definition
+
+
+def cpus(count: int) -> Any:
+    """The ConfigProto of a Session with this many logical CPU devices."""
+    config = v1.ConfigProto(allow_soft_placement=True)
+    config.device_count["CPU"], config.device_count["GPU"] = count, 0
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def joined(parts: Parts, values: Values) -> np.ndarray:
+    """A variable's value from those of its parts."""
+    pieces = [values[name] for name in parts.names]
+    return np.concatenate(pieces, parts.spread.dim) if parts.spread.is_shard else pieces[0]
 
 
 def widened(values: Values) -> Values:

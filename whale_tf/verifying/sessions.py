@@ -5,24 +5,27 @@ The run is the user's own: it only returns more tensors.  The variables are read
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from whale_tf import session as whale_session
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.recording import recording_of
+from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.feeds import Fetch, elements, fed
 from whale_tf.ir.graph import Phase
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.ir.walk import reached
 from whale_tf.parallelize import Parallelized
 from whale_tf.verifying import compare as comparing
-from whale_tf.verifying.compare import compare, key, summary
+from whale_tf.verifying.compare import Comparison, compare, key, summary
 from whale_tf.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
-from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values
+from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied
 from whale_tf.verifying.mini_batches import for_several
+from whale_tf.verifying.replay import Replay, cpus, in_float64, in_float64_if_possible, joined, on_cpus, widened, without_effects
 
 
 def script_of(graph: tf.Graph) -> Script:
@@ -31,16 +34,38 @@ def script_of(graph: tf.Graph) -> Script:
     return Script(recording.graph, recording.phases, recording.definitions.export)
 
 
+class Replayed(NamedTuple):
+    """A divided step to run in a Session of its own.
+
+    Attributes:
+        definition: its graph.
+        before: values of variables.
+        names: name in the local script -> tensor of the divided step.
+        updates: ops to run.
+        given: values of inputs, as each model replica takes them.
+        whole: the same for the whole mini-batch, by names of the local script.
+    """
+
+    definition: GraphDef
+    before: Values
+    names: Dict[str, str]
+    updates: Sequence[str]
+    given: Values
+    whole: Values
+
+
 class SessionProof:
     """Compares the first run that makes each update of a rewritten graph.
 
     Args:
         say: is told what was compared.
+        shown: takes the comparison in float64 of the first run, which is then not made; None: runs are made.
     """
 
     def __init__(self, graph: tf.Graph, script: Script, done: Parallelized, fetches: whale_session.Fetches,
-                 say: Callable[[str], None]) -> None:
+                 say: Callable[[str], None], shown: Optional[Callable[[Comparison, str], Any]] = None) -> None:
         self._graph, self._script, self._done, self._fetches, self._say = graph, script, done, fetches, say
+        self._shown = shown
         ops = script.ops
         self._open: Set[int] = {index for index in script.phases.variables.written_by if ops.ops[index].phase is Phase.APPLY}
         self._reads: Dict[str, tf.Tensor] = {}
@@ -64,22 +89,21 @@ class SessionProof:
         began = time.perf_counter()
         wanted = elements(self._graph, fetches)[1]
         ops, script = self._script.ops, self._script
-        names = _known_behind(wanted, ops.__contains__)
-        returned = [ops.tensor(fetch.name) for fetch in wanted if isinstance(fetch, tf.Tensor) and fetch.op.name in ops]
-        waits = [(wait.op, wait.on) for wait in script.phases.waits]
-        cut = find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names], returned,
-                       view_of(self._done))
+        cut = self._cut(wanted)
+        if self._shown is not None:
+            replayed = self._replayer(cut, session, original, wanted, feed_dict)
+            return self._shown(in_float64_if_possible(replayed), "this graph")
         extra = self._observed(cut, set(fed(self._graph, feed_dict)))
         local = self._local(cut, session, on_cpu=not runs_on_gpu(self._done))
         try:
             reads = self._readers(local.variables)
-            before = whale_session.run(self._fetches, session, original, reads, None, None, None)
+            before = copied(whale_session.run(self._fetches, session, original, reads, None, None, None))
             asked = [tensor for tensors in extra.values() for tensor in tensors]
             started = time.perf_counter()
             result, values = whale_session.run(self._fetches, session, original, [fetches, asked], feed_dict, options,
                                                run_metadata)
             took = time.perf_counter() - started
-            after = whale_session.run(self._fetches, session, original, reads, None, None, None)
+            after = copied(whale_session.run(self._fetches, session, original, reads, None, None, None))
             found = self._together(extra, values)
             plan = self._done.plan
             if plan.loss_scale is not None and not all(np.all(np.isfinite(found[ops.tensor_name(target)]))
@@ -104,11 +128,95 @@ class SessionProof:
         self._say(summary(compared, left_out(script, cut, items), delayed, "this graph"))
         return result
 
-    def _local(self, cut: Cut, session: Any, on_cpu: bool) -> LocalStep:
+    def _cut(self, wanted: Sequence[Fetch]) -> Cut:
+        ops, phases = self._script.ops, self._script.phases
+        names = _known_behind(wanted, ops.__contains__)
+        returned = [ops.tensor(fetch.name) for fetch in wanted if isinstance(fetch, tf.Tensor) and fetch.op.name in ops]
+        waits = [(wait.op, wait.on) for wait in phases.waits]
+        return find_cut(ops, phases.variables.written_by, waits, [ops.op(name).id for name in names], returned,
+                        view_of(self._done))
+
+    def _replayer(self, cut: Cut, session: Any, original: Callable, wanted: Sequence[Fetch],
+                  feed_dict: Optional[Dict]) -> Callable[[bool], Comparison]:
+        """Makes the comparison of both steps, each in a Session of its own on logical CPU devices, in float64 or not.  The user's
+        Session only gives the inputs and the variables."""
+        ops, fetches = self._script.ops, self._fetches
+        fetches.prepare()
+        fetches.initialise(session, original)
+        observed = self._observed(cut, set(fed(self._graph, feed_dict)))
+        inputs = {name: tensors for name, tensors in observed.items() if ops.op(name.partition(":")[0]).phase is Phase.INPUT}
+        computed = {name: tensors[0] for name, tensors in observed.items() if name not in inputs}
+        flat = [tensor for tensors in inputs.values() for tensor in tensors]
+        values = original(flat, feed_dict) if flat else []
+        new = fetches.substitutes([*computed.values(), *(one for one in wanted if isinstance(one, tf.Operation))], {})
+        names = {name: tensor.name for name, tensor in zip(computed, new)}
+        updates = [one.name for one in new[len(computed):]]
+        given = {tensor.name: value for tensor, value in zip(flat, values)}
+        whole = self._together(inputs, values)
+        definition = self._graph.as_graph_def()
+        without_effects(definition, self._graph.get_operations())
+        starts = {*updates, *(name.partition(":")[0] for name in (*names.values(), *given))}
+        needed = v1.graph_util.extract_sub_graph(definition, sorted(starts))
+        needed.library.CopyFrom(definition.library)
+        here = {node.name for node in needed.node}
+        initialised = self._initialised(session, original)
+        return lambda wide: self._replayed(cut, session, original, Replayed(
+            needed, {name: value for name, value in initialised.items() if name in here}, names, updates, given, whole), wide)
+
+    def _replayed(self, cut: Cut, session: Any, original: Callable, step: Replayed, wide: bool) -> Comparison:
+        def cast(values: Values) -> Values:
+            return widened(values) if wide else values
+
+        before, count = cast(step.before), len(context_of(self._done).devices)
+        replay = Replay(on_cpus(in_float64(step.definition) if wide else step.definition), before, cpus(count))
+        try:
+            found = replay.run(step.names, step.updates, cast(step.given))
+            after = replay.variables()
+        finally:
+            replay.close()
+        local = self._local(cut, session, on_cpu=True, wide=wide)
+        try:
+            lacking = [name for name in local.variables if name not in before]  # wh.split and zero divide these
+            if lacking:
+                before.update(cast(whale_session.run(self._fetches, session, original, self._readers(lacking), None, None, None)))
+                after.update({name: joined(self._pieces(name), after) for name in lacking})
+            given = cast({**found, **step.whole})
+            outcome = local.outcome(before, given)
+            items = items_of(self._done, self._script, cut, found, before, after, outcome, wide, False)
+
+            def moved() -> Values:
+                again = local.outcome(before, given, nudge=True)
+                both = {**again.tensors, **again.variables}
+                return {key(item): both[item.name] for item in items if item.name in both}
+
+            return compare(items, moved), left_out(self._script, cut, items)
+        finally:
+            local.close()
+
+    def _pieces(self, name: str) -> Parts:
+        variables = self._done.variables
+        assert variables is not None
+        return next(part for part in variables.parts if part.op.name == name)
+
+    def _initialised(self, session: Any, original: Callable) -> Values:
+        """Values of all variables of the graph that have one, including copies and parts."""
+        found, asked = {}, {}  # type: ignore[var-annotated]
+        with whale_session.unfinalized(self._graph), self._graph.as_default(), self._graph.control_dependencies(None):
+            for op in [op for op in self._graph.get_operations() if op.type in VARIABLES]:
+                tensor = op.outputs[0]
+                if tensor.dtype == tf.resource:
+                    asked[op.name] = tf.raw_ops.VarIsInitializedOp(resource=tensor)
+                    found[op.name] = tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tf.as_dtype(op.get_attr("dtype")))
+                else:
+                    asked[op.name], found[op.name] = tf.raw_ops.IsVariableInitialized(ref=tensor), tensor
+        known = original(asked)
+        return copied(original({name: tensor for name, tensor in found.items() if known[name]}))
+
+    def _local(self, cut: Cut, session: Any, on_cpu: bool, wide: bool = False) -> LocalStep:
         context = context_of(self._done)
         inputs = [self._script.ops.tensor_name(tensor) for tensor, why in cut.taken.items() if why == INPUT]
         script = for_several(self._script, context, max([1 + len(self._of_replicas(name)) for name in inputs], default=1))
-        return LocalStep(script, cut, local_config(session._config, on_cpu))
+        return LocalStep(script, cut, local_config(session._config, on_cpu), *([in_float64] if wide else []))
 
     def _outcome(self, local: LocalStep, cut: Cut, session: Any, before: Values, found: Values) -> Tuple[LocalStep, Outcome]:
         """The local step's outcome, on the host if it does not fit on a GPU."""
