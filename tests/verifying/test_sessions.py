@@ -18,7 +18,7 @@ ROWS: List[Dict[str, Any]] = [
         ("mlp_mean", "nested2x2", 2, "backward_first", "float32", True, True, True, "session", "auto", "inline", "none", "none"),
         ("clipped_adam", "counts1:3", 2, "gpipe", "float64", True, False, False, "callable", "mirrored", "call", "none", "none"),
         ("sum_with_l2", "replicate4", 4, "gpipe", "float64", True, False, True, "monitored", "auto", "inline", "none", "v2"),
-        ("recurrent", "pipeline2", 2, "gpipe", "float32", False, True, False, "session", "auto", "inline", "none", "none"))]
+        ("recurrent_v1", "pipeline2", 2, "gpipe", "float32", False, True, False, "session", "auto", "inline", "none", "none"))]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ is then taken from the iterator here, and the call gets another iterator, of thi
 """
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -31,7 +32,7 @@ from whale_tf.verifying import compare as comparing
 from whale_tf.verifying.compare import TOLERANCE, VALUE, Comparison, Item, compare, key, summary
 from whale_tf.verifying.cut import DRAWN, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
-from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, own_graphs
+from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, named, own_graphs
 from whale_tf.verifying.replay import (
     Replay,
     cpus,
@@ -218,7 +219,16 @@ class _Proof:
             before, given = widened(before), widened(given)
         local = LocalStep(script, cut, local_config(None, wide or not runs_on_gpu(done)), *([in_float64] if wide else []))
         try:
-            outcome = local.outcome(before, {**found, **given})
+            try:
+                with contextlib.nullcontext() if wide else named(self.where):
+                    outcome = local.outcome(before, {**found, **given})
+            except tf.errors.ResourceExhaustedError:
+                if wide or not runs_on_gpu(done):
+                    raise
+                self._say("verify: the local step does not fit into the memory of one GPU; it runs on the host")
+                local.close()
+                local = LocalStep(script, cut, local_config(None, on_cpu=True))
+                outcome = local.outcome(before, {**found, **given})
             if run is not None:
                 run()
             items = items_of(done, script, cut, found, before, replayed, outcome, wide, uses_tf32(done))

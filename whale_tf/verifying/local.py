@@ -5,8 +5,9 @@ pipelines.
 """
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, MutableSet, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
 from whale_tf.capture.handles import Handle
 from whale_tf.capture.hooks import original_run
 from whale_tf.capture.phases import Phases
+from whale_tf.errors import PlanError
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.traits import Role, traits
@@ -166,6 +168,21 @@ class LocalStep:
         if is_effect and not _is_inside(other.phase):
             return True
         return _is_inside(one.phase) != _is_inside(other.phase) and not self._cut.is_joined
+
+
+@contextlib.contextmanager
+def named(where: str) -> Iterator[None]:
+    """Raises:
+        PlanError: TensorFlow cannot run the local step beside the divided one, for another reason than memory.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
+        raise PlanError(
+            f"verify is 'first_step', but TensorFlow cannot run the local step of {where} by itself: {error.message}; set verify to "
+            "'off' to train without the comparison, and please report this") from error
 
 
 def copied(values: Values) -> Values:

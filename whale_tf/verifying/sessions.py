@@ -23,7 +23,7 @@ from whale_tf.verifying import compare as comparing
 from whale_tf.verifying.compare import Comparison, compare, key, summary
 from whale_tf.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
-from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied
+from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied, named
 from whale_tf.verifying.mini_batches import for_several
 from whale_tf.verifying.replay import Replay, cpus, in_float64, in_float64_if_possible, joined, on_cpus, widened, without_effects
 
@@ -221,7 +221,8 @@ class SessionProof:
     def _outcome(self, local: LocalStep, cut: Cut, session: Any, before: Values, found: Values) -> Tuple[LocalStep, Outcome]:
         """The local step's outcome, on the host if it does not fit on a GPU."""
         try:
-            return local, local.outcome(before, found)
+            with named("this graph"):
+                return local, local.outcome(before, found)
         except tf.errors.ResourceExhaustedError:
             if not runs_on_gpu(self._done):
                 raise
