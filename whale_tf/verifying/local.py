@@ -181,8 +181,8 @@ def named(where: str) -> Iterator[None]:
         raise
     except tf.errors.OpError as error:
         raise PlanError(
-            f"verify is 'first_step', but TensorFlow cannot run the local step of {where} by itself: {error.message}; set verify to "
-            "'off' to train without the comparison, and please report this") from error
+            f"verify is 'first_step', but TensorFlow cannot run the local step of {where} by itself: {error.message}; set verify "
+            "to 'off' to train without the comparison, and please report this") from error
 
 
 def copied(values: Values) -> Values:
