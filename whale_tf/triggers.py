@@ -307,7 +307,7 @@ def callbacks(state: Active) -> Callbacks:
                 known.catch_up(original)
             proof = state.proofs.get(session.graph)
             with state.driving(), named_errors():
-                if proof is not None and proof.begins(elements(session.graph, fetches)[1]):
+                if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     return proof.run(session, original, *arguments)
                 return whale_session.run(known, session, original, *arguments)
 
@@ -328,7 +328,7 @@ def callbacks(state: Active) -> Callbacks:
         def call(*args: Any, **kwargs: Any) -> Any:
             proof = state.proofs.get(session.graph)
             with state.termination.between(session, fetches), state.driving(), named_errors():
-                if proof is not None and proof.begins(elements(session.graph, fetches)[1]):
+                if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     fed_values = dict(zip(feed_list or (), args))
                     return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
                 return found(*args, **kwargs)

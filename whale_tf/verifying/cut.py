@@ -63,7 +63,7 @@ class Cut(NamedTuple):
     written: variable op -> why its new value cannot be compared; "": it can.
     writes: ops that write variables.
     is_joined: both halves run at once, because forward ops read variables after their update in the same step, or because what
-        leaves cannot be fetched.
+        leaves cannot be fetched, or only in a race with the update.
     coarse: tensor -> the float type of fewest digits from which it follows.
     """
 
@@ -124,8 +124,10 @@ class _Finder:
         behind = reached([on for _, on in self.waits], lambda index: [
             before for before in graph.ops[index].control_inputs if not self._is_inside(graph.ops[before])])
         leaving = tuple(self._leaving())
+        behind_reference = self._behind_references()
         is_joined = not applied.isdisjoint(behind) or not all(
-            self.view.runs(graph.ops[use.op].name) or self.view.can_take(graph.tensor_name(use.tensor)) for use in leaving)
+            graph.tensors[use.tensor].op not in behind_reference and (
+                self.view.runs(graph.ops[use.op].name) or self.view.can_take(graph.tensor_name(use.tensor))) for use in leaving)
         leaving = () if is_joined else leaving
         self.given = {(use.op, use.position) for use in leaving}
         while True:  # again only for the back edges of loops
@@ -139,7 +141,8 @@ class _Finder:
         results.update(dict.fromkeys(t for t in self.fetched if self._is_inside(graph.producer(t))))
         if is_joined:
             results.update(dict.fromkeys(t for op in sorted(applied) for t in graph.ops[op].inputs
-                                         if self._is_inside(graph.producer(t)) and self.view.can_take(graph.tensor_name(t))))
+                                         if self._is_inside(graph.producer(t)) and graph.tensors[t].op not in behind_reference
+                                         and self.view.can_take(graph.tensor_name(t))))
         compared = tuple(t for t in sorted(results) if self._is_compared(t))
         returned = tuple(t for t in self.fetched if not self._is_inside(graph.producer(t)) and self._is_compared(t)
                          and graph.producer(t).phase is not Phase.INPUT)
@@ -151,6 +154,20 @@ class _Finder:
                 written[variable] = written.get(variable, "") or self.ran.get(index, "")
         return Cut(self.taken, self.lost, leaving, compared, sample(inside, graph), returned, written, writes, is_joined,
                    self._coarse())
+
+    def _behind_references(self) -> AbstractSet[int]:
+        """Ops that follow from reference variables and from no input: a fetched value may be the one after the update."""
+        graph = self.graph
+        sources = {index for index in self.needed if traits(graph.ops[index].type).is_input}
+        found: Set[int] = set()
+        for index in self.needed:
+            op = graph.ops[index]
+            behind = [graph.tensors[t].op for t in op.inputs]
+            if not sources.isdisjoint(behind):
+                sources.add(index)
+            elif op.type in VARIABLES and graph.tensors[op.outputs[0]].dtype.endswith("_ref") or not found.isdisjoint(behind):
+                found.add(index)
+        return found
 
     def _is_inside(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)

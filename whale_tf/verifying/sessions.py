@@ -70,9 +70,14 @@ class SessionProof:
         self._open: Set[int] = {index for index in script.phases.variables.written_by if ops.ops[index].phase is Phase.APPLY}
         self._reads: Dict[str, tf.Tensor] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an update that no run has made."""
+        return bool(self._open)
+
     def begins(self, wanted: Sequence[Fetch]) -> bool:
         """Whether a run makes an update that no run has made."""
-        return bool(self._open) and not self._open.isdisjoint(self._behind(wanted))
+        return not self._open.isdisjoint(self._behind(wanted))
 
     def _behind(self, wanted: Sequence[Fetch]) -> Set[int]:
         ops = self._script.ops
