@@ -107,12 +107,12 @@ def _function(item: Any) -> Optional[Any]:
     return item if inspect.isfunction(item) else None
 
 
-def changes(modules: Sequence[str]) -> List[Tuple[str, Mutant]]:
+def changes(modules: Sequence[str], seed: int) -> List[Tuple[str, Mutant]]:
     found = []
     for module in modules:
         path = Path(str(importlib.import_module(module).__file__))
         found += [(module, mutant) for mutant in mutants(ast.parse(path.read_text(encoding="utf8")))]
-    random.Random(0).shuffle(found)
+    random.Random(seed).shuffle(found)
     return found
 
 
@@ -121,6 +121,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("count", type=int, help="changes of numbers to count")
     parser.add_argument("modules", nargs="*", help="those to change; default: those that decide numbers")
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--seed", type=int, default=0, help="of the order")
     given = parser.parse_args(arguments)
     os.chdir(ROOT)
     import whale_tf.api  # noqa: F401 every child would load it
@@ -129,7 +130,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     expected = _in_child(lambda: {row: local(row) for row in ROWS}, 600)
     assert expected is not None and _in_child(lambda: verdict(expected), 600) == ([], [], []), "numbers differ without any change"
     began, tried, raising, caught, missed = time.monotonic(), 0, 0, 0, []  # type: float, int, int, int, List[str]
-    for module, mutant in changes(given.modules or MODULES):
+    for module, mutant in changes(given.modules or MODULES, given.seed):
         if caught + len(missed) >= given.count or time.monotonic() - began > given.seconds:
             break
         path = str(sys.modules[module].__file__)
