@@ -105,11 +105,14 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
         name = ops.tensor_name(tensor)
         if name not in found or name not in local.tensors:
             continue
+        is_backward = ops.producer(tensor).phase is Phase.BACKWARD
+        if is_backward and tensor not in gradients and done.plan.loss_scale is not None:
+            continue  # multiplied by the scale in the divided step
         what = GRADIENT if tensor in gradients else LOSS if tensor in losses else TENSOR
         kind = cut.coarse.get(tensor, "") if _is_float(local.tensors[name]) else ""
         items.append(Item(name, what, ops.tensors[tensor].op, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, tensor in cut.returned and not cut.is_joined), np.asarray(found[name]),
-                          np.asarray(local.tensors[name]), ops.producer(tensor).phase is Phase.BACKWARD))
+                          np.asarray(local.tensors[name]), is_backward))
     last = len(ops.ops)
     for name, value in local.variables.items():
         variable = script.phases.variables[ops.op(name).id]
