@@ -39,7 +39,7 @@ def build(annotate: bool) -> Any:
     import whale_tf as wh
 
     if annotate:
-        wh.init({"num_micro_batch": 4}, cluster=CLUSTER)
+        wh.init({"num_micro_batch": 4, "verify": "first_step"}, cluster=CLUSTER)
 
     import keras
     from keras import layers
@@ -115,6 +115,8 @@ def messages(mode: str) -> Iterator[Dict[str, Any]]:
         for line in process.stdout:
             if line.startswith("{"):
                 yield json.loads(line)
+            elif "verify: " in line:
+                yield {"verified": line[line.index("verify: "):].strip()}
             else:
                 other.append(line)
     if process.returncode:
@@ -138,7 +140,7 @@ def show() -> int:
                TextColumn("{task.fields[loss]}"), TimeElapsedColumn())
     epochs: Dict[str, List[Dict[str, float]]] = {"local": [], "parallel": []}
     seconds: Dict[str, List[float]] = {mode: [] for mode in epochs}
-    explanation = ""
+    explanation = verified = ""
     if not has_keras_3():
         console.print("The demo trains with Keras 3 (TensorFlow 2.16 and later); with this TensorFlow run examples/pipeline.py")
         return 1
@@ -150,12 +152,15 @@ def show() -> int:
             for message in messages(mode):
                 if "explain" in message:
                     explanation = message["explain"] or explanation
+                elif "verified" in message:
+                    verified = message["verified"]
                 elif "step" in message:
                     seconds[mode].append(message["seconds"])
                     progress.update(task, advance=1, loss="loss {:.4f}".format(message["step"]))
                 else:
                     records.append(message)
     console.print(explanation, markup=False, highlight=False, soft_wrap=True)
+    console.print(verified, markup=False, highlight=False, soft_wrap=True)
     worst = compare(console, epochs)
     median = {mode: 1e3 * sorted(taken)[len(taken) // 2] for mode, taken in seconds.items()}
     console.print("step time (median): local {local:.1f} ms on one device, parallel {parallel:.1f} ms on four logical "

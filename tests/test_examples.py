@@ -96,6 +96,7 @@ def test_demo() -> None:
     output = run("-m", "examples.demo")
     lines = output.strip().splitlines()
     assert lines[0].startswith("A 4-layer transformer"), "nothing of TensorFlow's log"
+    assert "verify: the first step of tf.function 'one_step_on_data' equals the local one" in output
     assert lines[-2].startswith("Shown: ") and "the losses agree" in lines[-2] and lines[-1].startswith("Next: ")
     assert os.path.exists(os.path.join(ROOT, lines[-1].split()[2]))
     picture = re.search(r"picture of both loss curves: (\S+)", output)

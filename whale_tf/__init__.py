@@ -23,6 +23,7 @@ from whale_tf.errors import (
     InexactWarning,
     InfeasibleError,
     InputError,
+    MismatchError,
     MissingPackageError,
     PlanError,
     ProcessLostError,
@@ -36,12 +37,14 @@ __version__ = "0.1.0"
 
 _API = (
     "checkpoint", "batch_axis", "current_plan", "current_program", "explain", "init", "op_graph", "parallelize",
-    "replicate", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus")
+    "replicate", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus",
+    "verify")
 
 __all__ = [
     "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "InexactError",
-    "InexactWarning", "InfeasibleError", "InputError", "MissingPackageError", "Plan", "PlanError", "ProcessLostError",
-    "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError", "draw_program"] + list(_API)
+    "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError", "Plan", "PlanError",
+    "ProcessLostError", "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError",
+    "draw_program"] + list(_API)
 
 if TYPE_CHECKING:
     from whale_tf.api import batch_axis as batch_axis
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from whale_tf.api import step_graph as step_graph
     from whale_tf.api import total_devices as total_devices
     from whale_tf.api import total_gpus as total_gpus
+    from whale_tf.api import verify as verify
     from whale_tf.cluster import Cluster as Cluster
     from whale_tf.config import Config as Config
     from whale_tf.plan import Plan as Plan

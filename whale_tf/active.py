@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import warnings
 import weakref
 from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
-from whale_tf.config import Config
+from whale_tf.config import VERIFIED, Config
 from whale_tf.early import Early
 from whale_tf.errors import WhaleError
 from whale_tf.feeds import Waiting
@@ -63,6 +64,7 @@ class Active:
         self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, Early] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.proofs: MutableMapping[tf.Graph, Any] = weakref.WeakKeyDictionary()  # comparisons of first training steps
         self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # whether this process shares tf.data pipelines with the others
@@ -76,6 +78,8 @@ class Active:
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
+        self.function_proofs: Any = None  # comparisons of functions' first calls
+        self.is_asked = False  # whether wh.verify traces a function
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, if this process drives them."""
@@ -98,6 +102,11 @@ class Active:
         given = {"zero": self.config.zero, "offload": self.config.offload, "recompute": self.config.recompute,
                  "amp": self.config.precision, "xla": self.config.xla}
         return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether first training steps are compared with the local ones."""
+        return self.config.verify == "first_step" or self.is_asked or _shown is not None or VERIFIED in os.environ
 
     @property
     def own_devices(self) -> Sequence[Device]:
@@ -131,6 +140,7 @@ class Active:
 
 _active: Optional[Active] = None
 _observer: Optional[Observer] = None
+_shown: Optional[Callable[..., Any]] = None
 
 
 def current() -> Optional[Active]:
@@ -151,6 +161,16 @@ def observer() -> Optional[Observer]:
 def observe(new: Optional[Observer]) -> None:
     global _observer
     _observer = new
+
+
+def shown() -> Optional[Callable[..., Any]]:
+    """What takes the comparison of the first training step, which is then not made (``whale verify``)."""
+    return _shown
+
+
+def show(new: Optional[Callable[..., Any]]) -> None:
+    global _shown
+    _shown = new
 
 
 def require(caller: str) -> Active:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf import triggers
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
-from whale_tf.active import Active, Default, Observer, activate, current, observe, require
+from whale_tf.active import Active, Default, Observer, activate, current, observe, require, show, shown
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks, layers
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.cluster import (
     LAUNCHED,
+    ONE_PROCESS,
     Cluster,
     Processes,
     device_names,
@@ -24,7 +25,7 @@ from whale_tf.cluster import (
     whole_cluster,
 )
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
+from whale_tf.errors import AnnotationError, ConfigError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes import compile_program
@@ -34,6 +35,7 @@ from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained
 from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
+from whale_tf.verifying.compare import Comparison, check, summary, table
 
 
 def init(
@@ -60,6 +62,13 @@ def init(
     processes = find_processes()
     parsed = Active(
         Config.parse(config), _cluster(cluster, processes), Plan.by_name(plan) if plan is not None else {}, processes)
+    if shown() is not None:
+        parsed = _on_cpus(parsed, plan)
+    if parsed.verifies and parsed.processes.count > 1:
+        raise ConfigError(
+            f"verify is 'first_step', but this job has {parsed.processes.count} processes with mini-batches of their own, which "
+            "the local step would need together; run the script once in one process that has all devices, or whale verify, and "
+            "set verify to 'off' here")
     shutdown()
     hooks.install(triggers.callbacks(parsed))
     activate(parsed)
@@ -69,6 +78,13 @@ def init(
             parsed.runtime.offer(parsed.num_cpus)
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
+
+
+def _on_cpus(asked: Active, plan: Union[None, Plan, Mapping, str]) -> Active:
+    """The same request on as many logical CPU devices."""
+    cluster = asked.cluster if all(device.kind == "CPU" for device in asked.cluster.devices) else Cluster.parse(
+        f"cpu:{len(asked.cluster.devices)}")
+    return Active(asked.config, cluster, Plan.by_name(plan) if plan is not None else {}, ONE_PROCESS)
 
 
 def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> Cluster:
@@ -113,6 +129,59 @@ def observing(observer: Observer) -> Iterator[None]:
     finally:
         observe(None)
         shutdown()
+
+
+@contextlib.contextmanager
+def verifying(take: Callable[[Comparison, str], Any]) -> Iterator[None]:
+    """Call ``take`` with the comparison in float64 of the first step that a script divides, in place of this step."""
+    show(take)
+    try:
+        yield
+    finally:
+        show(None)
+        shutdown()
+
+
+def verify(step: Any, *batch: Any) -> None:
+    """Compare a divided training step with the local one, both in float64 on logical CPU devices, and print a table.  Nothing is
+    trained: variables, optimizer and metrics keep their values.
+
+    Args:
+        step: a tf.function that trains, or a compiled Keras model, after ``wh.init``.
+        batch: the arguments of the function, or the mini-batch of the model (``x, y``).
+
+    Raises:
+        MismatchError: something differs.
+        PlanError: the step was not divided.
+    """
+    state = require("wh.verify")
+    if not tf.executing_eagerly() or function_tracing() is None:
+        raise PlanError("wh.verify() needs a tf.function or a Keras model in eager execution; for a script with Sessions use "
+                        "verify: 'first_step', or the command whale verify")
+    given = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    function = tf.function(step.python_function) if hasattr(step, "python_function") else _step_of(step, given)
+    state.is_asked = True
+    try:
+        concrete = function.get_concrete_function(*given)
+        flat = [part for part in tf.nest.flatten(given, expand_composites=True) if isinstance(part, tf.Tensor)]
+        found = state.function_proofs.compared(concrete, flat)
+    finally:
+        state.is_asked = False
+    if found is None:
+        raise PlanError(f"wh.verify() has nothing to compare: tf.function {concrete.graph.name!r} was not divided, because it "
+                        "takes no gradients and updates no variables itself, or because its plan is local training on one device")
+    (compared, missing), where = found
+    print(table(compared) + summary(compared, missing, 0.0, where).partition("; this delayed")[0])
+    check(compared, where)
+
+
+def _step_of(model: Any, given: Any) -> Any:
+    """A function that trains a Keras model for one step."""
+    if not hasattr(model, "train_step") or getattr(model, "optimizer", None) is None:
+        raise PlanError(f"wh.verify({model!r}) needs a tf.function or a compiled Keras model: call model.compile() first")
+    if hasattr(model, "_symbolic_build"):  # Keras 3: builds layers, metrics and optimizer as fit does
+        model._symbolic_build(data_batch=given)
+    return tf.function(lambda *data: model.train_step(data))
 
 
 class Asked(NamedTuple):

@@ -29,6 +29,8 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
+VERIFIED = "WHALE_VERIFY_FIRST_STEP"  # environment variable that stands for verify: "first_step"
+
 # Values of a key under the names that EPL uses, in upper or lower case, as EPL reads them.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {
@@ -250,6 +252,11 @@ class Config(Record):
         description="What to do about an op whose result differs from the local script's (batch normalisation of each "
         "replica's part). warn: one wh.InexactWarning per layer when the graph is rewritten. error: refuse before anything "
         "runs. allow: only wh.explain() mentions it.")
+    verify: Literal["off", "first_step"] = field(
+        "off",
+        description="first_step: the local step runs beside the first training step on the same mini-batch; if its losses, "
+        "gradients or new values of variables differ by more than rounding, wh.MismatchError names the first tensor that does "
+        "([docs/verify.md](verify.md)). It costs about one local step, once. off: nothing is compared.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:

@@ -86,6 +86,19 @@ class InexactError(WhaleError, ValueError):
     """Raised in place of :class:`InexactWarning` under ``on_inexact: "error"``."""
 
 
+class MismatchError(WhaleError, ArithmeticError):
+    """The first training step differs from the local one, under ``verify: "first_step"`` or in ``wh.verify``.
+
+    Attributes:
+        tensor: name of the first tensor, in topological order, that differs.
+        task_graph: name of its TaskGraph; "": it is outside of all.
+    """
+
+    def __init__(self, message: str, tensor: str = "", task_graph: str = "") -> None:
+        super().__init__(message)
+        self.tensor, self.task_graph = tensor, task_graph
+
+
 class ProcessLostError(WhaleError, RuntimeError):
     """Another training process has ended, or does not answer."""
 

@@ -189,7 +189,7 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     """
     _check_results(graph, emitted.context)
     replaced = {**replaced, **emitted.sent.replaced}
-    graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
+    graph.outputs = merged(graph, emitted, replaced, graph.outputs)
     graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
     if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
         raise PlanError(
@@ -230,7 +230,7 @@ def _check_results(graph: tf.Graph, context: Context) -> None:
                 "variable outside of the function")
 
 
-def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     """Results, with those that clones compute merged over all clones.  TensorFlow puts an Identity before most results; these
     are outside the cloned ops and read merged values already."""
     context, computed = emitted.context, emitted.beside_update()

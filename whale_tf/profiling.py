@@ -7,7 +7,7 @@ import runpy
 import sys
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf import api
 from whale_tf._tf_compat import tf, v1
@@ -40,6 +40,7 @@ from whale_tf.program import Program
 from whale_tf.searching import find_plan
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
+from whale_tf.verifying.compare import Comparison
 
 WARM_UP_STEPS = 2  # before the traced one
 _TRAINING = ("a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), or calling a tf.function "
@@ -264,12 +265,41 @@ def op_scratch(metadata: Any) -> Dict[str, float]:
             for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 
+def verify_script(path: str, arguments: Sequence[str]) -> Tuple[Comparison, str]:
+    """Compares the first step that a script divides with the local one, both in float64 on logical CPU devices.  The script runs
+    up to this step, which is not made.
+
+    Returns:
+        The comparison, and what was compared.
+
+    Raises:
+        PlanError: there is no such script, or it divides nothing.
+    """
+    if not path.endswith(".py") or not os.path.isfile(path):
+        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
+    found: List[Tuple[Comparison, str]] = []
+
+    def take(comparison: Comparison, where: str) -> None:
+        found.append((comparison, where))
+        raise _Done()
+
+    _run_in(api.verifying(take), path, arguments)
+    if not found:
+        raise PlanError(f"{path!r} ended without a training step that whale_tf divides, so there is nothing to compare: it needs "
+                        "wh.init() with a plan beyond one device, and a training step")
+    return found[0]
+
+
 def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:
+    _run_in(api.observing(observer), path, arguments)
+
+
+def _run_in(context: ContextManager, path: str, arguments: Sequence[str]) -> None:
     before = sys.argv, list(sys.path)
     sys.argv = [path] + list(arguments)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
-        with api.observing(observer):
+        with context:
             runpy.run_path(path, run_name="__main__")
     except (_Done, SystemExit):
         pass

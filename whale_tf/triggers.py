@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional, Tuple
 from whale_tf import functions, refusals
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
-from whale_tf.active import Active, observer
+from whale_tf.active import Active, observer, shown
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
@@ -27,6 +27,10 @@ from whale_tf.planner.homes import NONE
 from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import step_value
+from whale_tf.processes.watch import say
+from whale_tf.verifying.functions import FunctionProofs, traced
+from whale_tf.verifying.local import own_graphs
+from whale_tf.verifying.sessions import SessionProof, script_of
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
@@ -36,6 +40,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
     Raises:
         WhaleError: see :func:`whale_tf.parallelize.parallelize`.
     """
+    if graph in own_graphs:
+        return
     calls = annotations_of(graph).gradient_calls
     if graph in state.done:
         known = len(state.done[graph].captured.gradient_calls)
@@ -65,6 +71,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
+        script = script_of(graph) if calls and state.verifies else None
         try:
             has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
             early = [known for session, known in state.early.items() if session.graph is graph] if has_run else None
@@ -79,6 +86,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             runtime = take_part(state, graph, done)
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
+                if script is not None:
+                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown())
     state.looked_at[graph] = graph.version
 
 
@@ -126,6 +135,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     config = functions.settings(state.config, state.cluster, state.processes)
     if functions.moves_variables(config, plan):
         functions.separate_updates(graph, known)
+    before = traced(graph) if state.verifies else None
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
@@ -149,6 +159,8 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             if job is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 job.rewritten(graph, done.emitted.communicator, bool(done.emitted.context.owners.state))
+            if before is not None:
+                state.function_proofs.add(graph, before, done)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -225,6 +237,7 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
 
 def callbacks(state: Active) -> Callbacks:
     """The functions that the hooks of capture/ call."""
+    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say, shown())
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         rewrite(state, graph)
@@ -242,6 +255,8 @@ def callbacks(state: Active) -> Callbacks:
         return densified(grads, xs) if state.config.communication.sparse_as_dense else grads
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+        if graph in own_graphs:
+            return config
         if state.runtime is None:
             return _session_config(state, config)
         graph = graph or v1.get_default_graph()
@@ -249,8 +264,8 @@ def callbacks(state: Active) -> Callbacks:
             rewrite(state, graph)
         return state.runtime.session_config(_session_config(state, config))
 
-    def session_target(target: str, config: v1.ConfigProto) -> str:
-        return target if state.runtime is None else state.runtime.target(target, config)
+    def session_target(target: str, graph: Optional[tf.Graph], config: v1.ConfigProto) -> str:
+        return target if state.runtime is None or graph in own_graphs else state.runtime.target(target, config)
 
     def create_session(creator: Any, original: Callable) -> Any:
         if state.runtime is None:
@@ -321,12 +336,19 @@ def callbacks(state: Active) -> Callbacks:
                 ran.renew(session, original)
             elif ran is not None:
                 known.catch_up(original)
+            proof = state.proofs.get(session.graph)
             with state.driving(), named_errors():
+                if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
+                    return proof.run(session, original, *arguments)
                 return whale_session.run(known, session, original, *arguments)
 
-    def call(function: Any, original: Callable[[], Any]) -> Any:
+    def call(function: Any, original: Callable[[Any, Any], Any], given: Any, captured: Any) -> Any:
+        def run(given: Any, captured: Any) -> Any:
+            job = state.functions
+            return original(given, captured) if job is None else job.call(function, lambda: original(given, captured))
+
         with named_errors():
-            return original() if state.functions is None else state.functions.call(function, original)
+            return state.function_proofs.call(function, run, given, captured) if state.verifies else run(given, captured)
 
     def make_callable(session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:
@@ -336,7 +358,11 @@ def callbacks(state: Active) -> Callbacks:
             known, session, original, hooks.original_run(session), *arguments)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            proof = state.proofs.get(session.graph)
             with state.termination.between(session, fetches), state.driving(), named_errors():
+                if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
+                    fed_values = dict(zip(feed_list or (), args))
+                    return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
                 return found(*args, **kwargs)
 
         return call

@@ -84,7 +84,7 @@ class _Divided:
         handle: of the whole.
         parts: of each division that a function asked for.
         held: the division that has the value; None: the whole has it.
-        is_in_use: a function is running on the parts.
+        is_in_use: a function is running on the parts, those of ``used``.
     """
 
     def __init__(self, variable: Any, job: Optional[Functions]) -> None:
@@ -94,6 +94,7 @@ class _Divided:
         self.parts: Dict[_Division, List[Any]] = {}
         self.held: Optional[_Division] = None
         self.is_in_use = False
+        self.used: Optional[_Division] = None
 
     def divided(self, division: _Division) -> Sequence[Any]:
         """The division's parts, which are made if there are none yet; they hold nothing until :meth:`divide`."""
@@ -150,7 +151,7 @@ class _Divided:
     def in_use(self, division: _Division) -> Iterator[None]:
         """The parts have the value, and a function is running on them."""
         self.divide(division)
-        self.is_in_use = True
+        self.is_in_use, self.used = True, division
         try:
             yield
         finally:
@@ -247,6 +248,26 @@ class VariableParts:
                 record = self._wholes.get(id(handle))
                 if record is not None:
                     record.put_together()
+
+    def value(self, handle: Any, dtype: tf.DType) -> Any:
+        """The value of the variable with this handle, also while a function is running on its parts."""
+        record = self._wholes.get(id(handle))
+        if record is not None and record.is_in_use and record.used is not None:
+            division = record.used
+            return division.whole_of([record._value(division, part) for part in record.parts[division]]).numpy()
+        self.before_call([handle])
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+
+    def parts_of(self, handle: Any, among: Sequence[Any]) -> Tuple[List[Any], Spread]:
+        """The handles of a variable's parts in their order, and how it is divided.
+
+        Args:
+            handle: of the whole.
+            among: handles that a function captured, with those of one division.
+        """
+        record, division = next(self._parts[id(part)] for part in among
+                                if id(part) in self._parts and self._parts[id(part)][0].handle is handle)
+        return [part.handle for part in record.parts[division]], division.spread
 
     def watch(self, function: Any) -> None:
         """Makes each call of a concrete function that captured parts find the value in them.

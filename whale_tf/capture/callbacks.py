@@ -22,14 +22,15 @@ class Callbacks(NamedTuple):
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA if the script did not explicitly ask for it.
         arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if possible.
-        call: (concrete function, original), for every call of a tf.function, eagerly or in another function's graph.
+        call: (concrete function, original, arguments, captured tensors), for every call of a tf.function, eagerly or in another
+            function's graph; the original takes arguments and captured tensors.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), when a tf.function has been traced; its graph can still be edited.
         made: (concrete function), when it has been made from that graph.
         before_call: (captured tensors), before a concrete function runs, or is called in another.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not called for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
-        session_target: (target, that ConfigProto) -> the target to use.
+        session_target: (target, graph or None, that ConfigProto) -> the target to use.
         create_session: (session creator, original) -> a session, initialised or restored.
         run: (session, original, arguments of ``Session.run``) -> the fetched values; likewise the next two.
         make_callable: (session, original, arguments) -> a callable.
@@ -53,14 +54,15 @@ class Callbacks(NamedTuple):
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
     arguments: Callable[[Any], Any] = lambda function_type: function_type
-    call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
+    call: Callable[[Any, Callable[[Any, Any], Any], Any, Any], Any] = lambda function, original, given, captured: original(
+        given, captured)
     shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     made: Callable[[Any], None] = lambda function: None
     before_call: Callable[[Any], None] = lambda captured: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
-    session_target: Callable[[str, Any], str] = lambda target, config: target
+    session_target: Callable[[str, Optional[tf.Graph], Any], str] = lambda target, graph, config: target
     create_session: Function = lambda creator, original: original()
     run: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     make_callable: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)

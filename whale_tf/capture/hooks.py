@@ -65,8 +65,11 @@ def _call_flat(original: Function, callbacks: Callbacks) -> Function:
     """Runs a concrete function, or calls it in another one."""
 
     def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(given: Any, captured: Any) -> Any:
+            return original(self, given, captured, *args, **kwargs)
+
         callbacks.before_call(captured_inputs)
-        return callbacks.call(self, lambda: original(self, tensor_inputs, captured_inputs, *args, **kwargs))
+        return callbacks.call(self, run, tensor_inputs, captured_inputs)
     return _call_flat
 
 
@@ -110,7 +113,7 @@ def _graph_finalize(original: Function, callbacks: Callbacks) -> Function:
 def _session_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, target: str = "", graph: Optional[tf.Graph] = None, config: Any = None) -> None:
         config = callbacks.session_config(target, graph, config)
-        original(self, callbacks.session_target(target, config), graph, config)
+        original(self, callbacks.session_target(target, graph, config), graph, config)
     return __init__
 
 

@@ -14,7 +14,7 @@ import typer
 from whale_tf.cli.common import reported
 from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import free_ports, tf_configs
-from whale_tf.config import Config
+from whale_tf.config import VERIFIED, Config
 from whale_tf.errors import ClusterError, ConfigError
 
 POLL_S = 0.1
@@ -31,6 +31,7 @@ def run(
     config: Optional[str] = typer.Option(None, help="configuration for wh.init() calls that give none: JSON text or a file"),
     replicate: bool = typer.Option(False, "--replicate", help="for a script without whale_tf lines: train it data parallel"),
     auto: bool = typer.Option(False, "--auto", help="for a script without whale_tf lines: search for the fastest plan"),
+    verify: bool = typer.Option(False, "--verify", help="compare the first training step with the local one (docs/verify.md)"),
     grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
     max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
 ) -> None:
@@ -41,6 +42,8 @@ def run(
     """
     with reported(2):
         variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
+        if verify:
+            variables[VERIFIED] = "1"
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0

@@ -1,0 +1,107 @@
+"""``verify: "first_step"`` in Sessions: no false alarm, faults are caught, and nothing else changes."""
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric.test_matrix import AXES, run
+from whale_tf import triggers
+from whale_tf.emit.convert import Converter
+from whale_tf.emit.division import Division
+
+ROWS: List[Dict[str, Any]] = [
+    dict(zip(AXES, values)) for values in (
+        ("mlp_mean", "nested2x2", 2, "backward_first", "float32", True, True, True, "session", "auto", "inline", "none", "none"),
+        ("clipped_adam", "counts1:3", 2, "gpipe", "float64", True, False, False, "callable", "mirrored", "call", "none", "none"),
+        ("sum_with_l2", "replicate4", 4, "gpipe", "float64", True, False, True, "monitored", "auto", "inline", "none", "v2"),
+        ("recurrent_v1", "pipeline2", 2, "gpipe", "float32", False, True, False, "session", "auto", "inline", "none", "none"))]
+
+
+@pytest.fixture
+def said(monkeypatch: Any) -> Iterator[List[str]]:
+    """What is said; every test's steps are verified."""
+    lines: List[str] = []
+    monkeypatch.setattr(triggers, "say", lines.append)
+    monkeypatch.setenv("WHALE_VERIFY_FIRST_STEP", "1")
+    yield lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["case"])
+def test_no_false_alarm(row: Dict[str, Any], said: List[str]) -> None:
+    run(row)
+    assert len(said) == 1 and "equals the local one" in said[0] and "Not compared" not in said[0]
+
+
+class Trained:
+    """What a small script with dropout, batches from an iterator and a checkpoint leaves."""
+
+    def __init__(self, path: Any, config: Dict[str, Any], rate: float = 0.25) -> None:
+        wh.init(config, cluster="cpu:2")
+        try:
+            with tf.Graph().as_default():
+                self._train(path, rate)
+        finally:
+            wh.shutdown()
+
+    def _train(self, path: Any, rate: float) -> None:
+        tf.set_random_seed(3)
+        rows = np.random.RandomState(0).randn(96, 4)
+        iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(rows).batch(8))
+        x = iterator.get_next()
+        with wh.replicate(2):
+            w = tf.get_variable("w", initializer=np.linspace(-1, 1, 8).reshape(4, 2), use_resource=True)
+            hidden = tf.nn.dropout(tf.matmul(x, w), rate=rate, seed=5)
+            loss = tf.reduce_mean(tf.square(hidden - 1.0))
+        update = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            self.losses = [session.run([loss, update])[0] for _ in range(3)]
+            self.examples = session.run(x)
+            saved = saver.save(session, str(path / "model"))
+            self.variables = session.run(tf.global_variables())
+        self.saved = {name: tf.train.load_variable(saved, name) for name, _ in tf.train.list_variables(saved)}
+
+
+@pytest.mark.parametrize("random", ["own", "local"])
+def test_it_leaves_no_trace(random: str, tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+    """Random numbers, elements of the iterator, variables and checkpoints are what they are without it."""
+    verified = Trained(tmp_path, {"random": random})
+    assert len(said) == 1 and "equals the local one in 1 result, 1 gradient, 2 new values" in said[0]
+    monkeypatch.delenv("WHALE_VERIFY_FIRST_STEP")
+    plain = Trained(tmp_path, {"random": random})
+    assert len(said) == 1, "it is off"
+    assert verified.losses == plain.losses and verified.saved.keys() == plain.saved.keys()
+    np.testing.assert_array_equal(verified.examples, plain.examples)
+    for one, other in zip([*verified.variables, *verified.saved.values()], [*plain.variables, *plain.saved.values()]):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_wrong_part_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+    """All clones get the first one's examples."""
+    monkeypatch.setattr(Division, "position", lambda self, task_graph, clone: 0)
+    with pytest.raises(wh.MismatchError) as error:
+        Trained(tmp_path, {}, rate=0.0)
+    assert error.value.tensor and error.value.task_graph and not said
+
+
+def test_forgotten_weights_are_caught_and_named(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+    original = Converter.scale
+    monkeypatch.setattr(Converter, "scale", lambda self, name, tensor, power, *rest, **more: original(
+        self, name, tensor, 0, *rest, **more))  # powers of weights are forgotten
+    with pytest.raises(wh.MismatchError, match=r"the first training step of this graph is not the local one: .* of TaskGraph "
+                                               r"'replicate_0' \(partial w\^1\): norm .* It is the first of \d+ values"):
+        Trained(tmp_path, {"verify": "first_step"}, rate=0.0)
+
+
+def test_several_processes_are_refused(monkeypatch: Any) -> None:
+    from whale_tf.cluster import Processes
+
+    monkeypatch.setattr("whale_tf.api.find_processes", lambda: Processes(("localhost:1", "localhost:2"), 0))
+    with pytest.raises(wh.ConfigError, match="this job has 2 processes"):
+        wh.init({"verify": "first_step"}, cluster="2xcpu:1")
