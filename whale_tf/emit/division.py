@@ -110,6 +110,7 @@ class Division:
         self.is_together = False
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
+        self._everywhere: Dict[int, Dict[str, str]] = {}
         self._each: Dict[Tuple[int, int], str] = {}
         self._context, self._nodes, self._sources = context, nodes, sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
@@ -207,10 +208,28 @@ class Division:
                 each = self.of_each_process(source, task_graph)
                 everything = nodes.const([0], scope + "/all", tf.int32, device)
                 everywhere = nodes.add("Sum", scope, [each, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
+            elif len(self._context.region.batch.batches) > 1:
+                everywhere = self._of_all_batches(task_graph)[self._batch_of(source)]
             else:
                 everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
             self._elsewhere[key] = here, everywhere
         return self._elsewhere[key]
+
+    def _of_all_batches(self, task_graph: int) -> Dict[str, str]:
+        """How many examples of each batch all processes take that are in the run.  There is one sum for all batches: a loss over
+        two of them is that of this process's own examples only if both numbers are of the same processes."""
+        if task_graph not in self._everywhere:
+            nodes, device, batches = self._nodes, self._context.host, self._context.region.batch.batches
+            scope = self._context.name("division", f"all_batches_t{task_graph}")
+            each = [self._here(members[0], task_graph) for members in batches.values()]
+            here = nodes.add("Pack", scope + "/here", each, device, T=tf.int32, N=len(batches), axis=0)
+            total = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
+            unpacked = nodes.add("Unpack", scope + "/each", [total], device, T=tf.int32, num=len(batches), axis=0)
+            self._everywhere[task_graph] = {batch: f"{unpacked}:{i}" for i, batch in enumerate(batches)}
+        return self._everywhere[task_graph]
+
+    def _batch_of(self, source: int) -> str:
+        return next(batch for batch, members in self._context.region.batch.batches.items() if source in members)
 
     def _here(self, source: int, task_graph: int) -> str:
         """How many examples this process takes."""
