@@ -1,5 +1,5 @@
-"""Arguments of a function with an open signature that are combined one by one, but have different numbers of rows, are refused when
-it runs, by their names."""
+"""Arguments of a function with an open signature that are combined one by one, but have different numbers of rows, are refused
+when it runs, by their names."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Sequence
@@ -53,7 +53,8 @@ def in_a_function(h: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def test_different_sizes(plan: str, combined: Callable) -> None:
     step = function(PLANS[plan], combined)
     assert np.isfinite(step(*ones([8, 3], [8, 2])))
-    with pytest.raises(wh.InputError, match=r"'\w+:0' has 11 examples, but '\w+:0' has 8 in .* op '.*' combines them; .* wh.batch_axis"):
+    text = r"'\w+:0' has 11 examples, but '\w+:0' has 8 in .* op '.*' combines them; .* wh.batch_axis"
+    with pytest.raises(wh.InputError, match=text):
         step(*ones([8, 3], [11, 2]))
     with pytest.raises(wh.InputError, match=r"'\w+:0' has 16 examples, but '\w+:0' has 8 in "):  # the same part of both
         step(*ones([8, 3], [16, 2]))

@@ -293,7 +293,8 @@ class _BodyConverter(Converter):
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
         return False
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, op: Op) -> Optional[Sequence[str]]:
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
         totals = {batch: self.share_of_op(op, task_graph, place, batch)[0].total for batch in map(batch_of, conversion.blocks)}
         return () if self.is_static(tensor, conversion, totals) else None
 

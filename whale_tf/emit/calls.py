@@ -48,7 +48,7 @@ class Argument(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of the graph's library; ``results``: dtypes of its results; ``checks``: of(clone) are ops for which a call waits."""
+    """A function of the graph's library; ``results``: dtypes of its results; ``checks(clone)``: ops for which a call waits."""
 
     name: str
     is_stateful: bool
@@ -352,8 +352,10 @@ class _CallConverter(Converter):
             for index, value in enumerate(self._outer.totals(op, task_graph, batch))
         ]
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, op: Op) -> Optional[Sequence[str]]:
-        totals = {batch: self._outer.share_of_op(op, task_graph, place, batch)[0].total for batch in map(batch_of, conversion.blocks)}
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
+        totals = {batch: self._outer.share_of_op(op, task_graph, place, batch)[0].total
+                  for batch in map(batch_of, conversion.blocks)}
         if self.is_static(tensor, conversion, totals):
             return ()
         of = self._arguments.passed(name)

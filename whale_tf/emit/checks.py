@@ -13,15 +13,15 @@ _TOO_FEW = ("whale_tf: the mini-batch has fewer examples{} than the {} parts it 
             "remainder, or use fewer micro-batches{}. Examples:")
 _OTHER_ROWS = "whale_tf: {!r} does not have the rows of the mini-batch; {}. Rows:"
 _FOUND = r"\] \[(\d+)\]"  # what Assert appends
-_SIZES = "whale_tf sizes: "  # begins a message in which {0} and {1} stand for the sizes that were compared
+_SIZES = "whale_tf sizes: "  # begins a message; {0} and {1} stand for the sizes that were compared
 _ADDED = re.compile(r"\[\[(?:\{\{node |node )?whale(?:_\d+)?/")  # TensorFlow names an op that the rewrite added
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}|\[\[(?:node )?([^\s\]{]+)")
 _CLONE = re.compile(r"^whale(?:_\d+)?/(?:g\d+(?:_m\d+)?_r\d+|section)/(?:t\d+_(?:forward|backward)\w*/)?")
-_SIZE_WORDS = re.compile(r"shape|dimension|size|rank|length|number of (?:rows|elements)|broadcast|split|compatible", re.IGNORECASE)
-_OWN = re.compile(r"assertion failed|Tensor had (?:NaN|-?Inf)|CheckNumerics", re.IGNORECASE)
+_SIZE_WORDS = re.compile(r"shape|dimension|size|rank|length|number of|broadcast|split|compatible", re.IGNORECASE)
+_OWN = re.compile(r"assertion failed|Tensor had (?:NaN|-?Inf)|Traceback \(", re.IGNORECASE)  # found by the script's own checks
 _CHECK = ("Check that inputs whose rows are combined one by one have the same number of rows, and declare with "
-          "wh.batch_axis(tensor, None) inputs whose rows are not examples; verify: \"first_step\" shows the first tensor that differs "
-          "from the local script")
+          "wh.batch_axis(tensor, None) inputs whose rows are not examples; verify: \"first_step\" shows the first tensor that "
+          "differs from the local script")
 _CANCELLED = re.compile(r"RecvAsync is cancelled|Function was cancelled before it was started")
 _REPORTED_SIZES = re.compile(_SIZES + "(.*?)" + _FOUND + r" \[(\d+)\]", re.DOTALL)
 _REPORTED_FEW = re.compile(_TOO_FEW.format(r"( \(.*? each\))?", r"(\d+)", "(; .*?)?") + _FOUND)
@@ -114,10 +114,11 @@ def misfit(text: str) -> str:
     detail = next((line.strip() for line in reversed(head.splitlines()) if line.strip()), "")
     detail = re.sub(r"^\(\d+\) [A-Za-z_ ]+:\s*", "", re.sub(r"\{\{function_node [^}]*\}\}\s*", "", detail)).strip()
     if _CANCELLED.search(detail) is not None:
-        return (f"an op fails in a part of the mini-batch, and TensorFlow only says that others were cancelled; set emit to 'inline', "
-                f"so that it names the op. Most often, operands do not fit each other. {_CHECK}")
-    if _OWN.search(detail) is not None or _SIZE_WORDS.search(detail) is None:
+        return ("an op fails in a part of the mini-batch, and TensorFlow only says that others were cancelled; set emit to "
+                f"'inline', so that it names the op. Most often, operands do not fit each other. {_CHECK}")
+    if _OWN.search(head) is not None or _SIZE_WORDS.search(detail) is None:
         return ""
     found = _NODE.search(text)
     name = "" if found is None else _CLONE.sub("", found.group(1) or found.group(2))
-    return (f"op {name!r} fails in a part of the mini-batch, because its operands do not fit each other: {detail.rstrip('.')}. {_CHECK}")
+    return (f"op {name!r} fails in a part of the mini-batch, because its operands do not fit each other: {detail.rstrip('.')}. "
+            f"{_CHECK}")

@@ -16,6 +16,7 @@ from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.template import Templates
 from whale_tf.ir.graph import Op
+from whale_tf.ir.meetings import FUNCTIONAL
 from whale_tf.program import EVERY
 
 
@@ -30,6 +31,7 @@ class _Part(NamedTuple):
     functional: Sequence[Op]  # ops that call functions
     pinned: Sequence[str]  # names of ops that run where their variable is
     guarded: Sequence[int]  # batch-level ops, which may read several inputs
+    with_bodies: Sequence[Op]  # those of them that have bodies
 
 
 def clone_region(context: Context, operands: Operands, order: Order, guard: Guard, after: Set[int]) -> Calls:
@@ -86,8 +88,9 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
         for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
     templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
     pinned = [op.name for op in ops if op.name in context.pinned]
-    guarded = [op.id for op in ops] if batch_level else []
-    return _Part(templates, boundary, waits, random, shaped, functional, pinned, guarded)
+    guarded = ops if batch_level else []
+    with_bodies = [op for op in guarded if op.type in FUNCTIONAL]
+    return _Part(templates, boundary, waits, random, shaped, functional, pinned, [op.id for op in guarded], with_bodies)
 
 
 def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, guard: Guard, after: Set[int], task_graph: int,
@@ -112,7 +115,7 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, g
     for op, position in part.boundary:
         name = operands.of(op, position, place)
         context.edit.move_input(f"{scope}/{op.name}", position, name)
-    for op in part.functional:
+    for op in part.with_bodies:
         _delay(context, operands.converter.nodes, guard, op, task_graph, place)
     if isinstance(place, Clone):
         order.gate(task_graph, place)

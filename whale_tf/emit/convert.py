@@ -131,22 +131,25 @@ class Converter:
             rows = more if index == 0 else self.plus(rows, more, f"{scope}/{index}")
         return rows
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, op: Op) -> Optional[Sequence[str]]:
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
         """Ops that fail at run time if a whole tensor does not have the rows that the clones take of it; one for each tensor and
         mini-batch.  None: this cannot be said before it is cut."""
         of_all = self.is_of_all(tensor, conversion, op)
         batches = list(dict.fromkeys(map(batch_of, conversion.blocks)))
         producer, region = self.context.graph.producer(tensor).id, self.context.region
         is_once = producer not in region.batch_level or producer in region.sections  # so it is the same in all clones
-        key = (tensor if is_once else name, conversion, of_all, tuple(self.source_of_op(op, batch) for batch in batches),
-               place.g if self.division.own else 0)
+        sources = tuple(self.source_of_op(op, batch) for batch in batches)
+        key = (tensor if is_once else name, conversion, of_all, sources, place.g if self.division.own else 0)
         if key not in self._compared:
             scope = self.context.name("guard", self.context.flat(tensor))
             totals = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)[2] for batch in batches}
-            self._compared[key] = self._compare(name, tensor, conversion, totals, self.context.device(task_graph, place), scope)
+            device = self.context.device(task_graph, place)
+            self._compared[key] = self._compare(name, tensor, conversion, totals, device, scope)
         return self._compared[key]
 
-    def _compare(self, name: str, tensor: int, conversion: Slice, totals: Mapping[str, Number], device: str, scope: str) -> Tuple[str, ...]:
+    def _compare(self, name: str, tensor: int, conversion: Slice, totals: Mapping[str, Number], device: str,
+                 scope: str) -> Tuple[str, ...]:
         graph, dtype, host = self.context.graph, self.context.dtype(tensor), self.context.host
         if self.is_static(tensor, conversion, totals):
             return ()
@@ -157,8 +160,8 @@ class Converter:
             shape = self.nodes.shape(name, scope + "/shape", dtype, device)
             rows = self.nodes.slice_dim(shape, 0, 1, conversion.dim, 1, scope + "/rows", tf.int32, host)
             found = self.nodes.scalar(rows, scope + "/found", tf.int32, host)
-        message = (f"{graph.tensor_name(tensor)!r} has {{0}} rows along dimension {conversion.dim}, but the examples to which they "
-                   f"belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare with "
+        message = (f"{graph.tensor_name(tensor)!r} has {{0}} rows along dimension {conversion.dim}, but the examples to which "
+                   f"they belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare with "
                    "wh.batch_axis(tensor, None) that the rows of an input are not examples")
         return (check_equal(self.nodes, found, expected, message, scope, host),)
 
@@ -547,7 +550,8 @@ class Converter:
 def of_inputs(context: Context, blocks: Iterable[Block]) -> str:
     """Names of the inputs that have the examples of some blocks, as part of a sentence."""
     batches = context.region.batch.batches
-    names = [repr(context.graph.tensor_name(batches[batch][0])) for batch in dict.fromkeys(map(batch_of, blocks)) if batches.get(batch)]
+    found = [batches[batch][0] for batch in dict.fromkeys(map(batch_of, blocks)) if batches.get(batch)]
+    names = [repr(context.graph.tensor_name(source)) for source in found]
     return f" (rows of {' and '.join(names)})" if names else ""
 
 

@@ -254,7 +254,8 @@ class Division:
         """How many examples model replica ``g`` takes of an input, known only at run time: int32 `[1]` and a scalar."""
         key = (source, g if self.own else 0)
         if key not in self._examples:
-            nodes, device, scope = self._nodes, self._context.host, self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
+            nodes, device = self._nodes, self._context.host
+            scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
             rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
             batch = self.rows(source, g)
             if rows > 1:
@@ -267,7 +268,8 @@ class Division:
         """How many rows model replica ``g`` takes of an input: int32 `[1]`."""
         key = (source, g if self.own else 0)
         if key not in self._rows:
-            nodes, device, scope = self._nodes, self._context.host, self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
+            nodes, device = self._nodes, self._context.host
+            scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
             shape = nodes.shape(self.name_of(source, g), scope + "/shape", self._context.dtype(source), device)
             self._rows[key] = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
         return self._rows[key]

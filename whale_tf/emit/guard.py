@@ -7,8 +7,8 @@
     y ──> Shape ──┘                             clone 1     sub
 
 There is one check for each pair of inputs and each mini-batch.  Only ops that read both inputs wait for it, so no run has to feed
-more than its fetches need.  TensorFlow writes the body of a functional op in its place and lets only some of the body's ops wait for
-what the op waits for; so an Identity before an input waits as well.
+more than its fetches need.  TensorFlow writes the body of a functional op in its place and lets only some of the body's ops wait
+for what the op waits for; so an Identity before an input waits as well.
 """
 
 from __future__ import annotations

@@ -95,23 +95,22 @@ class Inputs:
         blocks = context.region.batch.layout(source).blocks or (1,)
         if share.vector is None or blocks == (1,) or sum(map(rows_each, blocks)) == 1 or -1 in map(rows_each, blocks):
             return ()
-        terms = [self._times((self._shares_of(source, block, task_graph, g) or share).total, rows_each(block), f"{scope}/expected{number}")
-                 for number, block in enumerate(blocks)]
-        names = [term if isinstance(term, str) else nodes.const(term, f"{scope}/expected{number}", tf.int32, host)
-                 for number, term in enumerate(terms)]
-        expected = nodes.add_n(names, scope + "/expected", tf.int32, host)
+        of_each = [self._shares_of(source, block, task_graph, g) for block in blocks]
+        terms = [str(self._times((of or share).total, rows_each(block), f"{scope}/expected{number}"))
+                 for number, (of, block) in enumerate(zip(of_each, blocks))]
+        expected = nodes.add_n(terms, scope + "/expected", tf.int32, host)
         found = nodes.scalar(self._division.rows(source, g), scope + "/found", tf.int32, host)
         own = context.graph.tensor_name(source)
-        others = context.region.batch.batches
-        found_in = dict.fromkeys(repr(context.graph.tensor_name(others[batch_of(block)][0])) for block in blocks
-                                 if self._shares_of(source, block, task_graph, g) is not None)
-        if found_in:
-            text = (f"{own!r} has {{0}} rows, but {' and '.join(found_in)}, whose examples it has one after the other, have {{1}} rows "
-                    "together; give it as many rows")
+        batches = context.region.batch.batches
+        others = dict.fromkeys(repr(context.graph.tensor_name(batches[batch_of(block)][0]))
+                               for of, block in zip(of_each, blocks) if of is not None)
+        if others:
+            text = (f"{own!r} has {{0}} rows, but {' and '.join(others)}, whose examples it has one after the other, have {{1}} "
+                    "rows together; give it as many rows")
         else:
             each = sum(map(rows_each, blocks))
-            text = (f"{own!r} has {{0}} rows, but each example has {each} rows, so {{1}} or {each} more are expected; give it a multiple "
-                    f"of {each}, or say with wh.batch_axis(tensor, 0) that each of its rows is an example")
+            text = (f"{own!r} has {{0}} rows, but each example has {each} rows, so {{1}} or {each} more are expected; give it a "
+                    f"multiple of {each}, or say with wh.batch_axis(tensor, 0) that each of its rows is an example")
         return (check_equal(nodes, found, expected, text, scope + "/guard", host),)
 
     def _shares_of(self, source: int, block: Block, task_graph: int, g: int) -> Optional[Shares]:

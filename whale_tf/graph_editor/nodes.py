@@ -82,8 +82,8 @@ class Nodes:
         begins, ends, strides = (self._vector(dim, dim + 1, value, fill, f"{name}/{what}", device) for what, value, fill in (
             ("begin", begin, 0), ("end", end, 0), ("strides", 1, 1)))
         before = (1 << dim) - 1  # dimensions that are taken whole, as are all behind ``dim``
-        return self.add("StridedSlice", name, [x, begins, ends, strides], device, control, T=dtype, Index=tf.int32, begin_mask=before,
-                        end_mask=before, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+        return self.add("StridedSlice", name, [x, begins, ends, strides], device, control, T=dtype, Index=tf.int32,
+                        begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
 
     def shape(self, x: str, name: str, dtype: Any, device: str) -> str:
         """The shape of ``x``, int32."""

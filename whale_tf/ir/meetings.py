@@ -13,8 +13,10 @@ from typing import Dict, FrozenSet, Iterable, List, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.traits import CALLS, CONDITIONALS, WHILES
 
 Pair = Tuple[int, int]  # two inputs, in the order of the mini-batch's inputs
+FUNCTIONAL = WHILES | CONDITIONALS | CALLS
 _NOTHING: FrozenSet[Pair] = frozenset()
 
 
@@ -28,19 +30,18 @@ def meetings(graph: OpGraph, batch: BatchAxis, ops: Iterable[int]) -> Dict[int, 
     batch_of = {source: name for name, sources in batch.batches.items() for source in sources}
     if all(len(sources) < 2 for sources in batch.batches.values()):
         return {}
-    functional = {op for op, _ in batch.bodies}
     found: Dict[int, Tuple[Pair, ...]] = {}
     compared: Dict[int, FrozenSet[Pair]] = {}  # op -> pairs that meet in it or before it
     for index in ops:
         op = graph.ops[index]
         before = _NOTHING
-        for tensor in op.inputs if index not in functional else ():
+        for tensor in op.inputs if op.type not in FUNCTIONAL else ():
             more = compared.get(graph.tensors[tensor].op, _NOTHING)
             before = before if more <= before else before | more
         new = [pair for pair in _pairs(batch, batch_of, op) if not _follows(pair, before) and not _is_static(batch, pair)]
         if new:
             found[index] = tuple(new)
-        if index not in functional:
+        if op.type not in FUNCTIONAL:
             compared[index] = before.union(new) if new else before
     return found
 
