@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.convert import Converter
+from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.division import Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
@@ -295,6 +295,8 @@ class _BodyConverter(Converter):
 
     def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
                  op: Op) -> Optional[Sequence[str]]:
+        if takes_some(op):
+            return ()
         totals = {batch: self.share_of_op(op, task_graph, place, batch)[0].total for batch in map(batch_of, conversion.blocks)}
         return () if self.is_static(tensor, conversion, totals) else None
 

@@ -21,7 +21,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.emit.attributes import open_shapes, reseed
 from whale_tf.emit.bodies import Bodies, BodyContext
 from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
-from whale_tf.emit.convert import Converter
+from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.division import Number, Shares
 from whale_tf.emit.donations import Donations
 from whale_tf.emit.guard import Guard
@@ -354,6 +354,8 @@ class _CallConverter(Converter):
 
     def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
                  op: Op) -> Optional[Sequence[str]]:
+        if takes_some(op):
+            return ()
         totals = {batch: self._outer.share_of_op(op, task_graph, place, batch)[0].total
                   for batch in map(batch_of, conversion.blocks)}
         if self.is_static(tensor, conversion, totals):

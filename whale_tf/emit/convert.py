@@ -18,6 +18,7 @@ from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Offsets, Re
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Block, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
+from whale_tf.ir.traits import Gives, traits
 
 Piece = Tuple[Clone, str]  # a clone, and the name of its value
 
@@ -135,6 +136,8 @@ class Converter:
                  op: Op) -> Optional[Sequence[str]]:
         """Ops that fail at run time if a whole tensor does not have the rows that the clones take of it; one for each tensor and
         mini-batch.  None: this cannot be said before it is cut."""
+        if takes_some(op):
+            return ()
         of_all = self.is_of_all(tensor, conversion, op)
         batches = list(dict.fromkeys(map(batch_of, conversion.blocks)))
         producer, region = self.context.graph.producer(tensor).id, self.context.region
@@ -161,8 +164,8 @@ class Converter:
             rows = self.nodes.slice_dim(shape, 0, 1, conversion.dim, 1, scope + "/rows", tf.int32, host)
             found = self.nodes.scalar(rows, scope + "/found", tf.int32, host)
         message = (f"{graph.tensor_name(tensor)!r} has {{0}} rows along dimension {conversion.dim}, but the examples to which "
-                   f"they belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare with "
-                   "wh.batch_axis(tensor, None) that the rows of an input are not examples")
+                   f"they belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare "
+                   "with wh.batch_axis(tensor, None) that the rows of an input are not examples")
         return (check_equal(self.nodes, found, expected, message, scope, host),)
 
     def is_static(self, tensor: int, conversion: Slice, totals: Mapping[str, Number]) -> bool:
@@ -545,6 +548,11 @@ class Converter:
             begin = self.plus(more, begin, where) if begin != 0 else more
         rows = self.times(self.size(tensor, task_graph, clone, batch), each, scope + "/size_of")
         return self.nodes.slice_dim(name, layout.dim, self.rank(tensor), begin, rows, scope, self.context.dtype(tensor), device)
+
+
+def takes_some(op: Op) -> bool:
+    """Whether an op that cuts a whole tensor itself may read one with further rows behind those of the clones."""
+    return traits(op.type).gives is Gives.ELEMENTS
 
 
 def of_inputs(context: Context, blocks: Iterable[Block]) -> str:
