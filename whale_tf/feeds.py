@@ -9,7 +9,7 @@ import numpy as np
 
 from whale_tf._tf_compat import FetchMapper, tf
 from whale_tf.capture.annotations import annotations_of
-from whale_tf.emit.checks import reported
+from whale_tf.emit.checks import misfit, reported
 from whale_tf.emit.context import Context
 from whale_tf.emit.division import divide, levels
 from whale_tf.emit.processes import ancestors
@@ -168,15 +168,19 @@ def _fix_of_rows(blocks: Iterable[Blocks]) -> str:
 @contextlib.contextmanager
 def named_errors() -> Iterator[None]:
     """Raises:
-        InputError: what the step itself found to be wrong with a mini-batch (:mod:`whale_tf.emit.checks`).
+        InputError: what the step itself found to be wrong with a mini-batch, or sizes that do not fit each other in a part of it
+            (:mod:`whale_tf.emit.checks`).
     """
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except (tf.errors.InvalidArgumentError, tf.errors.CancelledError) as error:
         text = reported(error.message)
+        if text:
+            raise InputError(text) from None
+        text = misfit(error.message)
         if not text:
             raise
-        raise InputError(text) from None
+        raise InputError(text) from error  # which says where the script made the op
 
 
 def _weigh_alike(context: Context, one: int, other: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.convert import Converter
+from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.division import Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
@@ -29,7 +29,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import PLAIN, REFERENCE, Base
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base, batch_of
 from whale_tf.ir.traits import WHILES
 from whale_tf.patterns.sources import is_seeded
 
@@ -292,6 +292,13 @@ class _BodyConverter(Converter):
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
         return False
+
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
+        if takes_some(op):
+            return ()
+        totals = {batch: self.share_of_op(op, task_graph, place, batch)[0].total for batch in map(batch_of, conversion.blocks)}
+        return () if self.is_static(tensor, conversion, totals) else None
 
     def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:
         totals = self._outer.totals(self._outermost, task_graph, batch)

@@ -21,9 +21,10 @@ from whale_tf._tf_compat import tf
 from whale_tf.emit.attributes import open_shapes, reseed
 from whale_tf.emit.bodies import Bodies, BodyContext
 from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
-from whale_tf.emit.convert import Converter
+from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.division import Number, Shares
 from whale_tf.emit.donations import Donations
+from whale_tf.emit.guard import Guard
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.xla import MUST_COMPILE
@@ -31,9 +32,9 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.batch_axis import Reduce, Slice
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import PLAIN, REFERENCE, Base
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base, batch_of
 from whale_tf.passes.form import has_reference_variables
 from whale_tf.program import CLONED, Body, Clone
 
@@ -47,12 +48,13 @@ class Argument(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of the graph's library; ``results``: dtypes of its results."""
+    """A function of the graph's library; ``results``: dtypes of its results; ``checks(clone)``: ops for which a call waits."""
 
     name: str
     is_stateful: bool
     arguments: Sequence[Argument]
     results: Sequence[tf.DType]
+    checks: Sequence[Callable[[Clone], Sequence[str]]]
 
 
 class _Facts(NamedTuple):
@@ -78,8 +80,8 @@ class Calls:
         after: ops outside the region that follow from it; calls cannot wait for them.
     """
 
-    def __init__(self, context: Context, operands: Operands, bodies: Bodies, after: Set[int]) -> None:
-        self.context, self._operands, self._bodies, self._after = context, operands, bodies, after
+    def __init__(self, context: Context, operands: Operands, bodies: Bodies, guard: Guard, after: Set[int]) -> None:
+        self.context, self._operands, self._bodies, self._guard, self._after = context, operands, bodies, guard, after
         self._donations = Donations(context, operands.converter.nodes)
         self._functions: Dict[Hashable, Function] = {}
         self._facts: Dict[str, _Facts] = {}
@@ -150,7 +152,8 @@ class Calls:
         context, task_graph = self.context, body.task_graph
         function = self._function(body, clone)
         waits = (control_for(context, wait, task_graph, clone, self._after) for wait in self._facts_of(body).waits)
-        controls = [name for name in waits if name]
+        controls = [name for name in waits if name] + self._guard.waits(body.runs, clone)
+        controls += [check for checks in function.checks for check in checks(clone)]
         name = f"{context.scope(clone)}/{body.name}"
         context.edit.add(
             "StatefulPartitionedCall" if function.is_stateful else "PartitionedCall",
@@ -242,7 +245,7 @@ class Calls:
             definition.attr[MUST_COMPILE].b = True
         context.edit.add_function(definition)
         results = [context.dtype(t) for t in body.outputs] + [tf.float32] * len(flows)
-        return Function(name, definition.signature.is_stateful, arguments.items(), results)
+        return Function(name, definition.signature.is_stateful, arguments.items(), results, arguments.checks)
 
     def _value(self, body: Body, tensor: int, clone: Clone) -> str:
         if tensor in self._before.get(body.name, {}):
@@ -284,6 +287,7 @@ class _Arguments:
     def __init__(self, copy: FunctionCopy) -> None:
         self._copy = copy
         self._found: Dict[Hashable, Argument] = {}
+        self.checks: List[Callable[[Clone], Sequence[str]]] = []  # of(clone): ops for which its call waits
 
     def add(self, key: Hashable, dtype: tf.DType, of: Callable[[Clone], str]) -> str:
         """The parameter that stands for ``key``."""
@@ -291,6 +295,10 @@ class _Arguments:
             name = self._copy.parameter(f"argument_{len(self._found)}", dtype)
             self._found[key] = Argument(name, dtype, of)
         return self._found[key].name
+
+    def passed(self, name: str) -> Optional[Callable[[Clone], str]]:
+        """What a clone's call passes for the parameter of that name; None: there is none."""
+        return next((argument.of for argument in self._found.values() if argument.name == name), None)
 
     def items(self) -> List[Argument]:
         return list(self._found.values())
@@ -343,6 +351,23 @@ class _CallConverter(Converter):
                          lambda clone, index=index: self._outer.totals(op, task_graph, batch)[index])  # type: ignore[misc]
             for index, value in enumerate(self._outer.totals(op, task_graph, batch))
         ]
+
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
+        if takes_some(op):
+            return ()
+        totals = {batch: self._outer.share_of_op(op, task_graph, place, batch)[0].total
+                  for batch in map(batch_of, conversion.blocks)}
+        if self.is_static(tensor, conversion, totals):
+            return ()
+        of = self._arguments.passed(name)
+        if self.has_static_rows(tensor, conversion):
+            of = str  # its name does not matter
+        if of is None:  # made inside the function
+            return None
+        self._arguments.checks.append(
+            lambda clone: self._outer.compared(of(clone), tensor, conversion, task_graph, clone, op) or ())  # type: ignore[misc]
+        return ()
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:
         return self._arguments.add(("reduced", tensor, conversion), self.context.dtype(tensor),

@@ -9,12 +9,14 @@ from whale_tf.emit.bodies import Bodies
 from whale_tf.emit.calls import Calls, control_for
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
 from whale_tf.emit.draws import LOCAL, take_rows
+from whale_tf.emit.guard import Guard
 from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.template import Templates
 from whale_tf.ir.graph import Op
+from whale_tf.ir.meetings import FUNCTIONAL
 from whale_tf.program import EVERY
 
 
@@ -28,9 +30,11 @@ class _Part(NamedTuple):
     shaped: Sequence[Op]  # ops with an attribute that contains the whole batch's size
     functional: Sequence[Op]  # ops that call functions
     pinned: Sequence[str]  # names of ops that run where their variable is
+    guarded: Sequence[int]  # batch-level ops, which may read several inputs
+    with_bodies: Sequence[Op]  # those of them that have bodies
 
 
-def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
+def clone_region(context: Context, operands: Operands, order: Order, guard: Guard, after: Set[int]) -> Calls:
     """Stages all clones, or all calls; if there is one clone of each op, the ops themselves stay where they are.
 
     Args:
@@ -38,7 +42,7 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
     """
     check_loops(context)
     bodies = Bodies(context, operands.converter)
-    calls = Calls(context, operands, bodies, after)
+    calls = Calls(context, operands, bodies, guard, after)
     if context.is_in_place:
         _wait_in_place(context, order)
         return calls
@@ -46,13 +50,13 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
         step = _part(context, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
             if copy != ORIGINAL:
-                _clone(context, operands, bodies, order, after, task_graph, step, copy)
+                _clone(context, operands, bodies, order, guard, after, task_graph, step, copy)
         if not context.is_called:
             batch = _part(context, task_graph, batch_level=True)
             for clone in context.clones(task_graph):
-                _clone(context, operands, bodies, order, after, task_graph, batch, clone)
+                _clone(context, operands, bodies, order, guard, after, task_graph, batch, clone)
         section = _part(context, task_graph, batch_level=True, sections=True)  # one call, so never a function
-        _clone(context, operands, bodies, order, after, task_graph, section, EVERY)
+        _clone(context, operands, bodies, order, guard, after, task_graph, section, EVERY)
     if context.is_called:
         calls.stage(order)
     enter_loops(context)
@@ -84,11 +88,13 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
         for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
     templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
     pinned = [op.name for op in ops if op.name in context.pinned]
-    return _Part(templates, boundary, waits, random, shaped, functional, pinned)
+    guarded = ops if batch_level else []
+    with_bodies = [op for op in guarded if op.type in FUNCTIONAL]
+    return _Part(templates, boundary, waits, random, shaped, functional, pinned, [op.id for op in guarded], with_bodies)
 
 
-def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, after: Set[int], task_graph: int, part: _Part,
-           place: Place) -> None:
+def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, guard: Guard, after: Set[int], task_graph: int,
+           part: _Part, place: Place) -> None:
     if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {}
@@ -102,11 +108,15 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, a
     device = context.placement(task_graph, place) if is_split else context.device(task_graph, place)
     context.edit.clone(
         part.templates, scope, device=device, control_map=controls, control_inputs=order.barriers(task_graph, place))
+    for name, checks in guard.waits_of_each(part.guarded, place).items():
+        context.edit.move_waits(f"{scope}/{name}", (), checks)
     for name in part.pinned:
         context.edit.place(context.edit.node(f"{scope}/{name}"), context.pinned[name])
     for op, position in part.boundary:
         name = operands.of(op, position, place)
         context.edit.move_input(f"{scope}/{op.name}", position, name)
+    for op in part.with_bodies:
+        _delay(context, operands.converter.nodes, guard, op, task_graph, place)
     if isinstance(place, Clone):
         order.gate(task_graph, place)
         for op in part.random:
@@ -119,6 +129,17 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, a
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:
             bodies.localise(op, place)
+
+
+def _delay(context: Context, nodes: Nodes, guard: Guard, op: Op, task_graph: int, place: Place) -> None:
+    """Makes the bodies of a functional op wait for the op's checks."""
+    positions = guard.positions(op)
+    checks = guard.waits([op.id], place) if positions else []
+    for position in positions:
+        name, dtype = f"{context.scope(place)}/{op.name}", context.dtype(op.inputs[position])
+        scope = context.name("guard", "into", context.scope(place).rpartition("/")[2], op.name, str(position))
+        delayed = nodes.identity(context.edit.node(name).input[position], scope, dtype, context.device(task_graph, place), checks)
+        context.edit.move_input(name, position, delayed)
 
 
 def _all_clones(context: Context, operands: Operands, wait: int) -> str:

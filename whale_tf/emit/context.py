@@ -75,6 +75,7 @@ class Context:
         self.gathered = Gathered()
         self.pinned: Dict[str, str] = {}
         self.dropped: Set[str] = set()
+        self.guards: Set[str] = set()  # tensors for which ops in loops wait (:mod:`whale_tf.emit.guard`)
         self.compiled: Set[str] = set()  # functions of bodies that XLA compiles
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}

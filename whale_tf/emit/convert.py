@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
+from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context, Copy
 from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.emit.inputs import Inputs
@@ -16,7 +17,8 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole, columns
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
+from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Block, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
+from whale_tf.ir.traits import Gives, traits
 
 Piece = Tuple[Clone, str]  # a clone, and the name of its value
 
@@ -30,6 +32,7 @@ class Converter:
         self._converted: Dict[Tuple, str] = {}
         self._before: Dict[Tuple, Number] = {}
         self._rows: Dict[Tuple[str, int], str] = {}
+        self._compared: Dict[Tuple, Tuple[str, ...]] = {}
 
     def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, place: Clone, op: Op) -> str:
         key = (name, conversion, task_graph, place)
@@ -79,6 +82,8 @@ class Converter:
         before: Dict[str, int] = {}  # batch -> rows for each of its examples in front of a block
         found = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)
                  for batch in dict.fromkeys(map(batch_of, conversion.blocks))}
+        checks = self.compared(name, tensor, conversion, task_graph, place, op)
+        spans: List[Tuple[Number, Number]] = []
         for index, block in enumerate(conversion.blocks):
             where, batch, each = f"{scope}/block{index}", batch_of(block), rows_each(block)
             start, size, _ = found[batch]
@@ -87,13 +92,89 @@ class Converter:
                 more = self.times(found[other][2], count, where + _suffix(other) + "/offset")
                 begin = self.plus(begin, more, where + _suffix(other))
             rows = self.times(size, each, where + "/size_of")
-            if shape is None:  # a parameter of a function may have none
-                end = self.plus(begin, rows, where + "/end")
-                parts.append(self.nodes.slice_to(name, conversion.dim, begin, end, where, dtype, device))
-            else:
-                parts.append(self.nodes.slice_dim(name, conversion.dim, len(shape), begin, rows, where, dtype, device))
             before[batch] = before.get(batch, 0) + each
+            if checks is None:
+                spans.append((begin, rows))
+            elif shape is None:  # a parameter of a function may have none
+                end = self.plus(begin, rows, where + "/end")
+                parts.append(self.nodes.slice_to(name, conversion.dim, begin, end, where, dtype, device, checks))
+            else:
+                parts.append(self.nodes.slice_dim(name, conversion.dim, len(shape), begin, rows, where, dtype, device, checks))
+        if checks is None:
+            end = self._rows_of_all(conversion, {batch: total for batch, (_, _, total) in found.items()}, scope + "/rows")
+            parts = self._cut_out(name, conversion.dim, spans, end, scope + "/cut", dtype, device)
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
+
+    def _cut_out(self, name: str, dim: int, spans: Sequence[Tuple[Number, Number]], end: Number, scope: str, dtype: tf.DType,
+                 device: str) -> List[str]:
+        """Slices ``(begin, size)`` of a tensor, by an op that fails if it does not have ``end`` rows."""
+        lengths: List[Number] = []
+        last: Number = 0
+        for index, (begin, rows) in enumerate(spans):
+            where = f"{scope}/{index}"
+            lengths += [self.minus(begin, last, where + "/gap"), rows]
+            last = self.plus(begin, rows, where + "/end")
+        lengths.append(self.minus(end, last, scope + "/rest"))
+        names = [each if isinstance(each, str) else self.nodes.const(each, f"{scope}/length{index}", tf.int32, device)
+                 for index, each in enumerate(lengths)]
+        sizes = self.nodes.add("Pack", scope + "/lengths", names, device, T=tf.int32, N=len(names), axis=0)
+        return self.nodes.split(name, sizes, len(names), dim, scope, dtype, device)[1::2]
+
+    def _rows_of_all(self, conversion: Slice, totals: Mapping[str, Number], scope: str) -> Number:
+        """How many rows a tensor has that is cut into the rows of clones.
+
+        Args:
+            totals: batch -> its examples.
+        """
+        rows: Number = 0
+        for index, block in enumerate(conversion.blocks):
+            more = self.times(totals[batch_of(block)], rows_each(block), f"{scope}/{index}")
+            rows = more if index == 0 else self.plus(rows, more, f"{scope}/{index}")
+        return rows
+
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+                 op: Op) -> Optional[Sequence[str]]:
+        """Ops that fail at run time if a whole tensor does not have the rows that the clones take of it; one for each tensor and
+        mini-batch.  None: this cannot be said before it is cut."""
+        if takes_some(op):
+            return ()
+        of_all = self.is_of_all(tensor, conversion, op)
+        batches = list(dict.fromkeys(map(batch_of, conversion.blocks)))
+        producer, region = self.context.graph.producer(tensor).id, self.context.region
+        is_once = producer not in region.batch_level or producer in region.sections  # so it is the same in all clones
+        sources = tuple(self.source_of_op(op, batch) for batch in batches)
+        key = (tensor if is_once else name, conversion, of_all, sources, place.g if self.division.own else 0)
+        if key not in self._compared:
+            scope = self.context.name("guard", self.context.flat(tensor))
+            totals = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)[2] for batch in batches}
+            device = self.context.device(task_graph, place)
+            self._compared[key] = self._compare(name, tensor, conversion, totals, device, scope)
+        return self._compared[key]
+
+    def _compare(self, name: str, tensor: int, conversion: Slice, totals: Mapping[str, Number], device: str,
+                 scope: str) -> Tuple[str, ...]:
+        graph, dtype, host = self.context.graph, self.context.dtype(tensor), self.context.host
+        if self.is_static(tensor, conversion, totals):
+            return ()
+        expected = self.scalar(self._rows_of_all(conversion, totals, scope + "/expected"))
+        if self.has_static_rows(tensor, conversion):
+            found = self.scalar(self.context.static_shape(tensor)[conversion.dim])
+        else:
+            shape = self.nodes.shape(name, scope + "/shape", dtype, device)
+            rows = self.nodes.slice_dim(shape, 0, 1, conversion.dim, 1, scope + "/rows", tf.int32, host)
+            found = self.nodes.scalar(rows, scope + "/found", tf.int32, host)
+        message = (f"{graph.tensor_name(tensor)!r} has {{0}} rows along dimension {conversion.dim}, but the examples to which "
+                   f"they belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare "
+                   "with wh.batch_axis(tensor, None) that the rows of an input are not examples")
+        return (check_equal(self.nodes, found, expected, message, scope, host),)
+
+    def is_static(self, tensor: int, conversion: Slice, totals: Mapping[str, Number]) -> bool:
+        """Whether a whole tensor and the examples that it is cut into have sizes that are known now."""
+        return self.has_static_rows(tensor, conversion) and not any(isinstance(each, str) for each in totals.values())
+
+    def has_static_rows(self, tensor: int, conversion: Slice) -> bool:
+        shape = self.context.graph.tensors[tensor].shape
+        return shape is not None and shape[conversion.dim] is not None
 
     def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op) -> str:
         """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
@@ -467,6 +548,19 @@ class Converter:
             begin = self.plus(more, begin, where) if begin != 0 else more
         rows = self.times(self.size(tensor, task_graph, clone, batch), each, scope + "/size_of")
         return self.nodes.slice_dim(name, layout.dim, self.rank(tensor), begin, rows, scope, self.context.dtype(tensor), device)
+
+
+def takes_some(op: Op) -> bool:
+    """Whether an op that cuts a whole tensor itself may read one with further rows behind those of the clones."""
+    return traits(op.type).gives is Gives.ELEMENTS
+
+
+def of_inputs(context: Context, blocks: Iterable[Block]) -> str:
+    """Names of the inputs that have the examples of some blocks, as part of a sentence."""
+    batches = context.region.batch.batches
+    found = [batches[batch][0] for batch in dict.fromkeys(map(batch_of, blocks)) if batches.get(batch)]
+    names = [repr(context.graph.tensor_name(source)) for source in found]
+    return f" (rows of {' and '.join(names)})" if names else ""
 
 
 def _suffix(batch: str) -> str:

@@ -114,6 +114,8 @@ class Division:
         self._each: Dict[Tuple[int, int], str] = {}
         self._context, self._nodes, self._sources = context, nodes, sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
+        self._rows: Dict[Tuple[int, int], str] = {}
+        self._examples: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._weights: Dict[Tuple[Counted, int, str], Tuple[str, ...]] = {}
         self.is_even = batch is not None and all(
             len(set(divide(batch, levels(context.plan, index, own)))) == 1 for index in range(len(context.plan.task_graphs)))
@@ -257,13 +259,8 @@ class Division:
     def _at_run_time(self, source: int, task_graph: int, g: int, totals: Sequence[Sequence[int]]) -> Shares:
         nodes, device, name = self._nodes, self._context.host, self.name_of(source, g)
         scope = self._scope(source, task_graph, f"g{g if self.own else 0}")
-        shape = nodes.shape(name, scope + "/shape", self._context.dtype(source), device)
-        sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
         rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
-        if rows > 1:
-            each = nodes.const(rows, scope + "/rows", tf.int32, device)
-            sizes = batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
-        total = nodes.scalar(batch, scope + "/total", tf.int32, device)
+        sizes, total = self.examples(source, g)
         for depth, level in enumerate(totals):
             sizes = self._divide_at_run_time(sizes, level, f"{scope}/level{depth}", device)
         count = self._per_mini_batch(task_graph)
@@ -271,6 +268,30 @@ class Division:
         starts = self._unpacked(self._starts(sizes, scope), count, scope + "/start_each", tf.int32)
         check = check_examples(nodes, sizes, total, count, name, rows, self._is_computed(source), scope, device)
         return Shares(total, of_each, starts, sizes, (check,))
+
+    def examples(self, source: int, g: int) -> Tuple[str, str]:
+        """How many examples model replica ``g`` takes of an input, known only at run time: int32 `[1]` and a scalar."""
+        key = (source, g if self.own else 0)
+        if key not in self._examples:
+            nodes, device = self._nodes, self._context.host
+            scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
+            rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
+            batch = self.rows(source, g)
+            if rows > 1:
+                each = nodes.const(rows, scope + "/rows", tf.int32, device)
+                batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
+            self._examples[key] = batch, nodes.scalar(batch, scope + "/total", tf.int32, device)
+        return self._examples[key]
+
+    def rows(self, source: int, g: int) -> str:
+        """How many rows model replica ``g`` takes of an input: int32 `[1]`."""
+        key = (source, g if self.own else 0)
+        if key not in self._rows:
+            nodes, device = self._nodes, self._context.host
+            scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
+            shape = nodes.shape(self.name_of(source, g), scope + "/shape", self._context.dtype(source), device)
+            self._rows[key] = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
+        return self._rows[key]
 
     def _unpacked(self, vector: str, count: int, name: str, dtype: tf.DType) -> Tuple[str, ...]:
         op = self._nodes.add("Unpack", name, [vector], self._context.host, T=dtype, num=count, axis=0)

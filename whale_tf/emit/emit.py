@@ -19,6 +19,7 @@ from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.division import Division, find_division
 from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.gathered import gather_values, read_gathered
+from whale_tf.emit.guard import Guard
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
@@ -113,7 +114,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         context.gathered = gather_values(context, nodes, sums, after)
     if not (has_run or context.is_in_place):  # after a run, a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
-    calls = clone_region(context, operands, order, after)
+    calls = clone_region(context, operands, order, Guard(context, nodes, division), after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     shared: Sequence[Shared] = ()
     moves: Dict[reroute.Use, str] = {}

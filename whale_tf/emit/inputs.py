@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.graph_editor.attrs import NodeDef
@@ -71,6 +72,7 @@ class Inputs:
             each = nodes.const(rows, name + "/rows", tf.int32, device)
             return of.vector if rows == 1 else nodes.binary("Mul", of.vector, each, name + "/sizes", tf.int32, device)
 
+        share = share._replace(check=share.check + self._compared(source, share, task_graph, g, scope))
         if len(blocks) == 1:
             return nodes.split(whole, sizes(share, rows_each(blocks[0]), scope), count, dim, scope, dtype, device, share.check)
         of_each = [self._shares_of(source, block, task_graph, g) or share for block in blocks]
@@ -86,6 +88,30 @@ class Inputs:
             name = f"{scope}/block{number}"
             parts.append(nodes.split(part, sizes(of, rows_each(block), name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
+
+    def _compared(self, source: int, share: Shares, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
+        """Ops that fail at run time if an input does not have the rows of all its blocks."""
+        nodes, context, host = self._nodes, self._context, self._context.host
+        blocks = context.region.batch.layout(source).blocks or (1,)
+        if share.vector is None or blocks == (1,) or sum(map(rows_each, blocks)) == 1 or -1 in map(rows_each, blocks):
+            return ()
+        of_each = [self._shares_of(source, block, task_graph, g) for block in blocks]
+        terms = [str(self._times((of or share).total, rows_each(block), f"{scope}/expected{number}"))
+                 for number, (of, block) in enumerate(zip(of_each, blocks))]
+        expected = nodes.add_n(terms, scope + "/expected", tf.int32, host)
+        found = nodes.scalar(self._division.rows(source, g), scope + "/found", tf.int32, host)
+        own = context.graph.tensor_name(source)
+        batches = context.region.batch.batches
+        others = dict.fromkeys(repr(context.graph.tensor_name(batches[batch_of(block)][0]))
+                               for of, block in zip(of_each, blocks) if of is not None)
+        if others:
+            text = (f"{own!r} has {{0}} rows, but {' and '.join(others)}, whose examples it has one after the other, have {{1}} "
+                    "rows together; give it as many rows")
+        else:
+            each = sum(map(rows_each, blocks))
+            text = (f"{own!r} has {{0}} rows, but each example has {each} rows, so {{1}} or {each} more are expected; give it a "
+                    f"multiple of {each}, or say with wh.batch_axis(tensor, 0) that each of its rows is an example")
+        return (check_equal(nodes, found, expected, text, scope + "/guard", host),)
 
     def _shares_of(self, source: int, block: Block, task_graph: int, g: int) -> Optional[Shares]:
         """The shares in a block of an input that has the examples of several batches; None: it has those of one."""

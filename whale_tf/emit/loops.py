@@ -115,6 +115,9 @@ class _Entrance:
                 producers = self._producers.get(node.name)
                 anchor = producers[position] if producers else own[0].partition(":")[0]
                 node.input[position] = self._inside(edge, frame, anchor)
+        for position, edge in enumerate(node.input):
+            if edge.startswith("^") and edge[1:] in self._context.guards and len(self._of(edge)) < len(frame):
+                node.input[position] = "^" + self._inside(edge[1:], frame, own[0].partition(":")[0])
 
     def _inside(self, edge: str, frame: Frames, anchor: str) -> str:
         """An outside tensor as an op in a frame reads it; it is alive whenever ``anchor`` is."""

@@ -128,6 +128,9 @@ class FunctionCopy(Stage):
         node.input.extend(list(inputs) + control_edges(control_inputs))
         return f"{node.name}:{definition.output_arg[0].name}:0"
 
+    def output(self, name: str, index: int) -> str:
+        return f"{name.rpartition(':')[0]}:{index}"
+
     def parameter(self, name: str, dtype: tf.DType) -> str:
         """Add a parameter after the others; returns its name."""
         argument = self.definition.signature.input_arg.add(name=self._unique(name))

@@ -63,25 +63,27 @@ class Nodes:
         if not isinstance(sizes, str):
             if len(set(sizes)) == 1:
                 op = self.add("Split", name, [axis, x], device, control, T=dtype, num_split=count)
-                return [f"{op}:{i}" for i in range(count)]
+                return [self.edit.output(op, i) for i in range(count)]
             sizes = self.const(sizes, name + "/sizes", tf.int32, device)
         op = self.add("SplitV", name, [x, sizes, axis], device, control, T=dtype, Tlen=tf.int32, num_split=count)
-        return [f"{op}:{i}" for i in range(count)]
+        return [self.edit.output(op, i) for i in range(count)]
 
-    def slice_dim(self, x: str, dim: int, rank: int, begin: Any, size: Any, name: str, dtype: Any, device: str) -> str:
+    def slice_dim(self, x: str, dim: int, rank: int, begin: Any, size: Any, name: str, dtype: Any, device: str,
+                  control: Sequence[str] = ()) -> str:
         """``x[..., begin:begin + size, ...]`` along ``dim``; ``begin`` and ``size`` are ints or names of int32 scalars."""
         begins = self._vector(dim, rank, begin, 0, name + "/begin", device)
         sizes = self._vector(dim, rank, size, -1, name + "/size", device)
-        return self.add("Slice", name, [x, begins, sizes], device, T=dtype, Index=tf.int32)
+        return self.add("Slice", name, [x, begins, sizes], device, control, T=dtype, Index=tf.int32)
 
-    def slice_to(self, x: str, dim: int, begin: Any, end: Any, name: str, dtype: Any, device: str) -> str:
+    def slice_to(self, x: str, dim: int, begin: Any, end: Any, name: str, dtype: Any, device: str,
+                 control: Sequence[str] = ()) -> str:
         """``x[..., begin:end, ...]`` along ``dim`` of a tensor of any rank; ``begin`` and ``end`` are ints or names of int32
         scalars."""
         begins, ends, strides = (self._vector(dim, dim + 1, value, fill, f"{name}/{what}", device) for what, value, fill in (
             ("begin", begin, 0), ("end", end, 0), ("strides", 1, 1)))
         before = (1 << dim) - 1  # dimensions that are taken whole, as are all behind ``dim``
-        return self.add("StridedSlice", name, [x, begins, ends, strides], device, T=dtype, Index=tf.int32, begin_mask=before,
-                        end_mask=before, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+        return self.add("StridedSlice", name, [x, begins, ends, strides], device, control, T=dtype, Index=tf.int32,
+                        begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
 
     def shape(self, x: str, name: str, dtype: Any, device: str) -> str:
         """The shape of ``x``, int32."""

@@ -33,6 +33,14 @@ class Stage(abc.ABC):
           GraphEditError: unknown op type or attribute, or a value that does not fit.
         """
 
+    def output(self, name: str, index: int) -> str:
+        """The name under which other nodes read a further output of a node whose outputs are one list.
+
+        Args:
+            name: what :meth:`add` returned.
+        """
+        return f"{name}:{index}"
+
     def const(self, value: Any, name: str, *, dtype: Any = None, device: str = "", control_inputs: Sequence[str] = ()) -> str:
         """Stage a Const with ``value`` (array-like; ``dtype`` converts it) and return its name."""
         proto = v1.make_tensor_proto(value, dtype=dtype)
