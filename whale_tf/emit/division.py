@@ -135,13 +135,31 @@ class Division:
         key = (source, task_graph, g if self.own else 0)
         if key not in self._shares:
             totals = levels(self._context.plan, task_graph, self.own)
-            if self.batch is not None:
-                sizes = divide(self.batch, totals)
+            batch = self.batch if self.batch is not None else self._static(source)
+            if batch is not None:
+                sizes = divide(batch, totals)
                 starts = [0] + list(itertools.accumulate(sizes))[:-1]
-                self._shares[key] = Shares(self.batch, tuple(sizes), tuple(starts))
+                vector = None if self.batch is not None else self._nodes.const(
+                    sizes, self._scope(source, task_graph, f"g{g if self.own else 0}"), tf.int32, self._context.host)
+                self._shares[key] = Shares(batch, tuple(sizes), tuple(starts), vector)
             else:
                 self._shares[key] = self._at_run_time(source, task_graph, g, totals)
         return self._shares[key]
+
+    def _static(self, source: int) -> Optional[int]:
+        """The number of an input's examples, if the graph says it.
+
+        Raises:
+            PlanError: some clone would get none.
+        """
+        shape, blocks = self._context.graph.tensors[source].shape, self._context.region.batch.layout(source).blocks or (1,)
+        size = None if shape is None else shape[self._sources[source]]
+        if size is None:
+            return None
+        batch = size // sum(map(rows_each, blocks))
+        if min(min(divide(batch, levels(self._context.plan, i, self.own))) for i in range(len(self._context.plan.task_graphs))) < 1:
+            _check_divisible(self._context.plan, batch, self.own, may_be_uneven=True)
+        return batch
 
     def position(self, task_graph: int, clone: Clone) -> int:
         """Position of a clone in the shares of its mini-batch."""
@@ -235,8 +253,10 @@ class Division:
 
     def _here(self, source: int, task_graph: int) -> str:
         """How many examples this process takes."""
-        totals = [str(share.total) for share in self._shares_here(source, task_graph)]
-        return self._nodes.add_n(totals, self._scope(source, task_graph, "here"), tf.int32, self._context.host)
+        scope, host = self._scope(source, task_graph, "here"), self._context.host
+        totals = [share.total if isinstance(share.total, str) else self._nodes.const(share.total, f"{scope}/{g}", tf.int32, host)
+                  for g, share in enumerate(self._shares_here(source, task_graph))]
+        return self._nodes.add_n(totals, scope, tf.int32, host)
 
     def _shares_here(self, source: int, task_graph: int) -> List[Shares]:
         """The shares in each of this process's mini-batches."""
