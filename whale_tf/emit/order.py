@@ -27,7 +27,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.demand import find_demand
+from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.ir.walk import reached
@@ -126,7 +126,7 @@ class Order:
         then = context.program.bodies[after.body]
         task_graph, copy = then.task_graph, Copy(after.clone.g, after.clone.r)
         scope = context.name("order", "t{}_g{}_r{}".format(task_graph, *copy), f"before_{then.step}{after.clone.m}")
-        waits = [wait for call in before for wait in self._exits(context.program.bodies[call.body], call.clone, scope)]
+        waits = list(dict.fromkeys(wait for call in before for wait in self._ended(call, scope)))
         key = (task_graph, after.clone)
         self._waits[then.name, after.clone] = scope, waits
         if context.is_called:
@@ -139,6 +139,15 @@ class Order:
                 self._barriers.setdefault(key, {}).setdefault(op.name, []).append(barrier)
             else:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
+
+    def _ended(self, call: Call, scope: str) -> List[Wait]:
+        """What a barrier waits for if it waits for a call.  A run that needs none of its exits must still wait for what the call
+        itself waits for."""
+        body = self._context.program.bodies[call.body]
+        exits = self._exits(body, call.clone, scope)
+        if any(wait.op < 0 or self._demand.implies(self._demand.every, wait.op) for wait in exits):
+            return exits
+        return [*exits, *self._waits.get((body.name, call.clone), ("", []))[1]]
 
     def _barrier(self, body: Body, clone: Clone, ops: Optional[Sequence[int]] = None) -> str:
         """The barrier before a call, or before some of its ops."""
@@ -192,7 +201,8 @@ class Order:
 
     def _ends_of(self, body: Body) -> Tuple[List[Op], List[Op]]:
         if body.name not in self._ends:
-            self._ends[body.name] = _ends(self._context, [self._context.graph.ops[i] for i in body.ops], self._frames)
+            self._ends[body.name] = _ends(
+                self._context, [self._context.graph.ops[i] for i in body.ops], self._frames, self._demand)
         return self._ends[body.name]
 
     def end(self, op: Op, place: Clone, scope: str) -> Wait:
@@ -216,14 +226,16 @@ class Order:
         return None
 
 
-def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[List[Op], List[Op]]:
-    """(entries, exits) of a step: ops without predecessors in the step, and ops outside of loops without successors in it."""
+def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]],
+          demand: Demand) -> Tuple[List[Op], List[Op]]:
+    """(entries, exits) of a step: ops without predecessors in the step, and ops outside of loops without successors in it that
+    run whenever they do."""
     members = {op.id for op in ops}
     entries: List[Op] = []
     followed: Set[int] = set()
     for op in ops:
         before = [p for p in context.graph.predecessors(op) if p in members]
-        followed.update(before)
+        followed.update(p for p in before if demand.follows(p, op.id))
         if not before:
             entries.append(op)
     return entries, [op for op in ops if op.id not in followed and not frame_of_outputs(op, frames_of)]

@@ -34,10 +34,15 @@ class Demand(NamedTuple):
 
     def of(self, ops: Sequence[int]) -> int:
         """The groups that need any of the ops.  An op that none needs may be fetched beside each of them."""
-        every, found = (1 << len(self.of_group)) - 1, 0
+        found = 0
         for op in ops:
-            found |= self.updates.get(op, 0) or every
+            found |= self.updates.get(op, 0) or self.every
         return found
+
+    @property
+    def every(self) -> int:
+        """All groups."""
+        return (1 << len(self.of_group)) - 1
 
     def implies(self, groups: int, op: int) -> bool:
         """Whether every run of one of these groups of updates needs an op.  An op that no update needs counts if it needs no
@@ -47,6 +52,10 @@ class Demand(NamedTuple):
             return not groups & ~needed
         more = self.inputs.get(op, 0)
         return all(not more & ~own for group, own in enumerate(self.of_group) if groups >> group & 1)
+
+    def follows(self, op: int, later: int) -> bool:
+        """Whether every run that needs an op for its updates needs a later one, too."""
+        return not self.updates.get(op, 0) & ~self.updates.get(later, 0)
 
     @property
     def is_single(self) -> bool:

@@ -195,8 +195,8 @@ class State(View):
         return self.layouts.get(tensor, REPLICATED_0)
 
     def batch_of_source(self, source: int) -> str:
-        """The batch to which a source's examples (or the first of them) belong; the reference batch in a body, which does not know
-        the sources."""
+        """The batch to which a source's examples (or the first of them) belong; the reference batch in a body, which does not
+        know the sources."""
         blocks = self.seeds[source].layout.blocks if self.can_reduce and source in self.seeds else None
         return batch_of(blocks[0]) if blocks else REFERENCE
 
