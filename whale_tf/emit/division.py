@@ -157,8 +157,7 @@ class Division:
         if size is None:
             return None
         batch = size // sum(map(rows_each, blocks))
-        if min(min(divide(batch, levels(self._context.plan, i, self.own))) for i in range(len(self._context.plan.task_graphs))) < 1:
-            _check_divisible(self._context.plan, batch, self.own, may_be_uneven=True)
+        _check_divisible(self._context.plan, batch, self.own, may_be_uneven=True)
         return batch
 
     def position(self, task_graph: int, clone: Clone) -> int:
@@ -228,7 +227,7 @@ class Division:
                 each = self.of_each_process(source, task_graph)
                 everything = nodes.const([0], scope + "/all", tf.int32, device)
                 everywhere = nodes.add("Sum", scope, [each, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
-            elif len(self._context.region.batch.batches) > 1:
+            elif self._communicator.processes > 1 and len(self._context.region.batch.batches) > 1:
                 everywhere = self._of_all_batches(task_graph)[self._batch_of(source)]
             else:
                 everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
