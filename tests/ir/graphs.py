@@ -13,7 +13,7 @@ from whale_tf.ir.graph import OpGraph, Shape
 def equal(graph: OpGraph, sources: Iterable[int]) -> List[Equality]:
     """That all sources have equally many examples."""
     first, *others = map(graph.tensor_name, sources)
-    return [Equality(-1, (first, other)) for other in others]
+    return [(first, other) for other in others]
 
 
 class Draft:

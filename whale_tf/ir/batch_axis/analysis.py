@@ -69,7 +69,7 @@ def _equal_sizes(graph: OpGraph, sources: Mapping[int, int]) -> List[Equality]:
     for tensor, dim in sources.items():
         size = static_batch(graph, {tensor: dim})
         if size is not None and first.setdefault(size, tensor) != tensor:
-            found.append(Equality(-1, (graph.tensor_name(first[size]), graph.tensor_name(tensor))))
+            found.append((graph.tensor_name(first[size]), graph.tensor_name(tensor)))
     return found
 
 

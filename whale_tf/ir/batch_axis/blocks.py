@@ -54,7 +54,7 @@ class Batches:
         self.equalities = list(equalities)
         self._same: Dict[str, str] = {}  # input -> another one with as many examples
         for equality in equalities:
-            self.join(*equality.inputs)
+            self.join(*equality)
 
     def of(self, name: str) -> str:
         """The batch that an input belongs to."""

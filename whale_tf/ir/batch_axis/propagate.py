@@ -129,8 +129,8 @@ class Propagation(State):
         else:
             self._visit_slowly(op, flag, first)
             if (self.met or self.rearranged) and self.can_reduce:  # whoever analyses a body asks for it
-                pairs = [(self.batches.input_of(a), self.batches.input_of(b)) for a, b in sorted(self.met)]
-                raise BeginAgain([Equality(op.id, pair) for pair in pairs], self.rearranged)
+                equal = [(self.batches.input_of(a), self.batches.input_of(b)) for a, b in sorted(self.met)]
+                raise BeginAgain(equal, self.rearranged)
         if first and op.id in self.waiting:
             for waiting in self.waiting.pop(op.id):
                 self.push(waiting)

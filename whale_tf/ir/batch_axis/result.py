@@ -28,6 +28,7 @@ class Scale(NamedTuple):
 
 
 Offsets = Union[Block, Tuple[Block, ...]]  # see :class:`Offset`
+Equality = Tuple[str, str]  # two inputs that have equally many examples
 
 
 class Reduce(NamedTuple):
@@ -74,18 +75,6 @@ class Localise(NamedTuple):
     components: Tuple[Optional[SizeLike], ...]
 
 
-class Equality(NamedTuple):
-    """Two inputs that have equally many examples.
-
-    Attributes:
-        op: the op that combines their examples one by one (or whose body does); -1: their static sizes are equal.
-        inputs: their names.
-    """
-
-    op: int
-    inputs: Tuple[str, str]
-
-
 class Inexact(NamedTuple):
     """An op at which the clones' result differs from the local script's."""
 
@@ -120,7 +109,7 @@ class BatchAxis:
         shared: random ops that must be drawn once for all clones.
         unknown: tensor -> why it has no layout.
         batches: batch, the reference batch first -> all sources whose rows are its examples.
-        equalities: sources that were found to have equally many examples.
+        equalities: names of sources that were found to have equally many examples.
         sources_of: tensor -> sources whose rows it follows, at most one of each batch (only for tensors in ``layouts``).
         bodies: (op, attribute) -> the analysis of a functional op's body.
         stated: layouts of tensors, by name, from which the analysis started in addition to the plain sources.
