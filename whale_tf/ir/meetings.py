@@ -13,7 +13,7 @@ from typing import Dict, FrozenSet, Iterable, List, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.traits import CALLS, CONDITIONALS, WHILES
+from whale_tf.ir.traits import CALLS, CONDITIONALS, FLOW, WHILES, traits
 
 Pair = Tuple[int, int]  # two inputs, in the order of the mini-batch's inputs
 FUNCTIONAL = WHILES | CONDITIONALS | CALLS
@@ -22,7 +22,8 @@ _NOTHING: FrozenSet[Pair] = frozenset()
 
 def meetings(graph: OpGraph, batch: BatchAxis, ops: Iterable[int]) -> Dict[int, Tuple[Pair, ...]]:
     """Op -> pairs of inputs that meet there for the first time; ops that follow from it are not listed again.  No result of a
-    functional op follows from all of its inputs: TensorFlow may write the body in its place.
+    functional op follows from all of its inputs: TensorFlow may write the body in its place.  Ops that only pass values on, as those of
+    loops of version 1 do, are not listed.
 
     Args:
         ops: those that are divided, in graph order.
@@ -38,7 +39,9 @@ def meetings(graph: OpGraph, batch: BatchAxis, ops: Iterable[int]) -> Dict[int, 
         for tensor in op.inputs if op.type not in FUNCTIONAL else ():
             more = compared.get(graph.tensors[tensor].op, _NOTHING)
             before = before if more <= before else before | more
-        new = [pair for pair in _pairs(batch, batch_of, op) if not _follows(pair, before) and not _is_static(batch, pair)]
+        is_flow = traits(op.type).role in FLOW  # a loop's Merge would wait for an iteration that waits for it
+        new = [] if is_flow else [
+            pair for pair in _pairs(batch, batch_of, op) if not _follows(pair, before) and not _is_static(batch, pair)]
         if new:
             found[index] = tuple(new)
         if op.type not in FUNCTIONAL:
