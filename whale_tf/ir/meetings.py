@@ -22,8 +22,8 @@ _NOTHING: FrozenSet[Pair] = frozenset()
 
 def meetings(graph: OpGraph, batch: BatchAxis, ops: Iterable[int]) -> Dict[int, Tuple[Pair, ...]]:
     """Op -> pairs of inputs that meet there for the first time; ops that follow from it are not listed again.  No result of a
-    functional op follows from all of its inputs: TensorFlow may write the body in its place.  Ops that only pass values on, as those
-    of loops of version 1 do, are not listed.
+    functional op follows from all of its inputs: TensorFlow may write the body in its place.  Ops that only pass values on, as
+    those of loops of version 1 do, are not listed.
 
     Args:
         ops: those that are divided, in graph order.
