@@ -204,7 +204,7 @@ def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType
 
 def make_logical_cpus(count: int) -> Callable[[], None]:
     """Gives eager execution and tf.functions ``count`` logical CPU devices.  This is possible until TensorFlow 2 executes its
-    first op; after that, or if there are as many already, nothing happens.
+    first op; after that there is a warning.  If there are as many already, nothing happens.
 
     Returns:
         A function that undoes this, if it is still possible.
@@ -218,6 +218,13 @@ def make_logical_cpus(count: int) -> Callable[[], None]:
                 tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * number)
 
     configure(count)
+    now = len(tf.config.get_logical_device_configuration(cpus[0]) or [None]) if cpus else count
+    if now < count:
+        warnings.warn(
+            f"the cluster has {count} CPU devices, but TensorFlow has already begun with {now} and can make no more: tf.function "
+            "and Keras cannot train on this cluster in this process. Restart it (in Jupyter, the kernel), and call wh.init() "
+            "before TensorFlow runs its first op, makes its first variable or lists its devices. Sessions have the devices",
+            stacklevel=3)
     return lambda: configure(before)
 
 

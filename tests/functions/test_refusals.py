@@ -136,7 +136,8 @@ def test_forward_mode() -> None:
 
 def test_fewer_devices_than_the_plan_uses() -> None:
     weights = perceptron()  # TensorFlow has started: wh.init makes no more devices
-    wh.init(cluster="cpu:64")
+    with pytest.warns(UserWarning, match="the cluster has 64 CPU devices, but TensorFlow has already begun with .*kernel"):
+        wh.init(cluster="cpu:64")
     x, y = [tf.concat(64 * [part], 0) for part in batches()[0]]
 
     @tf.function

@@ -142,7 +142,7 @@ def layer_call(original: Function, callbacks: Callbacks) -> Function:
 
 def sequential_add(original: Function, callbacks: Callbacks) -> Function:
     def add(self: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-        if hasattr(layer, "__call__"):
+        if callable(layer):
             _remember(layer)
         original(self, layer, *args, **kwargs)
     return add
