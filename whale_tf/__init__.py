@@ -19,6 +19,8 @@ from whale_tf.errors import (
     ConfigError,
     GraphEditError,
     GraphError,
+    IdleError,
+    IdleWarning,
     InexactError,
     InexactWarning,
     InfeasibleError,
@@ -41,9 +43,10 @@ _API = (
     "verify")
 
 __all__ = [
-    "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "InexactError",
-    "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError", "Plan", "PlanError",
-    "ProcessLostError", "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError", "WhaleError",
+    "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "IdleError",
+    "IdleWarning", "InexactError", "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError",
+    "Plan", "PlanError", "ProcessLostError", "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError",
+    "WhaleError",
     "draw_program"] + list(_API)
 
 if TYPE_CHECKING:

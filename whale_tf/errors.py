@@ -86,6 +86,15 @@ class InexactError(WhaleError, ValueError):
     """Raised in place of :class:`InexactWarning` under ``on_inexact: "error"``."""
 
 
+class IdleWarning(UserWarning):
+    """Less than half of a step's floating-point operations are divided over the plan's devices.  The key ``on_idle`` decides what
+    happens."""
+
+
+class IdleError(WhaleError, ValueError):
+    """Raised in place of :class:`IdleWarning` under ``on_idle: "error"``."""
+
+
 class MismatchError(WhaleError, ArithmeticError):
     """The first training step differs from the local one, under ``verify: "first_step"`` or in ``wh.verify``.
 

@@ -28,6 +28,7 @@ from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
+from whale_tf.planner.idle import tell_idle
 from whale_tf.planner.inexact import tell_inexact
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planning import decide_graph
@@ -60,7 +61,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process's collectives, if there are several processes.
         early: Sessions that have already taken over the graph's ops; None: there are none.
-        warn: gives the warnings of inexact ops.
+        warn: gives the warnings of inexact ops and idle devices.
 
     Returns:
         None if the graph has no optimizer's update yet, and ``plan`` was not made for it as a model without one.
@@ -88,6 +89,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
+        tell_idle(region, plan, config.on_idle, warn)
     renews = early is not None and (division.variables is not None or any(task.homes for task in plan.task_graphs))
     if renews:
         drawing = [captured.graph.ops[index].name for index in batch.own_seed] if plan.random == LOCAL else []

@@ -16,6 +16,7 @@ from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Estimate, Plan
+from whale_tf.planner.idle import divided, told
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 from whale_tf.profiler.op_cost import tensor_bytes
 
@@ -45,6 +46,9 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
            form: Optional[Form], too_large: Mapping[str, str]) -> Iterator[Union[str, Table]]:
     """The lines and tables of :func:`explain_plan`."""
     yield _title(plan)
+    share = divided(region, plan) if region is not None else None
+    if share is not None:
+        yield told(share)
     yield from _estimate(plan.estimate)
     yield from _precision(plan, region)
     yield _task_graphs(plan, devices)

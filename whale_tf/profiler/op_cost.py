@@ -8,7 +8,7 @@ cost a few FLOPs per element; they are limited by the memory they read and write
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, NamedTuple, Optional
+from typing import Collection, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -65,6 +65,28 @@ def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collecti
         graph = graph.with_shapes({t: tuple(batch if size is None else size for size in record.shape)
                                    for t, record in enumerate(graph.tensors) if record.shape is not None})
     return _Costs(graph, batch).all(ops)
+
+
+def known_flops(graph: OpGraph, batch: int, ops: Iterable[Op]) -> Dict[int, float]:
+    """Floating-point operations of some ops in one run of the graph; zero where the shapes are not known.
+
+    Args:
+        batch: used for every size that the graph leaves unknown.
+    """
+    ops = list(ops)
+    tensors = {tensor for op in ops for tensor in (*op.inputs, *op.outputs)}
+    forward = [graph.ops[op.forward] for op in ops if op.forward >= 0]
+    tensors.update(tensor for op in forward for tensor in (*op.inputs, *op.outputs))
+    shapes = {tensor: graph.tensors[tensor].shape for tensor in tensors}
+    graph = graph.with_shapes({tensor: tuple(batch if size is None else size for size in shape)
+                               for tensor, shape in shapes.items() if shape is not None and None in shape})
+    costs, runs, found = _Costs(graph, batch), body_runs(graph), {}
+    for op in ops:
+        try:
+            found[op.id] = costs.cost(op).flops * runs.get(op.id, 1)
+        except PlanError:
+            found[op.id] = 0.0
+    return found
 
 
 class _Costs:

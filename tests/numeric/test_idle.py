@@ -1,0 +1,67 @@
+"""A plan of several devices whose step is divided in name only says so."""
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+
+
+def variable(name: str, rows: int, columns: int) -> tf.Tensor:
+    return tf.get_variable(name, initializer=np.linspace(-1, 1, rows * columns).reshape(rows, columns))
+
+
+def of_constant() -> tf.Tensor:
+    """A mini-batch that no input brings."""
+    return tf.matmul(tf.constant(np.ones([8, 4])), variable("w", 4, 4))
+
+
+def of_section() -> tf.Tensor:
+    """From the decomposition on, all examples are needed together."""
+    x = tf.placeholder("float64", [8, 8])
+    return tf.matmul(tf.linalg.svd(tf.matmul(x, variable("w", 8, 2)), compute_uv=False)[None], variable("v", 2, 64)) @ variable(
+        "u", 64, 64)
+
+
+def of_examples() -> tf.Tensor:
+    return tf.matmul(tf.placeholder("float64", [None, 4]), variable("w", 4, 4))
+
+
+@contextlib.contextmanager
+def planned(model: Any, config: Any = None, devices: int = 2) -> Iterator[Tuple[List[str], str]]:
+    """What is warned about, and ``wh.explain()``."""
+    wh.init(config, cluster=f"cpu:{devices}")
+    try:
+        with tf.Graph().as_default(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with wh.replicate(devices):
+                loss = tf.reduce_mean(tf.square(model()))
+            tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            wh.parallelize()
+            yield [str(each.message) for each in warned if each.category is wh.IdleWarning], " ".join(wh.explain().split())
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.parametrize("model, cause", [
+    (of_constant, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on")])
+def test_an_idle_device_warns(model: Any, cause: str) -> None:
+    with planned(model) as (warned, explained):
+        assert len(warned) == 1 and warned[0].startswith("the plan uses 2 devices, but ") and cause in warned[0], warned
+        assert "Divided over 2 devices: " in explained
+    with planned(model, {"on_idle": "allow"}) as (warned, _):
+        assert not warned
+    with pytest.raises(wh.IdleError, match="set on_idle to 'allow'"), planned(model, {"on_idle": "error"}):
+        pass
+
+
+def test_busy_devices_do_not_warn() -> None:
+    with planned(of_examples) as (warned, explained):
+        assert not warned and "Divided over 2 devices: 100% of the floating-point operations" in explained
+    with planned(of_constant, devices=1) as (warned, explained):
+        assert not warned and "Divided" not in explained
