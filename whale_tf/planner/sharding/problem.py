@@ -7,7 +7,7 @@ from typing import AbstractSet, Dict, FrozenSet, Hashable, List, Mapping, NamedT
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, traits
+from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
@@ -78,6 +78,7 @@ class Problem:
         self._bytes: Dict[int, float] = {}
         self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
+        self._of_variables = self._find_of_variables()
         self._check_calls()
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -108,6 +109,10 @@ class Problem:
         if op.type in LOOK_UPS:
             return self.is_variable(self.root(op.inputs[0]))
         return traits(op.type).is_contraction
+
+    def is_of_variables(self, op: Op) -> bool:
+        """Whether an op follows from variables and constants alone, and reads some of them."""
+        return bool(op.inputs) and all(self._of_variables[t] for t in op.inputs)
 
     def undivided(self, op: Op) -> Strategy:
         """``batch`` if the devices have their own examples and the op's results count them, otherwise ``once``.  Both exchange
@@ -182,6 +187,16 @@ class Problem:
                 dtype = self.graph.tensors[t].dtype
                 trained[t] = follows and not traits(op.type).stops_gradient and (is_float(dtype) or dtype == "resource")
         return trained
+
+    def _find_of_variables(self) -> bytearray:
+        """Whether a tensor follows from variables that may be sharded and constants alone."""
+        found = bytearray(len(self.graph.tensors))
+        for op in self.graph.ops:
+            follows = op.id in self.variables or traits(op.type).role is Role.CONSTANT or (
+                bool(op.inputs) and not op.body and all(found[t] for t in op.inputs))
+            for t in op.outputs:
+                found[t] = follows
+        return found
 
     def _check_calls(self) -> None:
         for op in self.graph.ops:
