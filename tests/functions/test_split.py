@@ -10,7 +10,16 @@ import tensorflow as tf
 
 import whale_tf as wh
 from tests.functions.equality import Scope, Way, batches, check
-from tests.functions.test_training_steps import cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse, variable
+from tests.functions.test_training_steps import (
+    cross_entropy,
+    keras_adam,
+    kernels,
+    logits_of,
+    momentum,
+    perceptron,
+    sparse,
+    variable,
+)
 
 HEAD = Way((1, 2), 3, {}, split=(1,))
 WHOLE = Way((2,), 2, {}, split=(0,))
@@ -87,14 +96,15 @@ def tokens(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
 
 
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts}
+                          "experts": experts, "kernels": kernels}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way", [
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
-    ("experts", HYBRID), pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
+    ("experts", HYBRID), ("kernels", WHOLE),
+    pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
 def test_steps(build: str, way: Way) -> None:
     outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
     assert outcome.plan is not None and outcome.plan.shards

@@ -24,7 +24,7 @@ import networkx
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import TASK_GRAPH_ATTR
-from whale_tf.capture.handles import captured_variables
+from whale_tf.capture.handles import add_variables, captured_variables
 from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
 from whale_tf.cluster import Cluster
 from whale_tf.emit.precision import FLOAT32, mixed_precision
@@ -80,7 +80,10 @@ def captured_state(graph: tf.Graph, scale: Union[float, str]) -> Mapping[str, st
         with tf.init_scope():
             _STATES[key] = weakref.ref(first), {
                 name: tf.Variable(value, trainable=False, name=f"{ROOT}/{name}") for name, value in _first_values(scale)}
-    return {name: graph.capture(variable.handle).op.name for name, variable in _STATES[key][1].items()}
+    variables = _STATES[key][1]
+    handles = {name: graph.capture(variable.handle).op.name for name, variable in variables.items()}
+    add_variables(graph, variables.values())
+    return handles
 
 
 def _first_values(scale: Union[float, str]) -> Sequence[Tuple[str, float]]:
