@@ -219,15 +219,6 @@ RNG = np.random.RandomState(0)
 X, LABELS = RNG.randn(40, 6), RNG.randint(0, 3, 40)  # mini-batches of 16, 16 and 8
 
 
-@pytest.fixture
-def float64() -> Any:
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
-    clear_keras()
-
-
 def compiled(stages: Sequence[Scope], optimizer: Any, **options: Any) -> Any:
     inputs = keras.Input((6,))
     with stages[0]():
