@@ -40,6 +40,7 @@ from whale_tf.ir.walk import reached
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
 ROOT = "whale/loss_scale"
+UNSCALED_ATTR = "_whale_unscaled"  # on the op that divides a gradient by the scale
 INITIAL = ROOT + "/initial"  # the op that initialises the variables
 _OWN = ("current_loss_scale", "dynamic_scale")  # variables of TensorFlow's and Keras' optimizers that scale losses
 _STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and the scale's variables
@@ -272,6 +273,7 @@ class _Scaler:
         graph, name = self._graph, self._graph.tensor_name(tensor)
         shape = graph.tensors[tensor].shape
         value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
+        self._edit.node(value.partition(":")[0]).attr[UNSCALED_ATTR].i = number
         for edge in self._step.phases.cut:
             if edge.tensor == tensor:
                 self._edit.move_input(graph.ops[edge.op].name, edge.position, value)
