@@ -27,6 +27,7 @@ from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
 BATCH = "batch"
+_CONSTANTS, _VARIABLES = 1, 2  # what a tensor follows from
 
 
 class SplitTaskGraph(NamedTuple):
@@ -78,7 +79,7 @@ class Problem:
         self._bytes: Dict[int, float] = {}
         self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
-        self._of_variables = self._find_of_variables()
+        self._follows = self._find_follows()
         self._check_calls()
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -112,7 +113,11 @@ class Problem:
 
     def is_of_variables(self, op: Op) -> bool:
         """Whether an op follows from variables and constants alone, and reads some of them."""
-        return bool(op.inputs) and all(self._of_variables[t] for t in op.inputs)
+        return bool(op.inputs) and all(self._follows[t] for t in op.inputs)
+
+    def divides_weights(self, op: Op, strategy: Strategy) -> bool:
+        """Whether a strategy needs parts of an operand that follows from variables alone."""
+        return any(need.is_shard and self._follows[t] == _VARIABLES for t, need in zip(op.inputs, strategy.needs))
 
     def undivided(self, op: Op) -> Strategy:
         """``batch`` if the devices have their own examples and the op's results count them, otherwise ``once``.  Both exchange
@@ -188,12 +193,17 @@ class Problem:
                 trained[t] = follows and not traits(op.type).stops_gradient and (is_float(dtype) or dtype == "resource")
         return trained
 
-    def _find_of_variables(self) -> bytearray:
-        """Whether a tensor follows from variables that may be sharded and constants alone."""
+    def _find_follows(self) -> bytearray:
+        """Whether a tensor follows from constants alone, or from constants and variables that may be sharded."""
         found = bytearray(len(self.graph.tensors))
         for op in self.graph.ops:
-            follows = op.id in self.variables or traits(op.type).role is Role.CONSTANT or (
-                bool(op.inputs) and not op.body and all(found[t] for t in op.inputs))
+            if op.id in self.variables:
+                follows = _VARIABLES
+            elif traits(op.type).role is Role.CONSTANT:
+                follows = _CONSTANTS
+            else:
+                before = [found[t] for t in op.inputs] if not op.body else []
+                follows = max(before) if before and all(before) else 0
             for t in op.outputs:
                 found[t] = follows
         return found

@@ -8,7 +8,8 @@ is thus followed by a row-sharded one because nothing is exchanged between the t
 forward and backward bytes (:mod:`whale_tf.patterns.moves`).
 
 Ops worth dividing (contractions, convolutions, look-ups) are divided if possible, since computing everything once would exchange
-nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  An op that follows from
+nothing, and so that their weights are in parts: sending small weights to all devices may cost less, but then one device keeps
+them whole.  Those without weights may also take the pattern ``batch``, which divides their work as well.  An op that follows from
 variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read one decides how that variable is stored, so all
 its strategies are followed up to the product.  All other ops take the strategy that costs least at that point.
 """
@@ -83,6 +84,7 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
         priced = [(cost, s) for cost, s in priced if s.pattern == forced] or priced
     elif anchor and any(s.how != ONCE for _, s in priced):
         priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
+        priced = [(cost, s) for cost, s in priced if problem.divides_weights(op, s)] or priced
     elif not anchor and not (problem.is_of_variables(op) and any(map(state.is_free, op.inputs))):
         least = min(cost for cost, _ in priced)
         priced = [(cost, s) for cost, s in priced if cost <= least * (1 + 1e-9)]
