@@ -13,7 +13,7 @@ from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tupl
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
-from whale_tf.capture.handles import variable_handles
+from whale_tf.capture.handles import own_handle, variable_handles
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
@@ -305,34 +305,35 @@ def _capture_parts(graph: tf.Graph, op: tf.Operation, names: Sequence[str], spre
         names, devices: of the parts' placeholders; a part that is the whole variable has the variable's own name.
 
     Raises:
-        PlanError: the variable is an argument.
+        PlanError: the variable is an argument, or no longer exists.
     """
     what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
-    variable = _captured_variable(graph, op, what, may_be_ours=not spread.is_shard)
-    if variable is None:
-        return
-    if not spread.is_shard and _kind_and_number(vars(variable)["_handle"].device) == _kind_and_number(devices[0]):
+    variable = _captured_variable(graph, op, what)
+    if not spread.is_shard and _kind_and_number(own_handle(variable).device) == _kind_and_number(devices[0]):
         return
     _capture_instead(graph, op, names, variable_parts.divide(variable, spread, devices))
 
 
-def _captured_variable(graph: tf.Graph, op: tf.Operation, what: str, may_be_ours: bool = False) -> Any:
-    """The user's variable of a placeholder.
+def _captured_variable(graph: tf.Graph, op: tf.Operation, what: str) -> Any:
+    """The variable of a placeholder.
 
     Args:
         what: happens to it.
-        may_be_ours: the result is None if it is the loss scale, which we made and nobody else sees.
 
     Raises:
-        PlanError: the variable is an argument.
+        PlanError: the variable is an argument, or no longer exists.
     """
     inner = op.outputs[0]
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
-    variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
-    if outer is None or (variable is None and not may_be_ours):
+    variable = next((one for one in graph.variables if own_handle(one) is outer), None)
+    if outer is None:
         raise PlanError(
             f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
             "variable itself")
+    if variable is None:
+        raise PlanError(
+            f"{what} a variable of which tf.function {graph.name!r} has only the handle ({inner.name!r}); keep the tf.Variable "
+            "object as long as the function is used")
     return variable
 
 

@@ -13,6 +13,7 @@ from whale_tf.active import Active, observer, shown
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
+from whale_tf.capture.handles import note_variables
 from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.early import Early
@@ -125,6 +126,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     if functions.makes_variables(graph):
         state.drafts.add(graph)
         return
+    note_variables(graph)
     watching = observer()
     if watching is not None:
         watching.graph(graph)

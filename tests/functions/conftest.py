@@ -51,3 +51,14 @@ def eager() -> Iterator[None]:
     with context.eager_mode():
         yield
         wh.shutdown()
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Keras computes in float64."""
+    backend = tf.keras.backend
+    before = backend.floatx()
+    backend.set_floatx("float64")
+    yield
+    backend.set_floatx(before)
+    clear_keras()

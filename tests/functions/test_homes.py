@@ -11,7 +11,16 @@ import tensorflow as tf
 
 import whale_tf as wh
 from tests.functions.equality import Build, Scope, Way, batches, check, clear_keras
-from tests.functions.test_training_steps import called, cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse
+from tests.functions.test_training_steps import (
+    called,
+    cross_entropy,
+    keras_adam,
+    kernels,
+    logits_of,
+    momentum,
+    perceptron,
+    sparse,
+)
 from whale_tf import functions
 from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Cluster, Processes
@@ -46,10 +55,12 @@ def lamb(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, weights + [slot for each in slots for slot in each]
 
 
-BUILDS: Dict[str, Build] = {"momentum": momentum, "keras_adam": keras_adam, "lamb": lamb, "sparse": sparse, "called": called}
+BUILDS: Dict[str, Build] = {"momentum": momentum, "keras_adam": keras_adam, "lamb": lamb, "sparse": sparse, "called": called,
+                            "kernels": kernels}
 RUN = {  # every build, way and level, and most pairs of them
     ("momentum", "4, recompute", "v1"), ("momentum", "pipeline nested", "v0"), ("momentum", "split behind replicas", "v2"),
     ("keras_adam", "2", "v2"), ("keras_adam", "pipeline nested", "v3"), ("lamb", "2", "states"), ("lamb", "4, recompute", "v3"),
+    ("kernels", "2", "states"), ("kernels", "pipeline nested", "v2"),
     ("sparse", "stages of 1 and 2, called", "v3"), ("sparse", "2, compiled", "v1"), ("called", "4, recompute", "v2"),
     ("lamb", "stages of 1 and 2, called", "v0"), ("momentum", "split behind replicas", "states")}
 
@@ -80,7 +91,8 @@ def test_steps_in_parts(build: str, way: str, level: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way", [
     pytest.param(build, way, marks=[] if (build, way) in {
-        ("keras_adam", "pipeline nested"), ("sparse", "stages of 1 and 2, called")} else [pytest.mark.full])
+        ("keras_adam", "pipeline nested"), ("kernels", "pipeline nested"),
+        ("sparse", "stages of 1 and 2, called")} else [pytest.mark.full])
     for build in BUILDS for way in ("pipeline nested", "stages of 1 and 2, called")])
 def test_variables_with_their_stages(build: str, way: str) -> None:
     outcome = check(BUILDS[build], WAYS[way]._replace(config={**WAYS[way].config, **STAGE}), batches((16, 16, 12)))
@@ -205,15 +217,6 @@ def test_functions_that_share_variables() -> None:
 # -- Keras -------------------------------------------------------------------------------------------------------------
 RNG = np.random.RandomState(0)
 X, LABELS = RNG.randn(40, 6), RNG.randint(0, 3, 40)  # mini-batches of 16, 16 and 8
-
-
-@pytest.fixture
-def float64() -> Any:
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
-    clear_keras()
 
 
 def compiled(stages: Sequence[Scope], optimizer: Any, **options: Any) -> Any:

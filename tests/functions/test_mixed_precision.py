@@ -1,13 +1,14 @@
 """Mixed precision under Keras' ``fit``: ours on two devices as on one, beside Keras' own."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import numpy as np
 import pytest
 
 import whale_tf as wh
 from tests.functions.equality import clear_keras
+from whale_tf.emit import joined_gradients
 
 keras = pytest.importorskip("keras", minversion="3.0")
 RNG = np.random.RandomState(0)
@@ -63,6 +64,24 @@ def test_steps_that_overflow_are_skipped() -> None:
     large[20] *= 1e6  # in the second mini-batch of three
     found, without = fit({"amp": "float16"}, 2, x=large), fit({"amp": "float16"}, 2)
     assert (found.steps, without.steps) == (4, 6) and all(np.isfinite(weight).all() for weight in found.weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config, counts", [({}, [6]), ({"zero": "v2"}, [2, 3])], ids=["", "zero"])
+def test_gradients_that_are_unscaled_together(config: Dict[str, Any], counts: List[int], monkeypatch: Any) -> None:
+    """The numbers are those of gradients one by one, where the update is, and a step that overflows is skipped."""
+    large, joined = np.array(X), []
+    large[20] *= 1e6
+    original = joined_gradients._join
+    monkeypatch.setattr(joined_gradients, "_join", lambda context, nodes, ops, *rest: joined.append(len(ops)) or original(
+        context, nodes, ops, *rest))
+    together = fit({"amp": "float16", **config}, 2, x=large)
+    assert joined == counts
+    monkeypatch.setattr(joined_gradients, "LARGEST", 0)
+    alone = fit({"amp": "float16", **config}, 2, x=large)
+    assert joined == counts and together.steps == alone.steps == 4
+    for one, other in zip([together.losses, *together.weights], [alone.losses, *alone.weights]):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

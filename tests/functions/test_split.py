@@ -9,9 +9,20 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
-from tests.functions.equality import Scope, Way, batches, check
-from tests.functions.test_training_steps import cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse, variable
+from tests.functions.equality import Scope, Way, batches, check, clear_keras
+from tests.functions.test_training_steps import (
+    cross_entropy,
+    keras_adam,
+    kernels,
+    logits_of,
+    momentum,
+    perceptron,
+    sparse,
+    variable,
+)
 
+keras = tf.keras
+layers = keras.layers
 HEAD = Way((1, 2), 3, {}, split=(1,))
 WHOLE = Way((2,), 2, {}, split=(0,))
 HYBRID = Way((2, 2), 2, {}, split=(1,))  # Whale's example 2: features replicated, the head split, on the same devices
@@ -87,14 +98,15 @@ def tokens(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
 
 
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts}
+                          "experts": experts, "kernels": kernels}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way", [
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
-    ("experts", HYBRID), pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
+    ("experts", HYBRID), ("kernels", WHOLE),
+    pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
 def test_steps(build: str, way: Way) -> None:
     outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
     assert outcome.plan is not None and outcome.plan.shards
@@ -188,3 +200,53 @@ def test_a_variable_that_is_an_argument() -> None:
 
     with pytest.raises(wh.PlanError, match="gets as its argument .'w:0'.; let the function use the variable itself"):
         step(weights[0])
+
+
+# -- Keras -------------------------------------------------------------------------------------------------------------
+class Decoder(layers.Layer):
+    """A language model of one block: queries in groups that share keys and values, a gated layer, the embedding as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = layers.Embedding(24, 16)
+        self.query, self.key, self.value = [layers.EinsumDense("btd,dnh->btnh", (6, count, 4)) for count in (8, 4, 4)]
+        self.joined = layers.EinsumDense("btnh,nhd->btd", (6, 16))
+        self.gate, self.wide, self.narrow = [layers.Dense(units, use_bias=False) for units in (32, 32, 16)]
+        self.gains = [self.add_weight(name=f"gain_{i}", shape=(16,), initializer="ones") for i in range(3)]
+
+    def scaled(self, x: tf.Tensor, i: int) -> tf.Tensor:
+        return x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-6) * (self.gains[i] + 1.0)
+
+    def call(self, tokens: tf.Tensor) -> tf.Tensor:
+        x = self.words(tokens) * 4.0
+        y = self.scaled(x, 0)
+        query, key, value = self.query(y), tf.repeat(self.key(y), 2, axis=2), tf.repeat(self.value(y), 2, axis=2)
+        scores = tf.nn.softmax(tf.einsum("bqnh,bknh->bnqk", query, key))
+        x += self.joined(tf.einsum("bnqk,bknh->bqnh", scores, value))
+        y = self.scaled(x, 1)
+        x += self.narrow(tf.nn.gelu(self.gate(y)) * self.wide(y))
+        return tf.matmul(self.scaled(x, 2), self.words.embeddings, transpose_b=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.full), 4])
+def test_the_kernels_of_a_decoder(devices: int, float64: None) -> None:
+    tokens = np.random.RandomState(0).randint(0, 24, (12, 7))
+    found = []
+    for scope in (contextlib.nullcontext, lambda: wh.split(devices)):
+        clear_keras()
+        keras.utils.set_random_seed(0)
+        if found:
+            wh.init(cluster=f"cpu:{devices}")
+        inputs = keras.Input((6,), dtype="int32")
+        with scope():
+            outputs = Decoder()(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        losses = model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=4, shuffle=False, verbose=0).history["loss"]
+        if found:
+            kernels = [getattr(one, "_value", one) for one in model.trainable_variables if len(one.shape) > 1]
+            assert held(kernels) == [0] * 8
+        found.append([np.array(losses)] + [one.numpy() for one in model.trainable_variables])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)

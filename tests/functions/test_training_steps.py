@@ -106,6 +106,32 @@ def sparse(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out]
 
 
+def kernels(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Kernels get the handles of an optimizer's variables, which the function never reads, as from Keras' legacy optimizers."""
+    weights = [variable(20, 8), variable(48, 3, seed=2)]
+    slots = [tf.Variable(0.1 + 0.0 * w, trainable=False) for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        tokens = tf.cast(tf.abs(3 * x), tf.int32) % 20
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                rows = tf.tanh(tf.reshape(tf.nn.embedding_lookup(weights[0], tokens), [-1, 48]))
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(rows, weights[1]))
+        by_rows, grad = tape.gradient(loss, weights)
+        numbers, places = tf.unique(by_rows.indices)
+        tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=weights[0].handle, accum=slots[0].handle, lr=tf.constant(0.1, tf.float64), epsilon=tf.constant(1e-3, tf.float64),
+            grad=tf.math.unsorted_segment_sum(by_rows.values, places, tf.size(numbers)), indices=numbers)
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=weights[1].handle, accum=slots[1].handle, lr=tf.constant(0.1, tf.float64), grad=grad,
+            momentum=tf.constant(0.9, tf.float64))
+        return loss
+
+    return step, weights + slots
+
+
 def control_flow(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     """A loop and a condition in the model, written as AutoGraph reads them."""
     weights = perceptron() + [variable(8, 8, seed=5)]

@@ -169,6 +169,22 @@ def _known_shapes(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(tf.square(outputs)), {})
 
 
+def _between(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """Whatever may stand between a kernel and its product."""
+    def head(x: tf.Tensor) -> tf.Tensor:
+        joint = weight("joint", [3, WIDTH, HEADS, WIDTH // HEADS], dtype)
+        query, key, value = [tf.matmul(x, tf.reshape(joint[i], [WIDTH, WIDTH])) for i in range(3)]
+        rows = tf.split(tf.identity(weight("rows", [WIDTH, 2 * WIDTH], dtype)), 2, axis=1)
+        gated = tf.matmul(query * key + value, rows[0]) * tf.tanh(tf.matmul(x, rows[1]))
+        turned = tf.transpose(tf.squeeze(weight("turned", [2 * WIDTH, 1, WIDTH], dtype), 1), [1, 0])
+        wide = tf.matmul(gated, tf.cast(tf.cast(turned, "float64"), dtype) * 0.5)
+        stacked = tf.reshape(weight("stacked", [HEADS, 2, WIDTH // HEADS, WIDTH], dtype), [-1, WIDTH])
+        return tf.matmul(tf.nn.relu(wide), tf.reshape(tf.expand_dims(stacked, 0), [2 * WIDTH, WIDTH]))
+
+    logits = stages.run([layer("features", WIDTH), head], inputs["x"])
+    return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(tf.square(logits)), {"logits": logits})
+
+
 def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Script]:
     """A table with sparse gradients, and repeated rows in a batch."""
     def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
@@ -185,6 +201,7 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
 SPLIT_CASES: Dict[str, Case] = {
     "transformer": Case(_sequences, _transformer),
     "masked": Case(_vectors, _masked),
+    "between": Case(_vectors, _between),
     "known_shapes": Case(_vectors, _known_shapes),
     **{"experts_" + name: Case(_vectors, _experts(OPTIMIZERS[name])) for name in ("adam", "adafactor", "lamb")},
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),

@@ -15,6 +15,8 @@ from tests.numeric.checkpoints import HALF, train_half
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, relative, run_local
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
+from whale_tf.emit.shard import division
+from whale_tf.planner import sharding
 
 pytestmark = pytest.mark.half
 FEDS = Setting()
@@ -149,6 +151,22 @@ def test_attributes_that_say_a_shape(pattern: str) -> None:
     """They say that of the part."""
     shards = check("known_shapes", (-3,), 3, REFERENCES, patterns__force={"wide": pattern})
     assert shards["wide/MatMul"] == pattern
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count,setting", [(2, FEDS), (4, REFERENCES)], ids=["2", "4"])
+def test_kernels_are_divided_through_what_stands_before_their_product(count: int, setting: Setting, monkeypatch: Any) -> None:
+    whole: List[str] = []
+
+    def assign(problem: Any, *options: Any) -> Any:
+        found = sharding.assign(problem, *options)
+        whole.extend(op.name for op in problem.graph.ops if op.id in problem.variables and op.id not in found.variables
+                     and len(op.attrs["shape"]) > 1)
+        return found
+
+    monkeypatch.setattr(division, "assign", assign)
+    check("between", (-count,), count, setting)
+    assert not whole
 
 
 # -- hybrids -----------------------------------------------------------------------------------------------------------

@@ -53,3 +53,19 @@ def test_the_cheapest_costs_what_it_costs_when_every_state_is_followed(monkeypat
         wh.parallelize()
     wh.shutdown()
     assert len(costs) == 2 and costs[0] == pytest.approx(costs[1], rel=1e-12) and costs[0] > 0
+
+
+def test_weights_are_divided_even_if_sending_them_costs_less() -> None:
+    """The rows of 64 tokens could be divided instead: on two devices that sends a kernel of 8 x 8, and no activations."""
+    wh.init(cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x, kernel = v1.placeholder("float32", [None, 64, 8]), v1.get_variable("kernel", [8, 8])
+            with wh.split(2):
+                y = tf.raw_ops.BatchMatMulV2(x=x, y=kernel, name="product")
+            v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(y)))
+            wh.parallelize()
+            plan = wh.current_plan()
+            assert plan is not None and plan.shards["product"] in ("column", "row")
+    finally:
+        wh.shutdown()

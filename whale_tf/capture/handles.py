@@ -7,7 +7,8 @@
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Set
+import gc
+from typing import Any, Dict, Iterable, List, NamedTuple, Set
 
 from whale_tf._tf_compat import tf, variable_value
 from whale_tf.ir.across import SUMS
@@ -39,6 +40,30 @@ def _summed(graph: tf.Graph) -> Set[str]:
     captured = inside(graph) if hasattr(graph, "captures") else {}
     return {captured[id(variable.handle)].op.name for variable in captured_variables(graph)
             if variable.aggregation == tf.VariableAggregation.SUM}
+
+
+def note_variables(graph: tf.Graph) -> None:
+    """Makes a function's graph know the variable of every handle that it captured.
+
+    TensorFlow notes a variable that is read or assigned.  Keras' legacy optimizers do neither with their slots: they give kernels
+    the handles (``m.handle``), which is all that the graph then has.  Only a variable knows its handle, so all are looked at.
+    """
+    known = {id(own_handle(variable)) for variable in graph.variables}
+    unknown = {id(outer) for outer, inner in graph.captures
+               if id(outer) not in known and inner.dtype == tf.resource and variable_value(inner) is not None}
+    if unknown:
+        add_variables(graph, [one for one in gc.get_objects() if issubclass(type(one), tf.Variable)
+                              and id(own_handle(one)) in unknown])
+
+
+def add_variables(graph: tf.Graph, variables: Iterable[Any]) -> None:
+    """Notes variables whose handles a function captured."""
+    graph.variables = [*graph.variables, *variables]
+
+
+def own_handle(variable: Any) -> Any:
+    """A variable's handle; taking it has no effect on a variable that is divided.  None: it has none of its own."""
+    return vars(variable).get("_handle")
 
 
 def captured_variables(graph: tf.Graph) -> List[Any]:

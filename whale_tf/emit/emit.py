@@ -21,6 +21,7 @@ from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.guard import Guard
 from whale_tf.emit.inputs import Inputs
+from whale_tf.emit.joined_gradients import join_gradients
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
@@ -147,6 +148,8 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     instead = edit.copy_instead(context.name("instead")) if has_run else {}
     if not has_run:
         reroute.place_originals(context, context.variables)
+    if is_function and processes.graphs == 1:
+        join_gradients(context, nodes)
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]

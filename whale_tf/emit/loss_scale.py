@@ -24,7 +24,7 @@ import networkx
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import TASK_GRAPH_ATTR
-from whale_tf.capture.handles import captured_variables
+from whale_tf.capture.handles import add_variables, captured_variables
 from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
 from whale_tf.cluster import Cluster
 from whale_tf.emit.precision import FLOAT32, mixed_precision
@@ -40,6 +40,7 @@ from whale_tf.ir.walk import reached
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
 ROOT = "whale/loss_scale"
+UNSCALED_ATTR = "_whale_unscaled"  # on the op that divides a gradient by the scale
 INITIAL = ROOT + "/initial"  # the op that initialises the variables
 _OWN = ("current_loss_scale", "dynamic_scale")  # variables of TensorFlow's and Keras' optimizers that scale losses
 _STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and the scale's variables
@@ -80,7 +81,10 @@ def captured_state(graph: tf.Graph, scale: Union[float, str]) -> Mapping[str, st
         with tf.init_scope():
             _STATES[key] = weakref.ref(first), {
                 name: tf.Variable(value, trainable=False, name=f"{ROOT}/{name}") for name, value in _first_values(scale)}
-    return {name: graph.capture(variable.handle).op.name for name, variable in _STATES[key][1].items()}
+    variables = _STATES[key][1]
+    handles = {name: graph.capture(variable.handle).op.name for name, variable in variables.items()}
+    add_variables(graph, variables.values())
+    return handles
 
 
 def _first_values(scale: Union[float, str]) -> Sequence[Tuple[str, float]]:
@@ -269,6 +273,7 @@ class _Scaler:
         graph, name = self._graph, self._graph.tensor_name(tensor)
         shape = graph.tensors[tensor].shape
         value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
+        self._edit.node(value.partition(":")[0]).attr[UNSCALED_ATTR].i = number
         for edge in self._step.phases.cut:
             if edge.tensor == tensor:
                 self._edit.move_input(graph.ops[edge.op].name, edge.position, value)

@@ -7,7 +7,7 @@ from typing import AbstractSet, Dict, FrozenSet, Hashable, List, Mapping, NamedT
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, traits
+from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
@@ -27,6 +27,7 @@ from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
 BATCH = "batch"
+_CONSTANTS, _VARIABLES = 1, 2  # what a tensor follows from
 
 
 class SplitTaskGraph(NamedTuple):
@@ -78,6 +79,7 @@ class Problem:
         self._bytes: Dict[int, float] = {}
         self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
+        self._follows = self._find_follows()
         self._check_calls()
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -108,6 +110,14 @@ class Problem:
         if op.type in LOOK_UPS:
             return self.is_variable(self.root(op.inputs[0]))
         return traits(op.type).is_contraction
+
+    def is_of_variables(self, op: Op) -> bool:
+        """Whether an op follows from variables and constants alone, and reads some of them."""
+        return bool(op.inputs) and all(self._follows[t] for t in op.inputs)
+
+    def divides_weights(self, op: Op, strategy: Strategy) -> bool:
+        """Whether a strategy needs parts of an operand that follows from variables alone."""
+        return any(need.is_shard and self._follows[t] == _VARIABLES for t, need in zip(op.inputs, strategy.needs))
 
     def undivided(self, op: Op) -> Strategy:
         """``batch`` if the devices have their own examples and the op's results count them, otherwise ``once``.  Both exchange
@@ -182,6 +192,21 @@ class Problem:
                 dtype = self.graph.tensors[t].dtype
                 trained[t] = follows and not traits(op.type).stops_gradient and (is_float(dtype) or dtype == "resource")
         return trained
+
+    def _find_follows(self) -> bytearray:
+        """Whether a tensor follows from constants alone, or from constants and variables that may be sharded."""
+        found = bytearray(len(self.graph.tensors))
+        for op in self.graph.ops:
+            if op.id in self.variables:
+                follows = _VARIABLES
+            elif traits(op.type).role is Role.CONSTANT:
+                follows = _CONSTANTS
+            else:
+                before = [found[t] for t in op.inputs] if not op.body else []
+                follows = max(before) if before and all(before) else 0
+            for t in op.outputs:
+                found[t] = follows
+        return found
 
     def _check_calls(self) -> None:
         for op in self.graph.ops:

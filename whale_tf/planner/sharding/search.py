@@ -8,8 +8,10 @@ is thus followed by a row-sharded one because nothing is exchanged between the t
 forward and backward bytes (:mod:`whale_tf.patterns.moves`).
 
 Ops worth dividing (contractions, convolutions, look-ups) are divided if possible, since computing everything once would exchange
-nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All other ops take the
-strategy that costs least at that point.
+nothing, and so that their weights are in parts: sending small weights to all devices may cost less, but then one device keeps
+them whole.  Those without weights may also take the pattern ``batch``, which divides their work as well.  An op that follows from
+variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read one decides how that variable is stored, so all
+its strategies are followed up to the product.  All other ops take the strategy that costs least at that point.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
         priced = [(cost, s) for cost, s in priced if s.pattern == forced] or priced
     elif anchor and any(s.how != ONCE for _, s in priced):
         priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
-    elif not anchor:
+        priced = [(cost, s) for cost, s in priced if problem.divides_weights(op, s)] or priced
+    elif not anchor and not (problem.is_of_variables(op) and any(map(state.is_free, op.inputs))):
         least = min(cost for cost, _ in priced)
         priced = [(cost, s) for cost, s in priced if cost <= least * (1 + 1e-9)]
     result = []
@@ -154,9 +157,7 @@ def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
     missing = {op.id: sum(problem.graph.tensors[t].op in forward for t in op.inputs) for op in ops}
 
     def rank(op: Op) -> Tuple[int, int]:
-        late = not problem.is_anchor(op) and bool(op.inputs) and all(
-            problem.is_variable(problem.root(t)) or problem.graph.producer(t).type == "Const" for t in op.inputs)
-        return int(late), op.id
+        return int(not problem.is_anchor(op) and problem.is_of_variables(op)), op.id
 
     ready = [rank(op) for op in ops if not missing[op.id]]
     heapq.heapify(ready)
