@@ -97,11 +97,3 @@ def test_forgotten_weights_are_caught_and_named(tmp_path: Any, said: List[str], 
     with pytest.raises(wh.MismatchError, match=r"the first training step of this graph is not the local one: .* of TaskGraph "
                                                r"'replicate_0' \(partial w\^1\): norm .* It is the first of \d+ values"):
         Trained(tmp_path, {"verify": "first_step"}, rate=0.0)
-
-
-def test_several_processes_are_refused(monkeypatch: Any) -> None:
-    from whale_tf.cluster import Processes
-
-    monkeypatch.setattr("whale_tf.api.find_processes", lambda: Processes(("localhost:1", "localhost:2"), 0))
-    with pytest.raises(wh.ConfigError, match="this job has 2 processes"):
-        wh.init({"verify": "first_step"}, cluster="2xcpu:1")
