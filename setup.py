@@ -45,7 +45,8 @@ EXTRAS_REQUIRE = {
     "all": ALL,
     "horovod": ["horovod>=0.28.1"],
     "examples": ["scikit-learn>=1.0"],
-    "test": ALL + ["pytest>=7.4", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0", "scipy>=1.7"],
+    "test": ALL + ["pytest>=7.4", "pytest-timeout>=2.1", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0",
+                   "scipy>=1.7"],
     "dev": ["ruff>=0.6", "mypy>=1.4"],
 }
 

@@ -137,7 +137,12 @@ def test_bfloat16_on_two_devices_and_its_plan_as_json() -> None:
             train({"amp": "bfloat16"}, [one_device])
         return
     one, two = train({"amp": "bfloat16"}, [one_device]), train({"amp": "bfloat16"}, [two_devices], "cpu:2")
-    assert_close(two, one, 8e-2)  # bfloat16: 4.4% measured; why more than 2% is not known yet
+    exact = train({}, [one_device])
+    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-2)
+    for ours, low, full in zip(two.variables, one.variables, exact.variables):  # how CPUs round bfloat16 differs between them
+        error = max(np.linalg.norm(low - full), 2e-3 * np.linalg.norm(full))
+        assert np.linalg.norm(ours - low) <= 2 * error
+        assert np.linalg.norm(ours - full) <= 3 * error
     assert "Mixed precision: bfloat16 in 89 of 300 forward and backward ops" in " ".join(two.text.split())
     again = train({}, [two_devices], "cpu:2", plan=json.loads(two.plan))
     assert_close(again, two, 0.0)

@@ -9,6 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.ir.layout import Layout
 
 PLANS: Dict[str, Tuple[Dict[str, Any], Tuple[int, int]]] = {  # configuration, and replicas of the two stages
     "replicas": ({}, (2, 2)),
@@ -136,6 +138,23 @@ def test_a_table_of_other_length(plan: str, combined: Callable) -> None:
         one.run(train, {x: rows})
         with pytest.raises(wh.InputError, match=r"8 rows along dimension 0, but the examples .* 12 \(rows of 'x:0'\)"):
             one.run(train, {x: np.ones([12, 3])})
+
+
+@pytest.mark.parametrize("plan", ["replicas", "called", "micro_batches"])
+def test_parts_with_other_rows(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that says that each example has two rows of the prediction, where it has one."""
+    layout = BatchAxis.layout
+
+    def wrong(axis: BatchAxis, tensor: int) -> Layout:
+        is_it = axis.graph.tensor_name(tensor) == "prediction:0"
+        return layout(axis, tensor)._replace(blocks=(2,)) if is_it else layout(axis, tensor)
+
+    monkeypatch.setattr(BatchAxis, "layout", wrong)
+    with tf.variable_scope("", use_resource=True):  # with these a called step can be fetched from
+        train, prediction, feeds = build(plan, lambda: placeholders(8, 8))
+    text = r"parts of 'prediction:0' have 8 rows .* examples have 16 \(rows of"
+    with session() as one, pytest.raises(wh.InputError, match=text):
+        one.run([prediction, train], feeds)
 
 
 def test_equal_static_sizes_need_no_check() -> None:

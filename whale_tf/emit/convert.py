@@ -19,6 +19,7 @@ from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Block, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
 from whale_tf.ir.traits import Gives, traits
+from whale_tf.ir.units import frame_of_outputs, frames
 
 Piece = Tuple[Clone, str]  # a clone, and the name of its value
 
@@ -33,6 +34,7 @@ class Converter:
         self._before: Dict[Tuple, Number] = {}
         self._rows: Dict[Tuple[str, int], str] = {}
         self._compared: Dict[Tuple, Tuple[str, ...]] = {}
+        self._frames: Optional[Dict[int, Tuple[str, ...]]] = None
 
     def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, place: Clone, op: Op) -> str:
         key = (name, conversion, task_graph, place)
@@ -331,10 +333,41 @@ class Converter:
     def concatenated(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
         """Clones' values of a sharded tensor, in the order of the examples."""
         names = [name for _, name in pieces]
+        checks = self._joined(tensor, layout, home, pieces, scope)
         if layout.blocks is not None and len(layout.blocks) > 1 and len(pieces) > 1:  # each block from all clones
             names = [self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")
                      for index in range(len(layout.blocks)) for number, (clone, name) in enumerate(pieces)]
-        return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device)
+        return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device, checks)
+
+    def _joined(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str) -> List[str]:
+        """Ops that fail at run time if the clones' values together do not have the rows of their examples."""
+        graph, host, dtype, shard = (self.context.graph, self.context.host, self.context.dtype(tensor),
+                                     self.context.shard_of(tensor))
+        shape = graph.tensors[tensor].shape
+        if (len(pieces) < 2 or not layout.blocks or -1 in map(rows_each, layout.blocks) or self.division.batch is not None
+                or (shape is not None and shape[layout.dim] is not None) or self.in_frame(tensor)):
+            return []
+        found, expected = [], []
+        for number, (clone, name) in enumerate(pieces):
+            where = f"{scope}/joined{number}"
+            shape_there = self.nodes.shape(name, where + "/shape", dtype, self.context.device(home, clone, shard))
+            rows = self.nodes.slice_dim(shape_there, 0, 1, layout.dim, 1, where + "/rows", tf.int32, host)
+            found.append(self.nodes.scalar(rows, where + "/found", tf.int32, host))
+            for block in layout.blocks:
+                there = self.size(tensor, home, clone, batch_of(block))
+                expected.append(self.scalar(self.times(there, rows_each(block), where + "/expected")))
+        sums = [self.nodes.add_n(terms, f"{scope}/joined/{what}", tf.int32, host)
+                for terms, what in ((found, "found"), (expected, "expected"))]
+        message = (f"the parts of {graph.tensor_name(tensor)!r} have {{0}} rows together along dimension {layout.dim}, but their "
+                   f"examples have {{1}}{of_inputs(self.context, layout.blocks)}; verify: \"first_step\" shows the first tensor "
+                   "that differs from the local script")
+        return [check_equal(self.nodes, sums[0], sums[1], message, scope + "/joined", host)]
+
+    def in_frame(self, tensor: int) -> bool:
+        """Whether a tensor is inside a loop of version 1, where sizes of the whole step cannot be read."""
+        if self._frames is None:
+            self._frames = frames(self.context.graph)
+        return bool(frame_of_outputs(self.context.graph.producer(tensor), self._frames))
 
     def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
         """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of the same shape."""

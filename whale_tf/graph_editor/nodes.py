@@ -50,11 +50,11 @@ class Nodes:
             return self.identity(values[0], name, dtype, device)
         return self.add("AddN", name, values, device, T=dtype, N=len(values))
 
-    def concat(self, values: Sequence[str], dim: int, name: str, dtype: Any, device: str) -> str:
+    def concat(self, values: Sequence[str], dim: int, name: str, dtype: Any, device: str, control: Sequence[str] = ()) -> str:
         if len(values) == 1:
             return values[0]
         axis = self.const(dim, name + "/axis", tf.int32, device)
-        return self.add("ConcatV2", name, list(values) + [axis], device, T=dtype, Tidx=tf.int32, N=len(values))
+        return self.add("ConcatV2", name, list(values) + [axis], device, control, T=dtype, Tidx=tf.int32, N=len(values))
 
     def split(self, x: str, sizes: Any, count: int, dim: int, name: str, dtype: Any, device: str,
               control: Sequence[str] = ()) -> List[str]:
