@@ -230,7 +230,7 @@ class _Proof:
 
         def judge() -> str:
             found, lost = Whole(self._done, self._before.script.ops, step.known, step.merges).together(
-                [part.tensors for part in parts])
+                [part.tensors for part in parts], step.cut)
             after = {name: value for part in reversed(parts) for name, value in part.variables.items()}
             compared, missing = self._beside(step._replace(found=found, after=after), {}, False, None, parts)
             comparing.check(compared, self.where)

@@ -10,24 +10,26 @@ Texts travel through queues of the processes' servers (:meth:`whale_tf.processes
 """
 from __future__ import annotations
 
-import pickle
+import json
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.merge import Merge
-from whale_tf.errors import PlanError, WhaleError
-from whale_tf.ir.batch_axis import EXTREMES
+from whale_tf.errors import MismatchError, PlanError
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import Exponent, Layout, batch_of, exponents_of, rows_each
 from whale_tf.parallelize import Parallelized
 from whale_tf.processes.runtime import Runtime
 from whale_tf.verifying.compare import VALUE, Item
+from whale_tf.verifying.cut import Cut
 from whale_tf.verifying.local import Values
 
 COMBINED: Dict[str, Callable[..., Any]] = {"max": np.max, "min": np.min, "prod": np.prod, "any": np.any, "all": np.all}
 OF_ALL = ("processes", "sync", "shared", "added", "of_all")  # scopes of values over all processes
+TensorProto = type(tf.make_tensor_proto(0))
 OWN = "each process has a value of its own mini-batch"
 
 
@@ -51,42 +53,46 @@ class Job:
         self.count = runtime.processes.count
 
     def told(self, what: Any) -> Any:
-        """What process 0 gives, in every process."""
-        return pickle.loads(self._runtime.tell(pickle.dumps(what if self.is_first else None)))
+        """What process 0 gives (as JSON), in every process."""
+        return json.loads(self._runtime.tell(json.dumps(what if self.is_first else None).encode()).decode())
 
     def collected(self, own: Part) -> List[Part]:
         """The parts of all processes, in process 0; in the others, nothing."""
-        texts = [pickle.dumps((kind, name, value), 4) for kind, values in enumerate(own) for name, value in values.items()]
-        others = self._runtime.collect([] if self.is_first else texts)
+        texts = [f"{kind} {name}\n".encode() + tf.make_tensor_proto(value).SerializeToString()
+                 for kind, values in enumerate(own) for name, value in values.items()]
         found = [own]
-        for given in others:
+        for given in self._runtime.collect([] if self.is_first else texts):
             found.append(Part({}, {}))
             for text in given:
-                kind, name, value = pickle.loads(text)
-                found[-1][kind][name] = value
+                head, _, content = text.partition(b"\n")
+                kind, name = head.decode().split(" ", 1)
+                found[-1][int(kind)][name] = tf.make_ndarray(TensorProto.FromString(content))
         return found if self.is_first else []
 
     def judged(self, judge: Callable[[], str]) -> str:
-        """What ``judge`` returns in process 0, or the error that it raises there, in every process.
+        """What ``judge`` returns in process 0, in every process.
 
         Raises:
-            WhaleError: process 0 raises it.
+            MismatchError: it raises one in process 0.
+            PlanError: likewise, or it raises another error there.
         """
         if not self.is_first:
-            text, error = self.told(None)
-        else:
-            text, error = "", None
-            try:
-                text = judge()
-            except WhaleError as raised:
-                error = raised
-            except Exception as raised:
-                self.told(("", PlanError(f"process 0 cannot compare the first training step with the local one: {raised}")))
-                raise
-            self.told((text, error))
-        if error is not None:
-            raise error
-        return str(text)
+            text, mismatch, error = self.told(None)
+            if mismatch:
+                raise MismatchError(*mismatch)
+            if error:
+                raise PlanError(error)
+            return str(text)
+        try:
+            text = judge()
+        except MismatchError as raised:
+            self.told(("", (str(raised), raised.tensor, raised.task_graph), ""))
+            raise
+        except Exception as raised:
+            self.told(("", (), f"process 0 cannot compare the first training step with the local one: {raised}"))
+            raise
+        self.told((text, (), ""))
+        return text
 
 
 class Origin(NamedTuple):
@@ -114,8 +120,12 @@ class Whole:
             self._merged.update((name.partition(":")[0], Origin(*found)) for name, found in each.staged().items())
         self._scopes = tuple(self._context.name(scope) + "/" for scope in OF_ALL)
 
-    def together(self, parts: Sequence[Values]) -> Tuple[Values, Dict[str, str]]:
-        """Values of the mini-batches of all processes, and what has none -> why."""
+    def together(self, parts: Sequence[Values], cut: Cut) -> Tuple[Values, Dict[str, str]]:
+        """Values of the mini-batches of all processes, and what has none -> why.
+
+        Raises:
+            PlanError: the local step needs one that has none.
+        """
         found: Values = {}
         lost: Dict[str, str] = {}
         for name in parts[0]:
@@ -125,6 +135,12 @@ class Whole:
                 lost[name] = OWN
             else:
                 found[name] = whole
+        needed = [self._ops.tensor_name(tensor) for tensor in (*cut.taken, *(use.tensor for use in cut.leaving))]
+        missing = sorted(lost.keys() & set(needed))
+        if missing:
+            raise PlanError(
+                f"verify is 'first_step', but {missing[0]!r}, which the local step takes from the divided one, cannot be put "
+                "together from the processes' values; compare in one process that has all devices, or set verify to 'off'")
         return found, lost
 
     def _whole(self, name: str, values: Sequence[np.ndarray], parts: Sequence[Values]) -> Optional[np.ndarray]:
@@ -192,9 +208,20 @@ class Whole:
             weights = self._weights(layout.power, parts)
             return None if weights is None else np.asarray(
                 sum(weight * value for weight, value in zip(weights, values)), values[0].dtype)
+        if layout.kind == EXTENT.kind:
+            return self._extent(tensor, values)
         if layout.kind in EXTREMES:
             return np.asarray(COMBINED[layout.kind](np.stack(values), axis=0), values[0].dtype)
         return None
+
+    def _extent(self, tensor: int, values: Sequence[np.ndarray]) -> Optional[np.ndarray]:
+        """``c0 + c1 B`` from the processes' values: their sum less the constants that are in it more than once."""
+        surplus = self._batch.surplus(tensor)
+        if surplus is None:
+            return None
+        rows = [np.ravel(value) for value in values]
+        each = [one if part is None else part for one, part in zip(rows[0], surplus)]
+        return np.asarray(sum(rows) - (len(rows) - 1) * np.array(each)).reshape(np.shape(values[0])).astype(values[0].dtype)
 
     def _rows(self, layout: Layout, values: Sequence[np.ndarray], parts: Sequence[Values]) -> Optional[np.ndarray]:
         """Rows in the order of the local script: block by block, each from all processes."""

@@ -134,7 +134,7 @@ class SessionProof:
             def judge() -> str:
                 nonlocal local
                 assert local is not None
-                found, missing = self._of_all(extra, asked, wanted, feed_dict, parts)
+                found, missing = self._of_all(cut, extra, asked, wanted, feed_dict, parts)
                 if self._is_skipped(found):
                     return ""
                 local, outcome = self._outcome(local, cut, session, before, found)
@@ -176,7 +176,7 @@ class SessionProof:
 
         return compare(items, moved), left_out(self._script, cut, items)
 
-    def _of_all(self, extra: Dict[str, List[tf.Tensor]], asked: Sequence[tf.Tensor], wanted: Sequence[Fetch],
+    def _of_all(self, cut: Cut, extra: Dict[str, List[tf.Tensor]], asked: Sequence[tf.Tensor], wanted: Sequence[Fetch],
                 feed_dict: Optional[Dict], parts: Sequence[Part]) -> Tuple[Values, Dict[str, str]]:
         """Values of the mini-batches of all processes, and what has none -> why."""
         if self._job is None:
@@ -184,7 +184,8 @@ class SessionProof:
         fetched = self._fetches.substitutes([*wanted, *asked], fed(self._graph, feed_dict))[len(wanted):]
         instead = dict(zip((tensor.name for tensor in asked), fetched))
         known = {name: instead[tensors[0].name] for name, tensors in extra.items()}
-        return Whole(self._done, self._script.ops, known, self._fetches.merges).together([part.tensors for part in parts])
+        return Whole(self._done, self._script.ops, known, self._fetches.merges).together(
+            [part.tensors for part in parts], cut)
 
     def _kept_here(self, cut: Cut) -> List[str]:
         """Variables whose new values this process gives to process 0."""
