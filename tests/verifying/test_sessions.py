@@ -12,6 +12,7 @@ from tests.numeric.test_matrix import AXES, run
 from whale_tf import triggers
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Division
+from whale_tf.session import Fetches
 
 ROWS: List[Dict[str, Any]] = [
     dict(zip(AXES, values)) for values in (
@@ -97,3 +98,29 @@ def test_forgotten_weights_are_caught_and_named(tmp_path: Any, said: List[str], 
     with pytest.raises(wh.MismatchError, match=r"the first training step of this graph is not the local one: .* of TaskGraph "
                                                r"'replicate_0' \(partial w\^1\): norm .* It is the first of \d+ values"):
         Trained(tmp_path, {"verify": "first_step"}, rate=0.0)
+
+
+def test_a_result_that_is_not_the_compared_one_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+    """The loss is that of the undivided ops, unless clones are fetched beside it."""
+    monkeypatch.setattr(Fetches, "_is_parallel", lambda self, op: op.name.startswith("whale/"))
+    with pytest.raises(wh.MismatchError, match=r"computes 'Mean:0' for 'Mean:0', but 'whale/merged/Mean_0/value:0' beside"):
+        Trained(tmp_path, {}, rate=0.0)
+
+
+def test_an_input_without_examples_has_one_value(said: List[str]) -> None:
+    """Two model replicas take mini-batches of their own, each with a number that scales the loss."""
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            rows = tf.data.Dataset.from_tensor_slices(np.ones((64, 4))).batch(8, drop_remainder=True)
+            x, number = tf.data.make_one_shot_iterator(tf.data.Dataset.zip((rows, tf.data.Dataset.range(1, 9)))).get_next()
+            with wh.replicate(1):
+                w = tf.get_variable("w", initializer=np.ones((4, 2)), use_resource=True)
+                loss = tf.reduce_mean(tf.matmul(x, w)) * tf.cast(number, tf.float64)
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                with pytest.raises(wh.MismatchError, match="model replicas take different values of input 'IteratorGetNext:1'"):
+                    session.run(update)
+    finally:
+        wh.shutdown()

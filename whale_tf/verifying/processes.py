@@ -26,6 +26,7 @@ from whale_tf.processes.runtime import Runtime
 from whale_tf.verifying.compare import VALUE, Item
 from whale_tf.verifying.cut import Cut
 from whale_tf.verifying.local import Values
+from whale_tf.verifying.mini_batches import in_one
 
 COMBINED: Dict[str, Callable[..., Any]] = {"max": np.max, "min": np.min, "prod": np.prod, "any": np.any, "all": np.all}
 OF_ALL = ("processes", "sync", "shared", "added", "of_all")  # scopes of values over all processes
@@ -128,15 +129,19 @@ class Whole:
         """
         found: Values = {}
         lost: Dict[str, str] = {}
+        taken = {self._ops.tensor_name(tensor) for tensor in cut.taken}
         for name in parts[0]:
             values = [part[name] for part in parts if name in part]
+            if len(values) == len(parts) and self._is_input(name):
+                dim = self._batch.sources.get(self._context.graph.tensor(name)) if self._is_known(name) else None
+                found[name] = values[0] if dim is None and name not in taken else in_one(name, values, dim, "processes")
+                continue
             whole = self._whole(name, values, parts) if len(values) == len(parts) else None
             if whole is None:
                 lost[name] = OWN
             else:
                 found[name] = whole
-        needed = [self._ops.tensor_name(tensor) for tensor in (*cut.taken, *(use.tensor for use in cut.leaving))]
-        missing = sorted(lost.keys() & set(needed))
+        missing = sorted(lost.keys() & {*taken, *(self._ops.tensor_name(use.tensor) for use in cut.leaving)})
         if missing:
             raise PlanError(
                 f"verify is 'first_step', but {missing[0]!r}, which the local step takes from the divided one, cannot be put "
@@ -144,18 +149,20 @@ class Whole:
         return found, lost
 
     def _whole(self, name: str, values: Sequence[np.ndarray], parts: Sequence[Values]) -> Optional[np.ndarray]:
-        graph, known = self._context.graph, self._known.get(name)
-        is_input = name.partition(":")[0] in self._ops and self._ops.op(name.partition(":")[0]).phase is Phase.INPUT
-        if known is None or is_input:
-            number = graph.tensor(name) if name.partition(":")[0] in graph else None
-            return np.concatenate(values, self._batch.sources[number]) if number in self._batch.sources else values[0]
-        origin = self._origin(known)
+        origin = self._origin(self._known[name])
         if origin is None:
-            return None if self._is_own(known.op) else values[0]
+            return None if self._is_own(self._known[name].op) else values[0]
         if not origin.is_of_all:
             return self._combined(origin.tensor, values, parts)
         owners = self._context.owners  # of a gradient's sum over all micro-batches, which only one process has
         return values[owners.process[owners.gradients[origin.tensor]] if origin.tensor in owners.gradients else 0]
+
+    def _is_input(self, name: str) -> bool:
+        op = name.partition(":")[0]
+        return name not in self._known or (op in self._ops and self._ops.op(op).phase is Phase.INPUT)
+
+    def _is_known(self, name: str) -> bool:
+        return name.partition(":")[0] in self._context.graph
 
     def _origin(self, tensor: tf.Tensor) -> Optional[Origin]:
         """Follows what only passes a value on."""

@@ -13,7 +13,7 @@ from whale_tf import session as whale_session
 from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.recording import recording_of
 from whale_tf.emit.shard.checkpoints import Parts
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.errors import MismatchError, UnsupportedOpError
 from whale_tf.feeds import Fetch, elements, fed
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import VARIABLES
@@ -24,7 +24,7 @@ from whale_tf.verifying.compare import Comparison, compare, key, summary
 from whale_tf.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied, named
-from whale_tf.verifying.mini_batches import for_several
+from whale_tf.verifying.mini_batches import for_several, in_one
 from whale_tf.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
 from whale_tf.verifying.replay import Replay, cpus, in_float64, in_float64_if_possible, joined, on_cpus, widened, without_effects
 
@@ -122,6 +122,7 @@ class SessionProof:
             reads = self._readers(local.variables if local is not None else self._kept_here(cut))
             before = copied(whale_session.run(self._fetches, session, original, reads, None, None, None)) if local else {}
             asked = [tensor for tensors in extra.values() for tensor in tensors]
+            self._check_results(wanted, asked, feed_dict)
             started = time.perf_counter()
             result, values = whale_session.run(self._fetches, session, original, [fetches, asked], feed_dict, options,
                                                run_metadata)
@@ -152,6 +153,19 @@ class SessionProof:
         if self._is_first:
             self._say(text or "verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
         return result
+
+    def _check_results(self, wanted: Sequence[Fetch], asked: Sequence[tf.Tensor], feed_dict: Optional[Dict]) -> None:
+        """Raises:
+            MismatchError: the run by itself would return something else than beside the tensors that are compared.
+        """
+        feeds = fed(self._graph, feed_dict)
+        beside = self._fetches.substitutes([*wanted, *asked], feeds)
+        for one, alone, other in zip(wanted, self._fetches.substitutes(wanted, feeds), beside):
+            if alone.name != other.name:
+                raise MismatchError(
+                    f"the first training step of this graph computes {alone.name!r} for {one.name!r}, but {other.name!r} beside "
+                    "the tensors that are compared. This is a fault of whale_tf: please report it with the text of wh.explain(); "
+                    "verify 'off' trains without the comparison", one.name)
 
     @property
     def _is_first(self) -> bool:
@@ -366,10 +380,7 @@ class SessionProof:
     def _concatenated(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The mini-batches of several model replicas as one."""
         batch = context_of(self._done).region.batch
-        tensor = batch.graph.tensor(name)
-        if tensor not in batch.sources:
-            return parts[0]
-        return np.concatenate(parts, batch.sources[tensor])
+        return in_one(name, parts, batch.sources.get(batch.graph.tensor(name)), "model replicas")
 
 
 def _known_behind(wanted: Sequence[Fetch], is_known: Callable[[str], bool]) -> List[str]:
