@@ -4,10 +4,13 @@
     python -m tests.caught 200 --seconds 600            and at most for so long
     python -m tests.caught 50 whale_tf.emit.convert     of one module, or several
 
-The changes are those of ``tests.mutation``, and steps that are forgotten or mixed up (:func:`faults`), in random order.  A few
-small models under plans of all kinds are trained once with a trace of the lines that they reach.  Then each change runs in a
-forked process, on up to three of the models that reach its line, until one raises an error or has other numbers than the local
-script.  The latter runs again, verified: the change is caught if that raises an error.
+The changes are those of ``tests.mutation``, and steps that are forgotten or mixed up (:func:`faults`).  A few small models under
+plans of all kinds are trained once with a trace of the lines that they reach.  Then each change runs in a forked process, on up
+to three of the models that reach its line, until one raises an error or has other numbers than the local script.  The latter
+runs again, verified: the change is caught if that raises an error.
+
+Most changes raise errors or make no difference.  So changes of functions, and of kinds, that have often changed numbers so far
+come first more often (:class:`Chances`).
 """
 from __future__ import annotations
 
@@ -135,23 +138,56 @@ def _function(item: Any) -> Optional[Any]:
 
 
 class Change(NamedTuple):
-    """``lines``: those of its statement, of which a model reaches some if it reaches the change."""
+    """Attributes:
+    lines: those of its statement, of which a model reaches some if it reaches the change.
+    function: in which it is.
+    """
 
     module: str
     path: str
     mutant: Mutant
     lines: range
+    function: str
+
+    @property
+    def kinds(self) -> Tuple[str, str]:
+        about = self.mutant.about
+        kind = next((word for word in ("-> x", "exchanged", "left out", "negated") if about.endswith(word)), "")
+        return f"{self.module}.{self.function}", kind or ("constant" if about[0].isdigit() else "operator")
 
 
-def changes(modules: Sequence[str], seed: int) -> List[Change]:
+class Chances:
+    """How likely changes are to change numbers, by function and by kind, as drawn from what was found so far."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._found: Dict[str, List[int]] = {}
+
+    def choose(self, rest: List[Change]) -> Change:
+        """Removes a change."""
+        some = self._random.sample(range(len(rest)), min(len(rest), 100))
+        drawn: Dict[str, float] = {}
+        for place in some:
+            for kind in rest[place].kinds:
+                changed, other = self._found.get(kind, [0, 0])
+                drawn.setdefault(kind, self._random.betavariate(1 + changed, 6 + other))
+        best = max(some, key=lambda place: drawn[rest[place].kinds[0]] * drawn[rest[place].kinds[1]])
+        rest[best], rest[-1] = rest[-1], rest[best]
+        return rest.pop()
+
+    def note(self, change: Change, is_changed: bool) -> None:
+        for kind in change.kinds:
+            self._found.setdefault(kind, [0, 0])[0 if is_changed else 1] += 1
+
+
+def changes(modules: Sequence[str]) -> List[Change]:
     found = []
     for module in modules:
         path = str(importlib.import_module(module).__file__)
         tree = _parsed(path)
         lines = _lines(tree)
-        found += [Change(module, path, mutant, lines[mutant.place]) for kind in (mutants, faults) for mutant in kind(tree)
+        found += [Change(module, path, mutant, *lines[mutant.place]) for kind in (mutants, faults) for mutant in kind(tree)
                   if mutant.place in lines]
-    random.Random(seed).shuffle(found)
     return found
 
 
@@ -159,23 +195,23 @@ def _parsed(path: str) -> ast.AST:
     return ast.parse(Path(path).read_text(encoding="utf8"))
 
 
-def _lines(tree: ast.AST) -> Dict[int, range]:
-    """Place of each node that a function runs -> lines of its statement; of a statement with a body, those of its head."""
+def _lines(tree: ast.AST) -> Dict[int, Tuple[range, str]]:
+    """Place of each node that a function runs -> lines of its statement (of one with a body: of its head), and the function."""
     places = {id(node): place for place, node in enumerate(ast.walk(tree))}
-    found: Dict[int, range] = {}
+    found: Dict[int, Tuple[range, str]] = {}
 
-    def visit(node: ast.AST, lines: Optional[range], is_inside: bool) -> None:
+    def visit(node: ast.AST, lines: Optional[range], function: str) -> None:
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
             end = body[0].lineno - 1 if body else getattr(node, "end_lineno", node.lineno)
-            lines = range(node.lineno, max(end, node.lineno) + 1) if is_inside else None
+            lines = range(node.lineno, max(end, node.lineno) + 1) if function else None
         if lines is not None:
-            found[places[id(node)]] = lines
+            found[places[id(node)]] = lines, function
+        function = node.name if isinstance(node, ast.FunctionDef) else function
         for child in ast.iter_child_nodes(node):
-            inside = is_inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
-            visit(child, lines, inside)
+            visit(child, lines, function)
 
-    visit(tree, None, False)
+    visit(tree, None, "")
     return found
 
 
@@ -258,22 +294,22 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
     equality.tf.logging.set_verbosity(equality.tf.logging.ERROR)
     graph_optimizer.turn(False)  # it takes longer than the steps
-    every = changes(given.modules or MODULES, given.seed)
+    every, chances = changes(given.modules or MODULES), Chances(given.seed)
     paths = {change.path for change in every}
     expected: Dict[Row, Any] = _in_child(lambda: {row: local(row) for row in ROWS}, 600)
     traces = {row: _in_child(lambda row=row: reached(row, paths), 600) for row in ROWS}
     unchanged = _in_child(lambda: [verdict(expected, [row]) for row in ROWS], 600)
     assert unchanged == [("", "")] * len(ROWS), f"numbers differ without any change: {unchanged}"
-    chance = random.Random(given.seed)
+    chosen = random.Random(given.seed)
+    reaching = {change: [row for row in ROWS if not traces[row].get(change.path, set()).isdisjoint(change.lines)]
+                for change in every}
+    every = [change for change in every if reaching[change]]
+    print(f"{len(reaching)} changes, of which the models reach {len(every)}", flush=True)
     tried, counts, missed = 0, {"raised": 0, "caught": 0, "missed": 0, "": 0}, []  # type: int, Dict[str, int], List[str]
     began = time.monotonic()
-    for change in every:
-        if counts["caught"] + counts["missed"] >= given.count or time.monotonic() - began > given.seconds:
-            break
-        those = [row for row in ROWS if not traces[row].get(change.path, set()).isdisjoint(change.lines)]
-        if not those:
-            continue
-        those = chance.sample(those, min(len(those), MODELS))
+    while every and counts["caught"] + counts["missed"] < given.count and time.monotonic() - began < given.seconds:
+        change = chances.choose(every)
+        those = chosen.sample(reaching[change], min(len(reaching[change]), MODELS))
         tree = _parsed(change.path)
         change.mutant.apply(list(ast.walk(tree))[change.mutant.place])
 
@@ -285,6 +321,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         tried += 1
         name, outcome = _in_child(work, SECONDS) or ("", "raised")
         counts[outcome] += 1
+        chances.note(change, outcome in ("caught", "missed"))
         if outcome == "missed":
             line = Path(change.path).read_text(encoding="utf8").splitlines()[change.mutant.line - 1].strip()
             missed.append(f"{change.module}:{change.mutant.line}  {change.mutant.about}  {name}\n    {line}")
