@@ -145,6 +145,9 @@ class SessionProof:
                 return summary(compared, {**more, **missing}, delayed, "this graph")
 
             text = judge() if self._job is None else self._job.judged(judge)
+        except MismatchError:
+            self._open -= set(cut.writes)
+            raise
         finally:
             if local is not None:
                 local.close()
