@@ -245,11 +245,12 @@ def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _St
 
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
-    """Set the strategy of ops outside every annotation, for the current graph (Whale 3.1).  In eager execution it applies to all
-    functions (and graphs) that train and are traced from now on, including those of Keras.  None removes it."""
+    """Set the strategy of ops outside every annotation, for the current graph (Whale 3.1), and for graphs and functions without
+    one that train from now on, including those of Keras and Estimators.  In a graph, a second call ends the TaskGraph and begins
+    another one, with the ops that are made from then on.  None removes it."""
     state = require("wh.set_default_strategy")
+    state.default = None if strategy is None else Default(strategy.kind, strategy.device_count, strategy.name)
     if tf.executing_eagerly() and function_tracing() is not None:
-        state.default = None if strategy is None else Default(strategy.kind, strategy.device_count, strategy.name)
         return
     graph = capture_annotations.current_graph("wh.set_default_strategy")
     if strategy is None:

@@ -167,6 +167,19 @@ def test_default_strategy(graph: Any) -> None:
     assert table.items == [second, experts]
 
 
+def test_a_second_default_strategy_begins_another_task_graph(graph: Any) -> None:
+    first = notes.set_default_strategy(graph, "split", 2)
+    x = placeholder()
+    with notes.annotate(graph, "replicate", 2) as block:
+        y = x + 1.0
+    second = notes.set_default_strategy(graph, "replicate", 1)
+    z = y * 2.0
+    table = notes.annotations_of(graph)
+    assert (tag(x.op), tag(y.op), tag(z.op)) == (first.index, block.index, -1)
+    assert table.items == [first, block, second] and table.default is second
+    assert (first.name, second.name) == ("default", "default_2")
+
+
 def test_eager_execution_is_refused() -> None:
     if v1.executing_eagerly():
         with pytest.raises(AnnotationError, match="tf.Graph"):

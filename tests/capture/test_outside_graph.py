@@ -217,3 +217,16 @@ def test_a_default_strategy_is_taken_back() -> None:
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         plan = wh.parallelize()
     assert [(task.name, task.strategy) for task in plan.task_graphs] == [("rest", "replicate")]
+
+
+def test_a_default_strategy_is_that_of_graphs_made_later() -> None:
+    """An Estimator makes a graph of its own."""
+    wh.init(cluster="cpu:2")
+    with tf.Graph().as_default():
+        wh.set_default_strategy(wh.split(2))
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 4])
+        loss = tf.reduce_mean(tf.matmul(x, v1.get_variable("w", [4, 2])))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        plan = wh.parallelize()
+    assert [(task.name, task.strategy) for task in plan.task_graphs] == [("default", "split")]

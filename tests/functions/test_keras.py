@@ -527,3 +527,15 @@ def test_evaluation_of_annotated_layers_warns_of_nothing() -> None:
         model = subclassed(stages)
         model.evaluate(X, LABELS, verbose=0)
         model.fit(X, LABELS, batch_size=16, validation_data=(X, LABELS), verbose=0)
+
+
+def test_layers_added_to_a_sequential_model_with_an_input() -> None:
+    """Keras calls all its layers again for each layer that is added."""
+    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    model, made_before = keras.Sequential([keras.Input((6,))]), layers.Dense(3, activation="softmax")
+    with wh.replicate(1, name="one"):
+        model.add(layers.Dense(8, activation="tanh"))
+    with wh.replicate(1, name="two"):
+        model.add(made_before)
+    compiled(model).fit(X[:16], LABELS[:16], batch_size=8, verbose=0)
+    assert [task.name for task in wh.current_plan().task_graphs] == ["one", "two"]

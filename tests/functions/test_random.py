@@ -20,6 +20,11 @@ def from_seed_operand(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform(tf.shape(x), seed)
 
 
+def shuffled(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """As mixup does: the rows of the mini-batch in another order."""
+    return tf.random.shuffle(x + tf.cast(tf.range(tf.shape(x)[0]), tf.float32)[:, None], seed=3)
+
+
 def in_a_loop(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda i, _: i < 1, lambda i, _: (i + 1, tf.random.stateless_uniform(tf.shape(x), seed)),
                          (0, tf.zeros_like(x)), shape_invariants=(tf.TensorShape([]), x.shape))[1]
@@ -81,8 +86,8 @@ def from_generator() -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [
-    partial(from_seed, from_seed_attribute), partial(from_seed, from_seed_operand), from_generator],
-    ids=["seed attribute", "seed operand", "generator"])
+    partial(from_seed, from_seed_attribute), partial(from_seed, from_seed_operand), partial(from_seed, shuffled), from_generator],
+    ids=["seed attribute", "seed operand", "shuffled", "generator"])
 def test_the_local_numbers(numbers: Callable[[], np.ndarray]) -> None:
     """``random: local``: a function draws what it would draw undivided."""
     expected = numbers()

@@ -17,6 +17,7 @@ from tensorflow.python.eager import context
 import whale_tf as wh
 from tests.functions.equality import Way
 from tests.numeric.equality import Outcome, differences, distance
+from tests.numeric.races import no_races
 from tests.numeric.script import rng
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
 
@@ -334,8 +335,11 @@ def judge(program: Program) -> Verdict:
         warnings.simplefilter("always")
         wh.init(program.way.config, cluster=f"cpu:{program.way.devices}")
         try:
-            outcome = run(program, program.way.scopes())
+            with no_races():
+                outcome = run(program, program.way.scopes())
             text = wh.explain()
+        except AssertionError as error:
+            return Verdict("wrong", str(error))
         except wh.WhaleError as error:
             return Verdict("refused" if _is_clear(str(error)) else "raw", f"{type(error).__name__}: {error}")
         except tf.errors.OpError as error:

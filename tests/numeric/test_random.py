@@ -36,8 +36,8 @@ def stateless(h: tf.Tensor) -> tf.Tensor:
     return h + tf.random.stateless_normal(tf.shape(h), seed=[1, 2], dtype="float64")
 
 
-def train(draw: Callable[[tf.Tensor], tf.Tensor], shape: Optional[List[Optional[int]]]) -> List[float]:
-    """Losses of runs with and without an update, and the variables' sums."""
+def train(draw: Callable[[tf.Tensor], tf.Tensor], shape: Optional[List[Optional[int]]], alone: bool = True) -> List[float]:
+    """Losses of runs with an update and (``alone``) without, and the variables' sums."""
     random = np.random.RandomState(0)
     with tf.Graph().as_default():
         tf.set_random_seed(7)
@@ -51,7 +51,8 @@ def train(draw: Callable[[tf.Tensor], tf.Tensor], shape: Optional[List[Optional[
             session.run(tf.global_variables_initializer())
             for count in (8, 8, 8 if shape == [8] else 7):
                 feed = {x: random.randn(count, 6), y: random.randn(count, 1)}
-                found += [session.run(loss, feed), session.run([loss, update], feed)[0]]
+                found += [session.run(loss, feed)] if alone else []
+                found.append(session.run([loss, update], feed)[0])
             return [float(value) for value in found + [np.sum(v ** 2) for v in session.run([one, two])]]
 
 
@@ -81,6 +82,30 @@ def test_own_numbers_are_others_than_the_local_ones() -> None:
     wh.init({}, cluster="cpu:2")
     try:
         assert max(abs(np.array(train(normal, [None])) / expected - 1)) > 1e-3
+    finally:
+        wh.shutdown()
+
+
+def shuffled(h: tf.Tensor) -> tf.Tensor:
+    return h + tf.stop_gradient(tf.random.shuffle(h, seed=3))
+
+
+def shuffled_sum(h: tf.Tensor) -> tf.Tensor:
+    """The clones' parts of what is shuffled are terms of a sum."""
+    return h + tf.stop_gradient(tf.random.shuffle(tf.matmul(h, h, transpose_a=True), seed=3))[:1] / 10
+
+
+@pytest.mark.parametrize("draw", [shuffled, shuffled_sum])
+@pytest.mark.parametrize("plan", ["data parallel", "micro-batches"])
+def test_rows_in_another_order(draw: Callable, plan: str) -> None:
+    expected = train(draw, [None], alone=False)
+    config, devices = PLANS[plan]
+    try:
+        wh.init(config, cluster=f"cpu:{devices}")
+        np.testing.assert_allclose(train(draw, [None], alone=False), expected, rtol=1e-10)
+        wh.init(dict(config, random="local"), cluster=f"cpu:{devices}")
+        with pytest.raises(wh.UnsupportedOpError, match="a copy of it draws in each step"):
+            train(draw, [None])
     finally:
         wh.shutdown()
 

@@ -15,6 +15,7 @@ from tests.numeric.cases import CASES, Inputs
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
+from tests.numeric.races import no_races
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense
 from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
 from tests.numeric.section_papers import PAPERS
@@ -277,6 +278,22 @@ def test_an_inexact_op_is_told_once_in_every_kind_of_session(train: Any, tmp_pat
         assert bool(initialised) == (folder != "error"), "an error comes before anything runs"
         told = capsys.readouterr().err
         assert told.count("InexactWarning: op 'norm/FusedBatchNorm") == told.count("InexactWarning: ") == (folder == "warn"), told
+
+
+def test_an_update_waits_for_all_clones_that_read_its_reference_variable() -> None:
+    """Its gradient is computed once, while each clone reads the variable for the gradient of what it is multiplied with."""
+    wh.init(cluster="cpu:3")
+    try:
+        with tf.Graph().as_default(), wh.replicate(3):
+            x, groups = tf.placeholder("float64", [12, 3]), tf.constant(np.arange(12) % 4)
+            one, two = (tf.get_variable(name, initializer=np.eye(3), use_resource=False) for name in ("one", "two"))
+            h = tf.gather(tf.math.unsorted_segment_sum(tf.tanh(tf.matmul(x, one)), groups, 4), groups)
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(tf.matmul(h, two))))
+            with no_races(), tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                session.run(update, {x: np.ones([12, 3])})
+    finally:
+        wh.shutdown()
 
 
 def test_an_inexact_op_warns_once() -> None:

@@ -76,6 +76,7 @@ class Annotations:
     Attributes:
         items: the annotations, by increasing index; a default strategy that was taken back leaves a gap.
         default: the strategy of forward ops outside every annotation (one of ``items``), or None.
+        default_since: how many ops the graph had when it was set.
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, including failed ones.
         trains: gradients of variables were taken in a tf.function.
@@ -89,6 +90,7 @@ class Annotations:
         self.items: List[Annotation] = []
         self.remembered: Set[str] = set()
         self.default: Optional[Annotation] = None
+        self.default_since = 0
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
         self.trains = False
@@ -194,8 +196,9 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
 
 def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
                          name: Optional[str] = None) -> Annotation:
-    """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).
-    A later call replaces an earlier one.
+    """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).  A later
+    call ends that TaskGraph and begins another: ops made from then on are in the new one.  If no op was made in between, it
+    replaces the earlier call.
 
     Raises:
         AnnotationError: inside an annotation, or invalid arguments.
@@ -207,13 +210,28 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
             f"wh.set_default_strategy inside wh.{outer.strategy} (TaskGraph {outer.name!r}): it is for the ops outside every "
             "annotation. Call it before the `with` block.")
     _check_arguments(strategy, device_count)
-    replaced = annotations.default
-    index = annotations.next_index() if replaced is None else replaced.index
-    item = Annotation(index, strategy, device_count, name or "default")
-    kept = [other for other in annotations.items if other is not replaced]
+    last, count = annotations.default, len(graph.get_operations())
+    is_first = last is None or annotations.default_since == count
+    if last is not None and not is_first:
+        _end_default_strategy(graph, last)
+    index = last.index if last is not None and is_first else annotations.next_index()
+    item = Annotation(index, strategy, device_count, name or ("default" if is_first else f"default_{index}"))
+    kept = [other for other in annotations.items if other is not last or not is_first]
     annotations.items = sorted(kept + [item], key=lambda other: other.index)
-    annotations.default = item
+    annotations.default, annotations.default_since = item, count
     return item
+
+
+def _end_default_strategy(graph: tf.Graph, item: Annotation) -> None:
+    """Tags the ops that have the default strategy so far: those outside all annotations in front of the first gradient."""
+    calls = annotations_of(graph).gradient_calls
+    first_gradient = calls[0].first_op if calls else None
+    for op in graph.get_operations():
+        if op.name == first_gradient:
+            break
+        tags = op.node_def.attr
+        if TASK_GRAPH_ATTR not in tags and PHASE_ATTR not in tags:
+            op._set_attr(TASK_GRAPH_ATTR, v1.AttrValue(i=item.index))
 
 
 def forget_default_strategy(graph: tf.Graph) -> None:

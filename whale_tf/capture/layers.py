@@ -40,12 +40,14 @@ class _Thread(threading.local):
         has_layers: some layer remembers it.
         calls: number of running ``__call__`` of layers.
         node: what the node that a functional model is about to call remembers.
+        is_rebuilding: a Sequential model calls all layers that it has, also those of earlier blocks.
     """
 
     block: Optional[_Remembered] = None
     has_layers = False
     calls = 0
     node: Optional[_Remembered] = None
+    is_rebuilding = False
 
 
 _thread = _Thread()
@@ -119,7 +121,9 @@ def layer_init(original: Function, callbacks: Callbacks) -> Function:
 
 def layer_call(original: Function, callbacks: Callbacks) -> Function:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        node, _thread.node = _thread.node, None
+        (node, _thread.node), block = (_thread.node, None), _thread.block
+        if _thread.is_rebuilding and not _thread.calls:
+            _thread.block = _known.get(self)
         if not _thread.calls:
             _remember(self)
         _thread.calls += 1
@@ -132,7 +136,28 @@ def layer_call(original: Function, callbacks: Callbacks) -> Function:
                 return original(self, *args, **kwargs)
         finally:
             _thread.calls -= 1
+            _thread.block = block
     return __call__
+
+
+def sequential_add(original: Function, callbacks: Callbacks) -> Function:
+    def add(self: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+        if hasattr(layer, "__call__"):
+            _remember(layer)
+        original(self, layer, *args, **kwargs)
+    return add
+
+
+def sequential_build(original: Function, callbacks: Callbacks) -> Function:
+    """Keras 3 makes a functional model anew whenever a layer is added to a Sequential model with an input."""
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _thread.is_rebuilding = _thread.is_rebuilding, True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _thread.is_rebuilding = before
+    return build
 
 
 def node_arguments(original: Function, callbacks: Callbacks) -> Function:
@@ -173,6 +198,7 @@ _KERAS_3 = (
     ("keras.src.layers.layer:Layer", (("__init__", layer_init), ("__call__", layer_call))),
     ("keras.src.ops.operation:Operation", (("__call__", layer_call),)),
     ("keras.src.ops.symbolic_arguments:SymbolicArguments", (("__init__", layer_init), ("fill_in", node_arguments))),
+    ("keras.src.models.sequential:Sequential", (("add", sequential_add), ("build", sequential_build))),
     ("keras.src.trainers.trainer:Trainer", (("_resolve_auto_jit_compile", resolve_auto_jit_compile),)),
 )
 _KERAS_2 = (

@@ -22,6 +22,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis, Slice, Whole
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import is_measured
+from whale_tf.ir.traits import RANDOM
 from whale_tf.ir.units import frames
 
 LOCAL = "local"
@@ -35,6 +36,13 @@ def check_draws(context: Context, own: bool, processes: int) -> None:
     if context.plan.random != LOCAL:
         return
     in_loop = frames(graph)
+    for index in () if context.tf_graph.building_function else sorted(context.region.sections):
+        op = graph.ops[index]
+        if op.type in RANDOM and "seed" in op.attrs:
+            raise UnsupportedOpError(
+                f"random is 'local', but {op.name!r} (a {op.type}) needs all examples, so a copy of it draws in each step, while "
+                "runs of the Session without an update draw from the op itself: both have a generator of their own; put the step "
+                "into a tf.function, compute it in the input pipeline, or leave random at 'own'")
     for op, inner in _draws(axis):
         why = ""
         if inner != op:

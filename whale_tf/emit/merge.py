@@ -83,7 +83,7 @@ class Merge:
             scope = context.name("merged", context.flat(tensor))
             dtype, device = context.dtype(tensor), context.merged_on(tensor)
             layout = context.region.batch.layout(tensor)
-            clones = list(context.clones(home))
+            clones, others = list(context.clones(home)), []  # type: List[Clone], List[str]
             if layout.is_partial:
                 sums = self._accumulated(tensor, home)
                 value = self._nodes.add_n(list(sums.values()), scope, dtype, device)
@@ -98,7 +98,9 @@ class Merge:
             else:
                 value = context.tensor_in(tensor, clones[0])
                 value = self._converter.scale(value, tensor, layout.power, home, clones[0], scope)
-            self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
+                if context.graph.producer(tensor).control_inputs:  # as a gradient waits for what else reads its variable
+                    others = list(dict.fromkeys(context.op_in(context.graph.producer(tensor), clone) for clone in clones[1:]))
+            self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device, others)
         return self._whole[tensor]
 
     def part(self, tensor: int) -> str:

@@ -40,7 +40,7 @@ from whale_tf.ir.traits import State as VariableState
 from whale_tf.ir.walk import reached
 
 # ops that can run on all examples
-WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST, Role.TABLE)
+WHOLE_ROLES = (Role.COMPUTE, Role.RANDOM, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST, Role.TABLE)
 
 
 class Operands:

@@ -242,6 +242,8 @@ class Propagation(State):
         if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op):
             raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
+            if flag & OF_SECTION:
+                raise Refuse("it draws once, for values that cover all examples")
             self.shared.add(op.id)
         if (not is_batched and not is_list and op.type not in _ALWAYS) or self._as_extent(op):
             return
@@ -311,6 +313,8 @@ class Propagation(State):
         if self.offsets or plan.shifts:
             carry_offsets(self, op, plan)
         power, is_partial = plan.settle(factor is not None)
+        if op.type in RANDOM and factor is None and (is_partial or plan.extreme):
+            raise Refuse("it draws once, and each clone has its own part of the values")
         self.localise_shapes(op, rule, factor, blocks)
         if kind in (STATISTIC, STATISTIC_GRADIENT):
             self.inexact[op.id] = "statistics are computed for each part of the batch separately"

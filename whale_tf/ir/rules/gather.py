@@ -11,10 +11,10 @@ def _letters(prefix: str, count: int) -> Dims:
     return tuple((f"{prefix}{d}",) for d in range(count))
 
 
-def _depth(view: View, indices: int) -> int:
-    """How many dimensions the last dimension of the indices names."""
+def _depth(view: View, indices: int, rank: int) -> int:
+    """How many dimensions, of ``rank``, the last dimension of the indices names."""
     depth = view.need_shape(indices)[-1]
-    if depth is None:
+    if depth is None or depth > rank:  # a search takes an open size for that of the batch
         raise NoRule("it is not known how many dimensions its indices name")
     return depth
 
@@ -49,7 +49,7 @@ def resource_gather(op: Op, view: View) -> Rule:
 def gather_nd(op: Op, view: View) -> Rule:
     """The last dimension of the indices holds positions in the first dimensions of the parameters."""
     params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
-    depth = _depth(view, op.inputs[1])
+    depth = _depth(view, op.inputs[1], len(params))
     kinds = {**{params[d][0]: LOOKUP for d in range(depth)}, indices[-1][0]: WHOLE}
     return Rule((params, indices), (indices[:-1] + params[depth:],), "mn", kinds)
 
@@ -57,8 +57,8 @@ def gather_nd(op: Op, view: View) -> Rule:
 def scatter_nd(op: Op, view: View) -> Rule:
     """(indices, updates, shape) -> sums of updates."""
     indices, target = _letters("i", view.need_rank(op.inputs[0])), view.value(op.inputs[2])
-    depth = _depth(view, op.inputs[0])
     result = axes(len(target) if target is not None else view.need_rank(op.outputs[0]))
+    depth = _depth(view, op.inputs[0], len(result))
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: SUM for f in indices[:-1]}, indices[-1][0]: WHOLE}
     return Rule((indices, indices[:-1] + result[depth:], None), (result,), "nmn", kinds, (ShapeOperand(2, result),))
 
@@ -66,7 +66,7 @@ def scatter_nd(op: Op, view: View) -> Rule:
 def tensor_scatter(op: Op, view: View) -> Rule:
     """(tensor, indices, updates): each factor that is written by index is needed whole."""
     result, indices = view.need_dims(op.inputs[0]), _letters("i", view.need_rank(op.inputs[1]))
-    depth = _depth(view, op.inputs[1])
+    depth = _depth(view, op.inputs[1], len(result))
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: WHOLE for f in indices}}
     return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
 
