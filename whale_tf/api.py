@@ -25,7 +25,7 @@ from whale_tf.cluster import (
     whole_cluster,
 )
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, ConfigError, PlanError, ProcessLostError
+from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes import compile_program
@@ -64,11 +64,6 @@ def init(
         Config.parse(config), _cluster(cluster, processes), Plan.by_name(plan) if plan is not None else {}, processes)
     if shown() is not None:
         parsed = _on_cpus(parsed, plan)
-    if parsed.verifies and parsed.processes.count > 1:
-        raise ConfigError(
-            f"verify is 'first_step', but this job has {parsed.processes.count} processes with mini-batches of their own, which "
-            "the local step would need together; run the script once in one process that has all devices, or whale verify, and "
-            "set verify to 'off' here")
     shutdown()
     hooks.install(triggers.callbacks(parsed))
     activate(parsed)
@@ -155,6 +150,9 @@ def verify(step: Any, *batch: Any) -> None:
         PlanError: the step was not divided.
     """
     state = require("wh.verify")
+    if state.processes.count > 1:
+        raise PlanError(f"wh.verify() compares in one process, but this job has {state.processes.count}; set verify to "
+                        "'first_step' to compare their first step, or call wh.verify() in one process that has all devices")
     if not tf.executing_eagerly() or function_tracing() is None:
         raise PlanError("wh.verify() needs a tf.function or a Keras model in eager execution; for a script with Sessions use "
                         "verify: 'first_step', or the command whale verify")

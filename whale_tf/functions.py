@@ -230,10 +230,15 @@ def _check_results(graph: tf.Graph, context: Context) -> None:
                 "variable outside of the function")
 
 
-def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor],
+           computed: Optional[Emitted] = None) -> List[tf.Tensor]:
     """Results, with those that clones compute merged over all clones.  TensorFlow puts an Identity before most results; these
-    are outside the cloned ops and read merged values already."""
-    context, computed = emitted.context, emitted.beside_update()
+    are outside the cloned ops and read merged values already.
+
+    Args:
+        computed: has the merged values of what the step's own calls do not return.
+    """
+    context, computed = emitted.context, computed or emitted.beside_update()
     edit = computed.begin_edit()
     names = []
 

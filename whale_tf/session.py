@@ -17,6 +17,7 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator, check_gpus
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.loss_scale import INITIAL
+from whale_tf.emit.merge import Merge
 from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.reroute import outside_after
@@ -92,6 +93,11 @@ class Fetches:
             self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
             if sent.ends:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
+
+    @property
+    def merges(self) -> Sequence[Merge]:
+        """Merged values that a run may compute."""
+        return self._rewritten.merge, self._beside_update.merge
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
         """What a run of (substituted) fetches means for other processes, and what it must feed to wait for nothing else.

@@ -31,6 +31,7 @@ from whale_tf.processes.termination import step_value
 from whale_tf.processes.watch import say
 from whale_tf.verifying.functions import FunctionProofs, traced
 from whale_tf.verifying.local import own_graphs
+from whale_tf.verifying.processes import Job
 from whale_tf.verifying.sessions import SessionProof, script_of
 
 
@@ -88,7 +89,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
                 if script is not None:
-                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown())
+                    job = None if runtime is None else Job(runtime)
+                    state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown(), job)
     state.looked_at[graph] = graph.version
 
 
@@ -239,7 +241,8 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
 
 def callbacks(state: Active) -> Callbacks:
     """The functions that the hooks of capture/ call."""
-    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say, shown())
+    state.function_proofs = FunctionProofs(state.variable_parts, lambda: _session_config(state, None), say, shown(),
+                                           state.runtime, state.functions)
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         rewrite(state, graph)

@@ -258,6 +258,10 @@ class VariableParts:
         self.before_call([handle])
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
 
+    def is_elsewhere(self, handle: Any) -> bool:
+        """Whether this handle is of a part that another process has."""
+        return id(handle) in self._parts and bool(self._parts[id(handle)][1].owner)
+
     def parts_of(self, handle: Any, among: Sequence[Any]) -> Tuple[List[Any], Spread]:
         """The handles of a variable's parts in their order, and how it is divided.
 

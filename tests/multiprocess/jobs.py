@@ -100,17 +100,18 @@ class Job(NamedTuple):
 
 
 FP16: Tuple[Tuple[str, Any], ...] = (("communication.fp16", True),)
+VERIFIED: Tuple[Tuple[str, Any], ...] = (("verify", "first_step"),)
 FED = Setting(dataset=False)
 JOBS: Dict[str, Job] = {
     # the first one decides how many devices the processes' servers have
     "two devices": Job("mlp_mean", devices=2),
-    "one device, monitored": Job("mlp_mean", Setting(dataset=True, runner="monitored")),
+    "one device, monitored": Job("mlp_mean", Setting(dataset=True, runner="monitored"), config=VERIFIED),
     "reference variables, fed, clipped by norm": Job("clipped_adam", FED._replace(resource=False), devices=2),
     "weights, batch size open": Job("weighted_loss", Setting(dataset=True, static_batch=False), devices=2),
     "weights, single precision": Job("weighted_loss", Setting("float32", dataset=True)),
     "batches of different sizes": Job("ragged", FED, devices=2, micro_batches=2),
     "sum with L2, batches of different sizes": Job("ragged_sum", FED),
-    "nested": Job("mlp_sum", counts=(1,), devices=2),
+    "nested": Job("mlp_sum", counts=(1,), devices=2, config=VERIFIED),
     "two losses": Job("gan"),
     "two losses, batch size open": Job("gan", Setting(dataset=True, static_batch=False), devices=2),
     "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
@@ -132,18 +133,20 @@ JOBS: Dict[str, Job] = {
     "loop": Job("while_loop_v1"),
     "of unequal speed": Job("clipped_adam", speeds=(200, 100)),
     "of unequal speed, weights, reference variables": Job(
-        "weighted_loss", Setting(dataset=True, static_batch=False, resource=False), devices=2, speeds=(300, 500)),
+        "weighted_loss", Setting(dataset=True, static_batch=False, resource=False), devices=2, speeds=(300, 500),
+        config=VERIFIED),
     "of unequal speed, two losses": Job("gan", speeds=(100, 300)),
     "features replicated and the rest split, in each process": Job(
         "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
     # examples are put together over processes
     "pairs of all examples": Job("contrastive", Setting(dataset=True, static_batch=False), devices=2),
-    "order of all examples, batches of different sizes": Job("running_sums", FED, devices=2, micro_batches=2, sizes=RAGGED),
+    "order of all examples, batches of different sizes": Job(
+        "running_sums", FED, devices=2, micro_batches=2, sizes=RAGGED, config=VERIFIED),
     "all examples, nested": Job("both_directions", Setting(dataset=True, static_batch=False), counts=(1,), devices=2),
     # variables are updated in one process and sent to the others
     "zero, reference variables, fed, clipped by norm": Job(
         "clipped_adam", FED._replace(resource=False), devices=2, config=(("zero", "v1"),)),
-    "zero, clipped by norm": Job("clipped_adam", devices=2, micro_batches=2, config=(("zero", "v2"),)),
+    "zero, clipped by norm": Job("clipped_adam", devices=2, micro_batches=2, config=(("zero", "v2"), *VERIFIED)),
     "zero, monitored": Job("momentum", Setting(dataset=True, runner="monitored"), config=(("zero", "v1"),)),
     "zero, make_callable, pipeline": Job("momentum", Setting(dataset=True, runner="callable"), counts=(1, 1), devices=2,
                                          micro_batches=2, config=(("zero", "v1"),)),
@@ -167,7 +170,8 @@ DRIVEN: Dict[str, Job] = {
         "clipped_adam", counts=(1, 1), micro_batches=3, config=(("pipeline.schedule", "zero_bubble_h1"), ("emit", "call"))),
     "several TaskGraphs a device": Job(
         "mlp_mean", counts=(1, 1, 1, 1), micro_batches=3, config=(("pipeline.schedule", "interleaved"),)),
-    "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
+    "uneven stages, monitored": Job(
+        "tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2, config=VERIFIED),
 }
 
 

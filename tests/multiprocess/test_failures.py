@@ -16,6 +16,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from whale_tf.config import VERIFIED
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
 
 SCRIPT = ("-m", "tests.multiprocess.train")
@@ -39,15 +40,26 @@ def losses(text: str) -> Dict[int, float]:
 
 @pytest.mark.slow
 def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> None:
+    """Their first step is compared with the local one, although hooks of the chief fetch more."""
     chief, worker = starter.workers(2)
-    first = chief(*SCRIPT, "12", str(tmp_path))
+    first = chief(*SCRIPT, "12", str(tmp_path), **{VERIFIED: "1"})
     time.sleep(10)
-    second = worker(*SCRIPT, "12", str(tmp_path))
+    second = worker(*SCRIPT, "12", str(tmp_path), **{VERIFIED: "1"})
     assert first.wait(START_S) == 0, first.output
     assert second.wait(BOUND_S) == 0, second.output
+    assert "the first step of this graph equals the local one in" in first.output, first.output
     assert len(losses(first.output)) == 12 and losses(first.output) == losses(second.output)
     events = glob.glob(str(tmp_path / "events*"))
     assert len(events) == 1 and (tmp_path / "model.ckpt-12.index").exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_first_step_ends_all(starter: Starter) -> None:
+    """One process forgets the weight of its examples: each ends with the same error."""
+    both = [start(*SCRIPT, "9", WRONG="1", **{VERIFIED: "1"}) for start in starter.workers(2)]
+    for process in both:
+        assert process.wait(START_S) == 1, process.output
+        assert "MismatchError: the first training step of this graph is not the local one" in process.output, process.output
 
 
 @pytest.mark.slow

@@ -34,11 +34,13 @@ def starter() -> Iterator[Starter]:
 @pytest.mark.slow
 def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
     """``fit`` and loops, on two devices of each of two processes: all that is logged, returned, counted and learned.  Between two
-    steps an optimizer's variables take memory in one process (``zero``), or on the host of each (``offload``)."""
+    steps an optimizer's variables take memory in one process (``zero``), or on the host of each (``offload``).  The first step of
+    each function is compared with the local one."""
     local = starter.start(*SCRIPT, "equality", str(tmp_path / "local"))
     assert local.wait(START_S) == 0, local.output
-    both = starter.start(*TWO, "--devices-per-worker", "2", *SCRIPT, "equality", str(tmp_path / "both"))
+    both = starter.start(*TWO, "--devices-per-worker", "2", "--verify", *SCRIPT, "equality", str(tmp_path / "both"))
     assert both.wait(2 * START_S) == 0, both.output
+    assert both.output.count("equals the local one") == 6 and "Not compared" not in both.output, both.output
     expected, *found = [read(tmp_path / name) for name in ("local.0", "both.0", "both.1")]
     state = 2 * 8 * (11 * 5 + 20 * 3 + 3)  # bytes of Adam's moments
     (own, part), (others_own, others_part) = [one["v3"].pop() for one in (expected, *found)][1:]

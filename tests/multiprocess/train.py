@@ -3,7 +3,7 @@
 ``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own.  Environment variables say more:
 TIMEOUT (seconds), COUNT (devices of the TaskGraph), SAVE_STEPS, PAUSE (seconds a step), FAIL_AT (step that raises), FULL_AT
 (step from which, once, no file can be written), LOOK_LATE (seconds between the start of this process' server and its looking
-for the others).
+for the others), WRONG (process that forgets the weight of its examples).
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.emit.convert import Converter
 from whale_tf.processes.watch import Watch
 
 BATCH = 4
@@ -30,6 +31,8 @@ def main(steps: int, directory: str) -> None:
     tf.logging.set_verbosity(tf.logging.ERROR)
     print("process", os.getpid(), flush=True)
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if os.environ.get("TF_CONFIG") else 0
+    if os.environ.get("WRONG") == str(rank):
+        Converter.scale = lambda self, name, *rest, **more: name  # type: ignore[method-assign]
     x = tf.placeholder(tf.float64, [BATCH, 3])
     with wh.replicate(int(os.environ["COUNT"]) if "COUNT" in os.environ else None):
         # every process draws its own initial values, and gets process 0's

@@ -12,8 +12,9 @@ from tests.cli.scripts import SCRIPT
 from tests.command_line import call
 from tests.functions import test_training_steps as steps
 from tests.functions.equality import WAYS, batches, check, clear_keras
-from whale_tf import triggers
+from whale_tf import active, triggers
 from whale_tf.cli import app
+from whale_tf.cluster import Processes
 from whale_tf.emit.convert import Converter
 
 if tf.__version__.startswith("1."):
@@ -186,6 +187,16 @@ def test_verify_of_what_is_not_divided() -> None:
     try:
         with pytest.raises(wh.PlanError, match="nothing to compare"):
             wh.verify(tf.function(lambda x: 2.0 * x), np.ones(4))
+    finally:
+        wh.shutdown()
+
+
+def test_verify_in_several_processes_is_refused(monkeypatch: Any) -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        monkeypatch.setattr(active.require("this test"), "processes", Processes(("localhost:1", "localhost:2"), 0))
+        with pytest.raises(wh.PlanError, match="this job has 2; set verify to 'first_step'"):
+            wh.verify(model()[0], *batches((16,))[0])
     finally:
         wh.shutdown()
 

@@ -12,6 +12,7 @@ from tests.numeric.test_matrix import AXES, run
 from whale_tf import triggers
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Division
+from whale_tf.session import Fetches
 
 ROWS: List[Dict[str, Any]] = [
     dict(zip(AXES, values)) for values in (
@@ -99,9 +100,27 @@ def test_forgotten_weights_are_caught_and_named(tmp_path: Any, said: List[str], 
         Trained(tmp_path, {"verify": "first_step"}, rate=0.0)
 
 
-def test_several_processes_are_refused(monkeypatch: Any) -> None:
-    from whale_tf.cluster import Processes
+def test_a_result_that_is_not_the_compared_one_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+    """The loss is that of the undivided ops, unless clones are fetched beside it."""
+    monkeypatch.setattr(Fetches, "_is_parallel", lambda self, op: op.name.startswith("whale/"))
+    with pytest.raises(wh.MismatchError, match=r"computes 'Mean:0' for 'Mean:0', but 'whale/merged/Mean_0/value:0' beside"):
+        Trained(tmp_path, {}, rate=0.0)
 
-    monkeypatch.setattr("whale_tf.api.find_processes", lambda: Processes(("localhost:1", "localhost:2"), 0))
-    with pytest.raises(wh.ConfigError, match="this job has 2 processes"):
-        wh.init({"verify": "first_step"}, cluster="2xcpu:1")
+
+def test_an_input_without_examples_has_one_value(said: List[str]) -> None:
+    """Two model replicas take mini-batches of their own, each with a number that scales the loss."""
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            rows = tf.data.Dataset.from_tensor_slices(np.ones((64, 4))).batch(8, drop_remainder=True)
+            x, number = tf.data.make_one_shot_iterator(tf.data.Dataset.zip((rows, tf.data.Dataset.range(1, 9)))).get_next()
+            with wh.replicate(1):
+                w = tf.get_variable("w", initializer=np.ones((4, 2)), use_resource=True)
+                loss = tf.reduce_mean(tf.matmul(x, w)) * tf.cast(number, tf.float64)
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                with pytest.raises(wh.MismatchError, match="model replicas take different values of input 'IteratorGetNext:1'"):
+                    session.run(update)
+    finally:
+        wh.shutdown()

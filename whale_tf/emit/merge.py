@@ -24,8 +24,8 @@ from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
 class Merge:
     """Merged values of batch-level tensors; each is staged once.
 
-    Args:
-        compressed: gradients that are sent as float16.
+    Attributes:
+        compressed: gradients that are sent to other processes as float16.
     """
 
     def __init__(self, context: Context, nodes: Nodes, converter: Converter, communicator: Communicator,
@@ -35,7 +35,7 @@ class Merge:
         self._running: Dict[Tuple[int, Copy], str] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
-        self._compressed = compressed
+        self.compressed = compressed
 
     def of(self, context: Context) -> Merge:
         """Merged values of the tensors that are exported under the names of another context."""
@@ -65,6 +65,12 @@ class Merge:
         """Whether merged values have more rows than the graph's static shapes say, because model replicas or processes take their
         own mini-batches."""
         return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
+
+    def staged(self) -> Dict[str, Tuple[int, bool]]:
+        """Name of a merged value -> its tensor, and whether it covers the mini-batches of all processes."""
+        found = {name: (tensor, False) for tensor, name in self._whole.items()}
+        found.update((name, (tensor, True)) for (tensor, _), values in self._everywhere.items() for name in values.values())
+        return found
 
     def whole(self, tensor: int) -> str:
         """What the local script would have computed from this process's mini-batches, on the first device of the tensor's
@@ -129,10 +135,10 @@ class Merge:
         members = [self._members(tensor, task_graph) for tensor in tensors] if layout.is_partial else []
         if len(tensors) > 1:
             shapes = [context.static_shape(tensor) for tensor in tensors]
-            sums = self._communicator.all_reduce_together(members, names, shapes, dtype, self._compressed.issuperset(tensors))
+            sums = self._communicator.all_reduce_together(members, names, shapes, dtype, self.compressed.issuperset(tensors))
             found = [dict(zip(copies, values)) for values in sums]
         elif layout.is_partial:
-            fp16 = first in self._compressed
+            fp16 = first in self.compressed
             found = [dict(zip(copies, self._communicator.all_reduce(members[0], names[0], dtype, fp16)))]
         elif layout.is_sharded and self._communicator.processes == 1:
             home, shard = context.home(context.graph.producer(first)), context.shard_of(first)
@@ -152,7 +158,7 @@ class Merge:
             The sums; in other processes, tensors that exist when all micro-batches have been summed.
         """
         context, owners, dtype = self._context, self._context.owners, self._context.dtype(tensors[0])
-        fp16, totals = self._compressed.issuperset(tensors), {}  # type: bool, Dict[int, List[str]]
+        fp16, totals = self.compressed.issuperset(tensors), {}  # type: bool, Dict[int, List[str]]
         clones = chains(context.plan, task_graph, 0)[0]
         for m in dict.fromkeys(clone.m for clone in clones):
             members = [[Member(self._of_micro_batch(tensor, [clone for clone in clones if clone.m == m], m == clones[0].m),

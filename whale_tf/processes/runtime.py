@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import weakref
-from typing import Any, Callable, Iterator, List, MutableSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, MutableSet, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import serve_eagerly, serves_eagerly, tf, v1
 from whale_tf.cluster import Processes
@@ -24,6 +24,8 @@ DRIVER_END_S = 60.0  # between a driver's verdict and its end
 READY = "whale_ready"  # queue: this process is serving
 ENDED = "whale_ended"  # queue: another process needs nothing more of this one
 VERDICT = "whale_verdict"  # queue: whether the driver, now ending, has succeeded
+TOLD = "whale_told"  # queue: texts that process 0 tells this one
+GIVEN = "whale_given"  # and a number; queue in process 0: texts that the process with this number gives it
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
 
 
@@ -193,27 +195,62 @@ class Runtime:
         """Whether a session's variables have had process 0's values."""
         return session in self._equal
 
-    def run_beside(self, devices: Sequence[str], build: Callable[[], Any]) -> Any:
+    def run_beside(self, devices: Sequence[str], build: Callable[..., Any], texts: Sequence[bytes] = ()) -> Any:
         """Runs what ``build`` adds to a separate graph, in a separate session, on devices of this and other processes, and
         returns the values.
+
+        Args:
+            build: is given tensors with the values of ``texts``.
 
         Raises:
             ProcessLostError: another process has ended.
         """
         prefixes = {device.partition("/device:")[0] for device in devices} | {self.processes.prefix(self.processes.rank)}
         with self._guarded():
-            return self._run_alone(sorted(prefixes), build)
+            return self._run_alone(sorted(prefixes), build, texts)
 
-    def _run_alone(self, prefixes: Sequence[str], build: Callable[[], Any]) -> Any:
+    def _run_alone(self, prefixes: Sequence[str], build: Callable[..., Any], texts: Sequence[bytes] = ()) -> Any:
         """Runs what ``build`` makes in a separate Session, which sees the devices of these prefixes; by default all."""
         free, self.is_free = self.is_free, True
         try:
             with tf.Graph().as_default():
-                fetches = build()
+                given = [v1.placeholder(tf.string, []) for _ in texts]
+                fetches = build(*given)
                 with v1.Session(self._server.target, config=v1.ConfigProto(device_filters=prefixes)) as session:
-                    return session.run(fetches)
+                    return session.run(fetches, dict(zip(given, texts)))
         finally:
             self.is_free = free
+
+    def tell(self, text: bytes) -> bytes:
+        """The text that process 0 gives, in every process."""
+        if not self.processes.is_chief:
+            return bytes(self.run_beside([], lambda: _queue(self._own, TOLD, dtype=tf.string).dequeue()))
+        others = self._others()
+        self.run_beside(others, lambda given: [_queue(prefix, TOLD, dtype=tf.string).enqueue(given) for prefix in others], [text])
+        return text
+
+    def collect(self, texts: Sequence[bytes]) -> List[List[bytes]]:
+        """The texts that each of the other processes gives, in any order, in process 0; in the others, nothing."""
+        def queue(rank: int) -> Any:
+            return _queue(self.processes.prefix(0), f"{GIVEN}{rank}", -1, tf.string)
+
+        if self.processes.is_chief:
+            ranks = range(1, self.processes.count)
+            counts = self.run_beside([], lambda: [queue(rank).dequeue() for rank in ranks])
+            return self.run_beside([], lambda: [
+                [each.dequeue() for _ in range(int(count))] for each, count in zip(map(queue, ranks), counts)])
+        rank, first = self.processes.rank, [self.processes.prefix(0)]
+        self.run_beside(first, lambda given: queue(rank).enqueue(given), [b"%d" % len(texts)])
+        if texts:
+            self.run_beside(first, lambda *given: [queue(rank).enqueue(each) for each in given], texts)
+        return []
+
+    def beside(self) -> Tuple[str, v1.ConfigProto]:
+        """Target and config of a further Session on this process's devices, in which it takes part in collectives."""
+        config = v1.ConfigProto(device_filters=[self._own], allow_soft_placement=True)
+        config.experimental.collective_group_leader = self.processes.prefix(0)
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        return self._server.target, config
 
     def stay_for_others(self) -> None:
         """From now on this process does not end before the others, which may read its variables until then."""
@@ -228,7 +265,7 @@ class Runtime:
             return
         count, others = self.processes.count, self._others()
         self.run_beside(others, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
-        self.run_beside([], lambda: _queue(self.processes.prefix(self.processes.rank), ENDED, count).dequeue_many(count - 1))
+        self.run_beside([], lambda: _queue(self._own, ENDED, count).dequeue_many(count - 1))
 
     # ---------------------------------------------------------------------------------- one process drives all devices
     @contextlib.contextmanager
@@ -298,6 +335,11 @@ class Runtime:
             self._wait_for_servers()
             self._run_alone((), lambda: [_queue(prefix, VERDICT).enqueue(succeeded) for prefix in self._others()])
 
+    @property
+    def _own(self) -> str:
+        """Device prefix of this process."""
+        return self.processes.prefix(self.processes.rank)
+
     def _others(self) -> List[str]:
         """Device prefixes of the other processes."""
         return [self.processes.prefix(rank) for rank in range(self.processes.count) if rank != self.processes.rank]
@@ -355,10 +397,10 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
     return _runtime
 
 
-def _queue(prefix: str, name: str, size: int = 1) -> Any:
-    """A queue of booleans in a process's server."""
+def _queue(prefix: str, name: str, size: int = 1, dtype: tf.DType = tf.bool) -> Any:
+    """A queue of scalars in a process's server; ``size`` -1: without a limit."""
     with tf.device(prefix + "/device:CPU:0"):
-        return v1.FIFOQueue(size, [tf.bool], [[]], shared_name=name, name=name)
+        return v1.FIFOQueue(size, [dtype], [[]], shared_name=name, name=name)
 
 
 def _threads(config: v1.ConfigProto) -> int:

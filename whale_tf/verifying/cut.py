@@ -152,7 +152,10 @@ class _Finder:
         for index in writes:
             for variable in self.writes_of[index]:
                 written[variable] = written.get(variable, "") or self.ran.get(index, "")
-        return Cut(self.taken, self.lost, leaving, compared, sample(inside, graph), returned, written, writes, is_joined,
+        needed = set(self.needed)
+        taken = {tensor: why for tensor, why in self.taken.items()
+                 if any(user in needed for user, _ in graph.consumers(tensor))}
+        return Cut(taken, self.lost, leaving, compared, sample(inside, graph), returned, written, writes, is_joined,
                    self._coarse())
 
     def _behind_references(self) -> AbstractSet[int]:

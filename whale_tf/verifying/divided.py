@@ -1,7 +1,7 @@
 """What is known about a divided step by names of the local script, and the items that are compared."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 import numpy as np
 
@@ -91,6 +91,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
     ops, items = script.ops, []  # type: ignore[var-annotated]
     gradients = {tensor for target in script.phases.targets for tensor in target.tensors}
     low = done.plan.precision if done.plan.precision in LOW else ""
+    sent = sent_as_float16(done)
 
     def dtype(kind: str, is_update: bool = False) -> str:
         if wide and kind == "float32":
@@ -110,6 +111,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
             continue  # multiplied by the scale in the divided step
         what = GRADIENT if tensor in gradients else LOSS if tensor in losses else TENSOR
         kind = cut.coarse.get(tensor, "") if _is_float(local.tensors[name]) else ""
+        kind = "float16" if kind and name in sent else kind
         items.append(Item(name, what, ops.tensors[tensor].op, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, tensor in cut.returned and not cut.is_joined), np.asarray(found[name]),
                           np.asarray(local.tensors[name]), is_backward))
@@ -117,11 +119,20 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
     for name, value in local.variables.items():
         variable = script.phases.variables[ops.op(name).id]
         kind = variable.dtype if _is_float(value) else ""
+        kind = "float16" if kind and sent and cut.is_joined else kind
         order = max((write for write in variable.writes if write in cut.writes), default=last)
         items.append(Item(name, VALUE, order, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, not cut.is_joined), np.asarray(after[name]), np.asarray(value),
                           before=None if cut.is_joined else np.asarray(before[name])))
     return items
+
+
+def sent_as_float16(done: Parallelized) -> Set[str]:
+    """Names of the gradients that processes send to each other as float16."""
+    emitted = done.emitted
+    assert emitted is not None
+    graph = emitted.context.graph
+    return {graph.tensor_name(tensor) for tensor in emitted.merge.compressed} if emitted.communicator.processes > 1 else set()
 
 
 def left_out(script: Script, cut: Cut, items: List[Item]) -> Dict[str, str]:

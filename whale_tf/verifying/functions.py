@@ -22,17 +22,22 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.handles import Handle, variable_handles
 from whale_tf.capture.hooks import original_run
 from whale_tf.capture.recording import recording_of
+from whale_tf.emit.merge import Merge
 from whale_tf.errors import PlanError
 from whale_tf.functions import merged
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import CALLS, PULLS
 from whale_tf.parallelize import Parallelized
+from whale_tf.processes.functions import Functions
+from whale_tf.processes.runtime import Runtime
 from whale_tf.variable_parts import VariableParts
 from whale_tf.verifying import compare as comparing
 from whale_tf.verifying.compare import TOLERANCE, VALUE, Comparison, Item, compare, key, summary
 from whale_tf.verifying.cut import DRAWN, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, named, own_graphs
+from whale_tf.verifying.mini_batches import for_several
+from whale_tf.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
 from whale_tf.verifying.replay import (
     Replay,
     cpus,
@@ -44,6 +49,7 @@ from whale_tf.verifying.replay import (
     writes,
 )
 
+AGREES = "all variables, as the call itself left them"
 Run = Callable[[Any, Any], Any]  # a concrete function's arguments and captured tensors -> what it returns
 
 
@@ -86,16 +92,19 @@ class FunctionProofs:
         config: gives the ConfigProto of a Session with the plan's devices.
         say: is told what was compared.
         shown: takes the comparison in float64 of the first call, which is then not made; None: calls are made.
+        runtime, functions: this process, and what it runs together with others; None: there are none.
     """
 
     def __init__(self, parts: VariableParts, config: Callable[[], Any], say: Callable[[str], None],
-                 shown: Optional[Callable[[Comparison, str], Any]] = None) -> None:
+                 shown: Optional[Callable[[Comparison, str], Any]] = None, runtime: Optional[Runtime] = None,
+                 functions: Optional[Functions] = None) -> None:
         self._parts, self._config, self._say, self._shown = parts, config, say, shown
+        self._runtime, self._functions = runtime, functions
         self._open: MutableMapping[tf.Graph, _Proof] = weakref.WeakKeyDictionary()
         self._sites: MutableMapping[tf.Graph, List[_Site]] = weakref.WeakKeyDictionary()
 
     def add(self, graph: tf.Graph, before: Traced, done: Parallelized) -> None:
-        self._open[graph] = _Proof(graph, before, done, self._parts, self._config, self._say)
+        self._open[graph] = _Proof(graph, before, done, self._parts, self._config, self._say, self._runtime)
 
     def call(self, function: Any, run: Run, given: Any, captured: Any) -> Any:
         """Calls a concrete function.
@@ -105,6 +114,8 @@ class FunctionProofs:
         """
         if not tf.executing_eagerly():
             return self._called_in_graph(function, run, given, captured)
+        if self._functions is not None:
+            self._functions.prepare(function)
         proof = self._open.pop(function.graph, None)
         if proof is not None:
             given, pulled = _pulled(function.graph, given, captured)
@@ -155,13 +166,37 @@ class FunctionProofs:
         return result
 
 
+class _Replayed(NamedTuple):
+    """A divided step that ran in a Session.
+
+    Attributes:
+        before, after: values of variables.
+        found: values by names of the local script.
+        known, merges: what was fetched, and the merged values that may be among it.
+    """
+
+    cut: Cut
+    before: Values
+    found: Values
+    after: Values
+    known: Dict[str, tf.Tensor]
+    merges: List[Merge]
+
+    @property
+    def draws(self) -> bool:
+        return DRAWN in (*self.cut.taken.values(), *self.cut.lost.values())
+
+    def is_float(self, name: str) -> bool:
+        return name in self.after and str(self.after[name].dtype) in TOLERANCE
+
+
 class _Proof:
     """The comparison of one trace."""
 
     def __init__(self, graph: tf.Graph, before: Traced, done: Parallelized, parts: VariableParts, config: Callable[[], Any],
-                 say: Callable[[str], None]) -> None:
+                 say: Callable[[str], None], runtime: Optional[Runtime] = None) -> None:
         self._graph, self._before, self._done, self._parts = weakref.ref(graph), before, done, parts
-        self._config, self._say = config, say
+        self._config, self._say, self._runtime = config, say, runtime
 
     def call(self, given: Values, run: Callable[[], Any]) -> Any:
         """The first call.
@@ -181,9 +216,29 @@ class _Proof:
             result = run()
             took = time.perf_counter() - started
 
-        found, missing = self.compared(given, False, timed)
-        comparing.check(found, self.where)
-        self._say(summary(found, missing, time.perf_counter() - began - took, self.where))
+        if self._job is None:
+            found, missing = self.compared(given, False, timed)
+            comparing.check(found, self.where)
+            self._say(summary(found, missing, time.perf_counter() - began - took, self.where))
+            return result
+        step = self._replayed(given, False)
+        timed()
+        own = {name: value for name, value in step.after.items() if name not in kept_elsewhere(self._done)}
+        if not step.draws:
+            own[AGREES] = self._agrees([name for name in own if step.is_float(name)], step)
+        parts = self._job.collected(Part({**given, **step.found}, own))
+
+        def judge() -> str:
+            found, lost = Whole(self._done, self._before.script.ops, step.known, step.merges).together(
+                [part.tensors for part in parts], step.cut)
+            after = {name: value for part in reversed(parts) for name, value in part.variables.items()}
+            compared, missing = self._beside(step._replace(found=found, after=after), {}, False, None, parts)
+            comparing.check(compared, self.where)
+            return summary(compared, {**missing, **lost}, time.perf_counter() - began - took, self.where)
+
+        text = self._job.judged(judge)
+        if self._job.is_first:
+            self._say(text)
         return result
 
     @property
@@ -200,6 +255,10 @@ class _Proof:
             wide: whether both steps are computed in float64 where they have float32.
             run: the call, which changes the user's variables; None: nothing is changed.
         """
+        return self._beside(self._replayed(given, wide), given, wide, run)
+
+    def _replayed(self, given: Values, wide: bool) -> _Replayed:
+        """What the divided step computes in a Session of its own."""
         script, graph, done = self._before.script, self._graph(), self._done
         assert graph is not None
         ops = script.ops
@@ -208,13 +267,26 @@ class _Proof:
         cut = find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names],
                        [ops.tensor(name) for name in self._before.returned], view_of(done))
         before = {name: self._value(handle) for name, handle in self._before.captures.items()}
-        observed = self._observed(graph, cut, given)
-        divided = _Divided(graph, self._parts, self._config(), wide, len(context_of(done).devices))
+        observed, known, merges = self._observed(graph, cut, given)
+        divided = _Divided(graph, self._parts, self._config(), wide, len(context_of(done).devices), self._runtime)
         try:
             found = divided.run(observed, given)
-            replayed = {name: divided.variable(handle) for name, handle in self._before.captures.items()}
+            after = {name: divided.variable(handle) for name, handle in self._before.captures.items()}
         finally:
             divided.close()
+        return _Replayed(cut, before, found, after, known, merges)
+
+    def _beside(self, step: _Replayed, given: Values, wide: bool, run: Optional[Callable[[], Any]],
+                parts: Sequence[Part] = ()) -> Comparison:
+        """The comparison of a divided step with the local one.
+
+        Args:
+            given, wide, run: see :meth:`compared`.
+            parts: of all processes, if there are several.
+        """
+        script, done, cut, before, found = self._before.script, self._done, step.cut, step.before, step.found
+        if self._job is not None:
+            script = for_several(script, context_of(done), self._job.count)
         if wide:
             before, given = widened(before), widened(given)
         local = LocalStep(script, cut, local_config(None, wide or not runs_on_gpu(done)), *([in_float64] if wide else []))
@@ -229,13 +301,16 @@ class _Proof:
                 local.close()
                 local = LocalStep(script, cut, local_config(None, on_cpu=True))
                 outcome = local.outcome(before, {**found, **given})
+            items = items_of(done, script, cut, found, before, step.after, outcome, wide, uses_tf32(done))
+            items += items_of_others(items, parts)
+            agrees = [part.variables[AGREES] for part in parts if AGREES in part.variables]
             if run is not None:
                 run()
-            items = items_of(done, script, cut, found, before, replayed, outcome, wide, uses_tf32(done))
-            if run is not None and DRAWN not in (*cut.taken.values(), *cut.lost.values()):  # else it draws numbers of its own
-                names = [item.name for item in items if item.what == VALUE and item.dtype in TOLERANCE]
-                after = {name: self._value(self._before.captures[name]) for name in names}
-                items.append(_altogether(names, before, after, replayed, len(ops.ops)))
+                if not step.draws:  # else it draws numbers of its own
+                    names = [item.name for item in items if item.what == VALUE and item.dtype in TOLERANCE]
+                    agrees = [self._agrees(names, step)]
+            items += [Item(AGREES, VALUE, len(script.ops.ops), "", "in the call", "agreement", value, np.array(True))
+                      for value in agrees]
 
             def moved() -> Values:
                 again: Outcome = local.outcome(before, {**found, **given}, nudge=True)
@@ -246,14 +321,29 @@ class _Proof:
         finally:
             local.close()
 
+    @property
+    def _job(self) -> Optional[Job]:
+        return None if self._runtime is None else Job(self._runtime)
+
+    def _agrees(self, names: Sequence[str], step: _Replayed) -> np.ndarray:
+        """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient
+        is 0 but for rounding, the two may differ in anything, so that each variable by itself says nothing."""
+        def change(values: Values) -> np.ndarray:
+            return np.concatenate([np.zeros(1), *(np.ravel(values[name] - step.before[name]).astype(float) for name in names)])
+
+        made = change({name: self._value(self._before.captures[name]) for name in names})
+        expected = change(step.after)
+        return np.array(np.linalg.norm(made - expected) <= 0.1 * np.linalg.norm(expected))
+
     def _value(self, handle: tf.Tensor) -> np.ndarray:
         """The value of a variable, whole."""
         dtype = next(spec.attrs["dtype"] for name, spec in self._before.script.handles.items()
                      if self._before.captures.get(name) is handle)
         return np.array(self._parts.value(handle, tf.as_dtype(dtype)))
 
-    def _observed(self, graph: tf.Graph, cut: Cut, given: Values) -> Dict[str, tf.Tensor]:
-        """Name in the local script -> the divided step's tensor."""
+    def _observed(self, graph: tf.Graph, cut: Cut,
+                  given: Values) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor], List[Merge]]:
+        """Name in the local script -> the divided step's tensor; the same with merged values for results; all merged values."""
         ops, found = self._before.script.ops, {}  # type: ignore[var-annotated]
         found.update(zip(self._before.returned, graph.outputs))
         for use in cut.leaving:
@@ -266,9 +356,11 @@ class _Proof:
                 and ops.producer(t).phase is not Phase.INPUT]
         emitted = self._done.emitted
         assert emitted is not None
-        replaced = {**self._done.replaced, **emitted.sent.replaced}
-        found.update(zip(rest, merged(graph, emitted, replaced, [graph.get_tensor_by_name(name) for name in rest])))
-        return found
+        replaced, computed = {**self._done.replaced, **emitted.sent.replaced}, emitted.beside_update()
+        names = rest + list(self._before.returned if self._runtime is not None else ())
+        new = dict(zip(names, merged(graph, emitted, replaced, [graph.get_tensor_by_name(name) for name in names], computed)))
+        found.update((name, new[name]) for name in rest)
+        return found, {**found, **new}, [emitted.merge, computed.merge]
 
 
 class _Divided:
@@ -277,12 +369,15 @@ class _Divided:
     Args:
         config: ConfigProto with the plan's devices.
         wide: whether it is computed in float64, on ``num_devices`` logical CPU devices.
+        runtime: this process, if there are several.
     """
 
-    def __init__(self, graph: tf.Graph, parts: VariableParts, config: Any, wide: bool, num_devices: int) -> None:
+    def __init__(self, graph: tf.Graph, parts: VariableParts, config: Any, wide: bool, num_devices: int,
+                 runtime: Optional[Runtime]) -> None:
         self._parts, handles = parts, variable_handles(graph)
         self._outside = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in handles}
-        before = {name: _value_of(outer, handles[name]) for name, outer in self._outside.items()}
+        before = {name: _nothing(handles[name]) if parts.is_elsewhere(outer) else _value_of(outer, handles[name])
+                  for name, outer in self._outside.items()}
         definition = v1.GraphDef()
         definition.CopyFrom(graph.as_graph_def())
         without_effects(definition, graph.get_operations())
@@ -293,7 +388,10 @@ class _Divided:
         self._updates = [op.name for op in graph.control_outputs if writes(op)]
         if wide:
             definition, before, config = on_cpus(in_float64(definition)), widened(before), cpus(num_devices)
-        self._replay = Replay(definition, before, config)
+        target = ""
+        if runtime is not None:
+            target, config = runtime.beside()
+        self._replay = Replay(definition, before, config, target)
         self._after: Values = {}
 
     def run(self, fetches: Dict[str, tf.Tensor], given: Values) -> Values:
@@ -315,14 +413,9 @@ class _Divided:
         self._replay.close()
 
 
-def _altogether(names: Sequence[str], before: Values, after: Values, replayed: Values, order: int) -> Item:
-    """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient is
-    0 but for rounding, the two may differ in anything, so that each variable by itself says nothing."""
-    made = np.concatenate([np.zeros(1), *(np.ravel(after[name] - before[name]).astype(float) for name in names)])
-    expected = np.concatenate([np.zeros(1), *(np.ravel(replayed[name] - before[name]).astype(float) for name in names)])
-    agrees = bool(np.linalg.norm(made - expected) <= 0.1 * np.linalg.norm(expected))
-    return Item("all variables, as the call itself left them", VALUE, order, "", "in the call", "agreement", np.array(agrees),
-                np.array(True))
+def _nothing(spec: Handle) -> np.ndarray:
+    """What this process has of a variable that another one keeps."""
+    return np.zeros(0, tf.as_dtype(spec.attrs["dtype"]).as_numpy_dtype)
 
 
 def _value_of(handle: tf.Tensor, spec: Handle) -> np.ndarray:

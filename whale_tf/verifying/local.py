@@ -52,11 +52,16 @@ class Outcome(NamedTuple):
 
 
 class Access(NamedTuple):
-    """How a variable's value is set and read."""
+    """How a variable's value is set and read; ``variable``: its handle or reference."""
 
+    variable: tf.Tensor
     value: tf.Tensor
     assign: tf.Operation
     read: tf.Tensor
+
+    def destroy(self) -> tf.Operation:
+        """An op that frees the memory of a resource variable."""
+        return tf.raw_ops.DestroyResourceOp(resource=self.variable)
 
 
 class LocalStep:
@@ -218,10 +223,10 @@ def access(graph: tf.Graph, name: str) -> Access:
     dtype = tf.as_dtype(variable.get_attr("dtype"))
     value = v1.placeholder(dtype, None, f"{SCOPE}/value/{name}")
     if tensor.dtype == tf.resource:
-        return Access(value, tf.raw_ops.AssignVariableOp(resource=tensor, value=value),
+        return Access(tensor, value, tf.raw_ops.AssignVariableOp(resource=tensor, value=value),
                        tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype))
     assign = tf.raw_ops.Assign(ref=tensor, value=value, validate_shape=False)
-    return Access(value, assign.op, tf.identity(tensor))
+    return Access(tensor, value, assign.op, tf.identity(tensor))
 
 
 def _moved(value: np.ndarray, seed: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
 from whale_tf.emit.attributes import open_shapes
 from whale_tf.emit.context import Context
+from whale_tf.errors import MismatchError
 from whale_tf.ir.batch_axis import Slice
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
@@ -28,6 +29,28 @@ def static_size(context: Context) -> Optional[int]:
         if shape is not None and shape[dim] is not None:
             return shape[dim]
     return None
+
+
+def in_one(name: str, values: Sequence[np.ndarray], dim: Optional[int], takers: str) -> np.ndarray:
+    """Several mini-batches of an input as one.
+
+    Args:
+        dim: the dimension of the examples; None: it has none.
+        takers: what has a mini-batch each.
+
+    Raises:
+        MismatchError: an input without examples has several values, where the local step has one.
+    """
+    if dim is not None:
+        return np.concatenate(values, dim)
+    one = np.asarray(values[0])
+    others = [np.asarray(value) for value in values[1:] if not one.dtype.hasobject]
+    if any(other.shape != one.shape or other.tobytes() != one.tobytes() for other in others):
+        raise MismatchError(
+            f"the first training step is not the local one: {takers} take different values of input {name!r}, which the plan "
+            "does not divide by examples, so that the local step has a single one; say with wh.batch_axis(tensor, dim) which of "
+            "its dimensions counts the examples, or give all the same value", name)
+    return values[0]
 
 
 def for_several(script: Script, context: Context, count: int) -> Script:

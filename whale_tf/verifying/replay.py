@@ -21,9 +21,10 @@ class Replay:
         definition: its graph, in which every variable is an op.
         before: values of all variables that the step needs.
         config: ConfigProto with the plan's devices.
+        target: the server of one of several processes, which keeps variables until :meth:`close`.
     """
 
-    def __init__(self, definition: GraphDef, before: Values, config: Any) -> None:
+    def __init__(self, definition: GraphDef, before: Values, config: Any, target: str = "") -> None:
         self.graph = tf.Graph()
         own_graphs.add(self.graph)
         devices = {node.name: node.device for node in definition.node if node.name in before}
@@ -33,8 +34,9 @@ class Replay:
             for name in before:
                 with tf.device(devices[name]):
                     self._variables[name] = access(self.graph, name)
-        self._session = v1.Session(graph=self.graph, config=config)
+        self._session = v1.Session(target, self.graph, config)
         self._run = original_run(self._session)
+        self._outlives = bool(target)
         self._run([one.assign for one in self._variables.values()],
                   {one.value: np.array(before[name]) for name, one in self._variables.items()})
 
@@ -50,6 +52,9 @@ class Replay:
         return copied(self._run({name: one.read for name, one in self._variables.items()}))
 
     def close(self) -> None:
+        if self._outlives:
+            with self.graph.as_default():
+                self._run([one.destroy() for one in self._variables.values()])
         self._session.close()
 
 

@@ -13,7 +13,7 @@ from whale_tf import session as whale_session
 from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.recording import recording_of
 from whale_tf.emit.shard.checkpoints import Parts
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.errors import MismatchError, UnsupportedOpError
 from whale_tf.feeds import Fetch, elements, fed
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import VARIABLES
@@ -24,7 +24,8 @@ from whale_tf.verifying.compare import Comparison, compare, key, summary
 from whale_tf.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied, named
-from whale_tf.verifying.mini_batches import for_several
+from whale_tf.verifying.mini_batches import for_several, in_one
+from whale_tf.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
 from whale_tf.verifying.replay import Replay, cpus, in_float64, in_float64_if_possible, joined, on_cpus, widened, without_effects
 
 
@@ -32,6 +33,13 @@ def script_of(graph: tf.Graph) -> Script:
     """The step of a graph that is about to be rewritten."""
     recording = recording_of(graph)
     return Script(recording.graph, recording.phases, recording.definitions.export)
+
+
+class Asked(NamedTuple):
+    """The ops of the script that a run needs, those nearest to its fetches, and the tensors that it returns."""
+
+    ops: List[str]
+    tensors: List[str]
 
 
 class Replayed(NamedTuple):
@@ -60,12 +68,14 @@ class SessionProof:
     Args:
         say: is told what was compared.
         shown: takes the comparison in float64 of the first run, which is then not made; None: runs are made.
+        job: the processes that train together; None: this one alone.
     """
 
     def __init__(self, graph: tf.Graph, script: Script, done: Parallelized, fetches: whale_session.Fetches,
-                 say: Callable[[str], None], shown: Optional[Callable[[Comparison, str], Any]] = None) -> None:
+                 say: Callable[[str], None], shown: Optional[Callable[[Comparison, str], Any]] = None,
+                 job: Optional[Job] = None) -> None:
         self._graph, self._script, self._done, self._fetches, self._say = graph, script, done, fetches, say
-        self._shown = shown
+        self._shown, self._job = shown, job
         ops = script.ops
         self._open: Set[int] = {index for index in script.phases.variables.written_by if ops.ops[index].phase is Phase.APPLY}
         self._reads: Dict[str, tf.Tensor] = {}
@@ -84,6 +94,15 @@ class SessionProof:
         names = _known_behind(wanted, ops.__contains__)
         return reached([ops.op(name).id for name in names], lambda index: ops.predecessors(ops.ops[index]))
 
+    def _asked(self, wanted: Sequence[Fetch]) -> Asked:
+        """What of the script a run asks for; of several processes, process 0 says it: its hooks may fetch more."""
+        ops = self._script.ops
+        asked = Asked(_known_behind(wanted, ops.__contains__),
+                      [fetch.name for fetch in wanted if isinstance(fetch, tf.Tensor) and fetch.op.name in ops])
+        if self._job is not None:
+            asked = Asked(*self._job.told(tuple(asked)))
+        return Asked(*([name for name in names if name.partition(":")[0] in ops] for names in asked))
+
     def run(self, session: Any, original: Callable, fetches: Any, feed_dict: Optional[Dict] = None, options: Any = None,
             run_metadata: Any = None) -> Any:
         """``Session.run`` of a run that begins (see :meth:`begins`).
@@ -93,53 +112,109 @@ class SessionProof:
         """
         began = time.perf_counter()
         wanted = elements(self._graph, fetches)[1]
-        ops, script = self._script.ops, self._script
-        cut = self._cut(wanted)
+        cut = self._cut(self._asked(wanted))
         if self._shown is not None:
             replayed = self._replayer(cut, session, original, wanted, feed_dict)
             return self._shown(in_float64_if_possible(replayed), "this graph")
-        extra = self._observed(cut, set(fed(self._graph, feed_dict)))
-        local = self._local(cut, session, on_cpu=not runs_on_gpu(self._done))
+        extra = self._observed(cut, set(fed(self._graph, feed_dict)), wanted)
+        local = self._local(cut, session, on_cpu=not runs_on_gpu(self._done)) if self._is_first else None
         try:
-            reads = self._readers(local.variables)
-            before = copied(whale_session.run(self._fetches, session, original, reads, None, None, None))
+            reads = self._readers(local.variables if local is not None else self._kept_here(cut))
+            before = copied(whale_session.run(self._fetches, session, original, reads, None, None, None)) if local else {}
             asked = [tensor for tensors in extra.values() for tensor in tensors]
+            self._check_results(wanted, asked, feed_dict)
             started = time.perf_counter()
             result, values = whale_session.run(self._fetches, session, original, [fetches, asked], feed_dict, options,
                                                run_metadata)
             took = time.perf_counter() - started
             after = copied(whale_session.run(self._fetches, session, original, reads, None, None, None))
-            found = self._together(extra, values)
-            plan = self._done.plan
-            if plan.loss_scale is not None and not all(np.all(np.isfinite(found[ops.tensor_name(target)]))
-                                                       for one in script.phases.targets for target in one.tensors[:1]
-                                                       if ops.tensor_name(target) in found):
-                self._say("verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
-                return result
-            local, outcome = self._outcome(local, cut, session, before, found)
-            items = items_of(self._done, script, cut, found, before, after, outcome, False, uses_tf32(self._done))
+            parts = [Part(self._together(extra, values), after)]
+            if self._job is not None:
+                parts = self._job.collected(parts[0])
 
-            def moved() -> Values:
-                again = local.outcome(before, found, nudge=True)
-                both = {**again.tensors, **again.variables}
-                return {key(item): both[item.name] for item in items if item.name in both}
+            def judge() -> str:
+                nonlocal local
+                assert local is not None
+                found, missing = self._of_all(cut, extra, asked, wanted, feed_dict, parts)
+                if self._is_skipped(found):
+                    return ""
+                local, outcome = self._outcome(local, cut, session, before, found)
+                compared, more = self._compared(local, cut, before, found, outcome, parts)
+                comparing.check(compared, "this graph")
+                delayed = time.perf_counter() - began - took
+                return summary(compared, {**more, **missing}, delayed, "this graph")
 
-            compared = compare(items, moved)
+            text = judge() if self._job is None else self._job.judged(judge)
+        except MismatchError:
+            self._open -= set(cut.writes)
+            raise
         finally:
-            local.close()
-        self._open -= set(cut.writes)
-        comparing.check(compared, "this graph")
-        delayed = time.perf_counter() - began - took
-        self._say(summary(compared, left_out(script, cut, items), delayed, "this graph"))
+            if local is not None:
+                local.close()
+        if text:
+            self._open -= set(cut.writes)
+        if self._is_first:
+            self._say(text or "verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
         return result
 
-    def _cut(self, wanted: Sequence[Fetch]) -> Cut:
+    def _check_results(self, wanted: Sequence[Fetch], asked: Sequence[tf.Tensor], feed_dict: Optional[Dict]) -> None:
+        """Raises:
+            MismatchError: the run by itself would return something else than beside the tensors that are compared.
+        """
+        feeds = fed(self._graph, feed_dict)
+        beside = self._fetches.substitutes([*wanted, *asked], feeds)
+        for one, alone, other in zip(wanted, self._fetches.substitutes(wanted, feeds), beside):
+            if alone.name != other.name:
+                raise MismatchError(
+                    f"the first training step of this graph computes {alone.name!r} for {one.name!r}, but {other.name!r} beside "
+                    "the tensors that are compared. This is a fault of whale_tf: please report it with the text of wh.explain(); "
+                    "verify 'off' trains without the comparison", one.name)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the local step runs in this process."""
+        return self._job is None or self._job.is_first
+
+    def _is_skipped(self, found: Values) -> bool:
         ops, phases = self._script.ops, self._script.phases
-        names = _known_behind(wanted, ops.__contains__)
-        returned = [ops.tensor(fetch.name) for fetch in wanted if isinstance(fetch, tf.Tensor) and fetch.op.name in ops]
+        return self._done.plan.loss_scale is not None and not all(
+            np.all(np.isfinite(found[ops.tensor_name(target)])) for one in phases.targets for target in one.tensors[:1]
+            if ops.tensor_name(target) in found)
+
+    def _compared(self, local: LocalStep, cut: Cut, before: Values, found: Values, outcome: Outcome,
+                  parts: Sequence[Part]) -> Comparison:
+        items = items_of(self._done, self._script, cut, found, before, parts[0].variables, outcome, False, uses_tf32(self._done))
+        items += items_of_others(items, parts)
+
+        def moved() -> Values:
+            again = local.outcome(before, found, nudge=True)
+            both = {**again.tensors, **again.variables}
+            return {key(item): both[item.name] for item in items if item.name in both}
+
+        return compare(items, moved), left_out(self._script, cut, items)
+
+    def _of_all(self, cut: Cut, extra: Dict[str, List[tf.Tensor]], asked: Sequence[tf.Tensor], wanted: Sequence[Fetch],
+                feed_dict: Optional[Dict], parts: Sequence[Part]) -> Tuple[Values, Dict[str, str]]:
+        """Values of the mini-batches of all processes, and what has none -> why."""
+        if self._job is None:
+            return parts[0].tensors, {}
+        fetched = self._fetches.substitutes([*wanted, *asked], fed(self._graph, feed_dict))[len(wanted):]
+        instead = dict(zip((tensor.name for tensor in asked), fetched))
+        known = {name: instead[tensors[0].name] for name, tensors in extra.items()}
+        return Whole(self._done, self._script.ops, known, self._fetches.merges).together(
+            [part.tensors for part in parts], cut)
+
+    def _kept_here(self, cut: Cut) -> List[str]:
+        """Variables whose new values this process gives to process 0."""
+        ops, elsewhere = self._script.ops, kept_elsewhere(self._done)
+        names = [ops.ops[variable].name for variable, why in cut.written.items() if not why]
+        return [name for name in names if name not in elsewhere]
+
+    def _cut(self, asked: Asked) -> Cut:
+        ops, phases = self._script.ops, self._script.phases
         waits = [(wait.op, wait.on) for wait in phases.waits]
-        return find_cut(ops, phases.variables.written_by, waits, [ops.op(name).id for name in names], returned,
-                        view_of(self._done))
+        return find_cut(ops, phases.variables.written_by, waits, [ops.op(name).id for name in asked.ops],
+                        [ops.tensor(name) for name in asked.tensors], view_of(self._done))
 
     def _replayer(self, cut: Cut, session: Any, original: Callable, wanted: Sequence[Fetch],
                   feed_dict: Optional[Dict]) -> Callable[[bool], Comparison]:
@@ -148,7 +223,7 @@ class SessionProof:
         ops, fetches = self._script.ops, self._fetches
         fetches.prepare()
         fetches.initialise(session, original)
-        observed = self._observed(cut, set(fed(self._graph, feed_dict)))
+        observed = self._observed(cut, set(fed(self._graph, feed_dict)), wanted)
         inputs = {name: tensors for name, tensors in observed.items() if ops.op(name.partition(":")[0]).phase is Phase.INPUT}
         computed = {name: tensors[0] for name, tensors in observed.items() if name not in inputs}
         flat = [tensor for tensors in inputs.values() for tensor in tensors]
@@ -220,7 +295,8 @@ class SessionProof:
     def _local(self, cut: Cut, session: Any, on_cpu: bool, wide: bool = False) -> LocalStep:
         context = context_of(self._done)
         inputs = [self._script.ops.tensor_name(tensor) for tensor, why in cut.taken.items() if why == INPUT]
-        script = for_several(self._script, context, max([1 + len(self._of_replicas(name)) for name in inputs], default=1))
+        here = max([1 + len(self._of_replicas(name)) for name in inputs], default=1)
+        script = for_several(self._script, context, here * (self._job.count if self._job is not None else 1))
         return LocalStep(script, cut, local_config(session._config, on_cpu), *([in_float64] if wide else []))
 
     def _outcome(self, local: LocalStep, cut: Cut, session: Any, before: Values, found: Values) -> Tuple[LocalStep, Outcome]:
@@ -248,7 +324,7 @@ class SessionProof:
                     self._reads[name] = tensor
         return {name: self._reads[name] for name in names}
 
-    def _observed(self, cut: Cut, feeds: Set[tf.Tensor]) -> Dict[str, List[tf.Tensor]]:
+    def _observed(self, cut: Cut, feeds: Set[tf.Tensor], wanted: Sequence[Fetch]) -> Dict[str, List[tf.Tensor]]:
         """Name in the local script -> the tensors whose values make up the divided step's value."""
         ops, found = self._script.ops, {}  # type: ignore[var-annotated]
         for use in cut.leaving:
@@ -265,7 +341,7 @@ class SessionProof:
                 found[name] = [fetch, *self._of_replicas(name)]
             else:
                 try:
-                    self._fetches.substitutes([fetch], {})
+                    self._fetches.kind(self._fetches.substitutes([*wanted, fetch] if self._job is not None else [fetch], {}))
                 except UnsupportedOpError:
                     if tensor not in cut.samples:
                         raise
@@ -288,7 +364,7 @@ class SessionProof:
     def _of_replicas(self, name: str) -> List[tf.Tensor]:
         """An input as the second and the further model replicas take it from the input pipeline."""
         context, found = context_of(self._done), []  # type: ignore[var-annotated]
-        for g in range(1, self._done.plan.num_model_replicas):
+        for g in range(1, context.plan.num_model_replicas):
             other = "{}/{}".format(context.name("input", f"g{g}"), name)
             try:
                 found.append(self._graph.get_tensor_by_name(other))
@@ -307,10 +383,7 @@ class SessionProof:
     def _concatenated(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The mini-batches of several model replicas as one."""
         batch = context_of(self._done).region.batch
-        tensor = batch.graph.tensor(name)
-        if tensor not in batch.sources:
-            return parts[0]
-        return np.concatenate(parts, batch.sources[tensor])
+        return in_one(name, parts, batch.sources.get(batch.graph.tensor(name)), "model replicas")
 
 
 def _known_behind(wanted: Sequence[Fetch], is_known: Callable[[str], bool]) -> List[str]:
