@@ -98,8 +98,8 @@ class Merge:
             else:
                 value = context.tensor_in(tensor, clones[0])
                 value = self._converter.scale(value, tensor, layout.power, home, clones[0], scope)
-                if context.graph.producer(tensor).control_inputs:  # as a gradient waits for what else reads its variable
-                    others = list(dict.fromkeys(context.op_in(context.graph.producer(tensor), clone) for clone in clones[1:]))
+                # an update must not write a variable that another clone has yet to read
+                others = list(dict.fromkeys(context.op_in(context.graph.producer(tensor), clone) for clone in clones[1:]))
             self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device, others)
         return self._whole[tensor]
 
