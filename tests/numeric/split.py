@@ -170,8 +170,9 @@ def _known_shapes(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 
 
 def _between(inputs: Inputs, stages: Stages, dtype: str) -> Script:
-    """Whatever may stand between a kernel and its product."""
+    """Whatever may stand between a kernel and its product, and a table of which only a row is added to activations."""
     def head(x: tf.Tensor) -> tf.Tensor:
+        x += weight("positions", [6, WIDTH], dtype)[1:2]
         joint = weight("joint", [3, WIDTH, HEADS, WIDTH // HEADS], dtype)
         query, key, value = [tf.matmul(x, tf.reshape(joint[i], [WIDTH, WIDTH])) for i in range(3)]
         rows = tf.split(tf.identity(weight("rows", [WIDTH, 2 * WIDTH], dtype)), 2, axis=1)

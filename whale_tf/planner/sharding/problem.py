@@ -115,6 +115,11 @@ class Problem:
         """Whether an op follows from variables and constants alone, and reads some of them."""
         return bool(op.inputs) and all(self._follows[t] for t in op.inputs)
 
+    def is_matrix(self, tensor: int, count: int) -> bool:
+        """Whether a variable has two dimensions that ``count`` devices can divide."""
+        shape = self.view.stored(self.root(tensor)) or ()
+        return self.is_variable(self.root(tensor)) and sum((size or 0) >= count for size in shape) > 1
+
     def divides_weights(self, op: Op, strategy: Strategy) -> bool:
         """Whether a strategy needs parts of an operand that follows from variables alone."""
         return any(need.is_shard and self._follows[t] == _VARIABLES for t, need in zip(op.inputs, strategy.needs))
