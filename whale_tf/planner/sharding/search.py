@@ -10,7 +10,7 @@ forward and backward bytes (:mod:`whale_tf.patterns.moves`).
 Ops worth dividing (contractions, convolutions, look-ups) are divided if possible, since computing everything once would exchange
 nothing, and so that their weights are in parts: sending small weights to all devices may cost less, but then one device keeps
 them whole.  Those without weights may also take the pattern ``batch``, which divides their work as well.  An op that follows from
-variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read one decides how that variable is stored, so all
+variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read one decides how that one is stored, so all
 its strategies are followed up to the product.  A matrix is not stored whole: a table of positions, of which only a slice is added
 to activations, is in parts, too.  All other ops take the strategy that costs least at that point.
 """
@@ -86,7 +86,7 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
     elif anchor and any(s.how != ONCE for _, s in priced):
         priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
         priced = [(cost, s) for cost, s in priced if problem.divides_weights(op, s)] or priced
-    elif problem.is_of_variables(op) and any(map(state.is_free, op.inputs)):
+    elif problem.is_of_variables(op) and sum(map(state.is_free, op.inputs)) == 1:
         if any(state.is_free(t) and problem.is_matrix(t, state.count) for t in op.inputs):
             priced = [(cost, s) for cost, s in priced if s.how != ONCE] or priced
     elif not anchor:
