@@ -8,7 +8,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -249,6 +249,15 @@ def _model(program: Program) -> Callable[..., Any]:
     return namespace["build"]
 
 
+def _behind_loss(program: Program) -> Set[str]:
+    """The lines' results from which the loss follows."""
+    found = {name for text in program.terms for name in names_in(text)}
+    for line in reversed(program.lines):
+        if found.intersection(line.names):
+            found.update(line.operands)
+    return found
+
+
 def _in_session(program: Program, scopes: Sequence[Any], moved: bool) -> Outcome:
     optimizer = {"sgd": lambda: tf.train.GradientDescentOptimizer(0.05),
                  "adam": lambda: tf.train.AdamOptimizer(0.01, epsilon=1e-3)}[program.optimizer]()
@@ -258,6 +267,9 @@ def _in_session(program: Program, scopes: Sequence[Any], moved: bool) -> Outcome
         with tf.variable_scope("", use_resource=program.is_resource):
             weights = [tf.get_variable(name, initializer=_initial(name, shape)) for name, shape in program.weights]
             loss, outputs = _model(program)(scopes, *tensors, *weights)
+            ordered = _behind_loss(program)  # in a Session, what else reads a weight may do so before or after its update
+            outputs = [tensor if text.startswith("tf.shape(") or ordered.issuperset(names_in(text)) else loss
+                       for text, tensor in zip(program.outputs, outputs)]
             update = optimizer.minimize(loss)
         config = tf.ConfigProto()
         config.MergeFrom(context.context().config)
