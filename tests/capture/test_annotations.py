@@ -172,12 +172,13 @@ def test_a_second_default_strategy_begins_another_task_graph(graph: Any) -> None
     x = placeholder()
     with notes.annotate(graph, "replicate", 2) as block:
         y = x + 1.0
-    second = notes.set_default_strategy(graph, "replicate", 1)
+    replaced = notes.set_default_strategy(graph, "replicate", 2)
+    second = notes.set_default_strategy(graph, "replicate", 1)  # no op in between
     z = y * 2.0
     table = notes.annotations_of(graph)
     assert (tag(x.op), tag(y.op), tag(z.op)) == (first.index, block.index, -1)
     assert table.items == [first, block, second] and table.default is second
-    assert (first.name, second.name) == ("default", "default_2")
+    assert (first.name, second.name, second.index) == ("default", "default_2", replaced.index)
 
 
 def test_eager_execution_is_refused() -> None:

@@ -210,13 +210,14 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
             f"wh.set_default_strategy inside wh.{outer.strategy} (TaskGraph {outer.name!r}): it is for the ops outside every "
             "annotation. Call it before the `with` block.")
     _check_arguments(strategy, device_count)
-    last, count = annotations.default, len(graph.get_operations())
-    is_first = last is None or annotations.default_since == count
-    if last is not None and not is_first:
-        _end_default_strategy(graph, last)
-    index = last.index if last is not None and is_first else annotations.next_index()
-    item = Annotation(index, strategy, device_count, name or ("default" if is_first else f"default_{index}"))
-    kept = [other for other in annotations.items if other is not last or not is_first]
+    replaced, count = annotations.default, len(graph.get_operations())
+    if replaced is not None and annotations.default_since < count:
+        _end_default_strategy(graph, replaced)
+        replaced = None
+    index = annotations.next_index() if replaced is None else replaced.index
+    kept = [other for other in annotations.items if other is not replaced]
+    is_known = any(other.name == "default" for other in kept)
+    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"))
     annotations.items = sorted(kept + [item], key=lambda other: other.index)
     annotations.default, annotations.default_since = item, count
     return item

@@ -6,9 +6,8 @@
              g1 ──> Mul ──> IsFinite ──> All ──┴─> every           g1 ──┴─> ConcatV2 ──> Mul ──> Split ──> g1 / scale
                                                                                          └──> IsFinite ──> All ──> every
 
-On a GPU each op is a kernel, and most gradients of a network with many norms and biases are so small that launching three
-kernels for each takes longer than they run.  No update begins before all gradients have been tested, so none waits for longer.
-Each number is multiplied by the same number as before.
+On a GPU each op is a kernel to launch, and most gradients of a network with many norms and biases are small.  No update begins
+before all gradients have been tested, so none waits for longer.  Each number is multiplied by the same number as before.
 
 Only functions are changed: a Session may be asked for one gradient, and would then compute all that are joined with it.
 """
