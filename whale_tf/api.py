@@ -32,6 +32,7 @@ from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.explain import explain_plan
+from whale_tf.playing import parameters
 from whale_tf.processes.datasets import explained
 from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
@@ -389,7 +390,8 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
     names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
-    text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large)
+    text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large,
+                         parameters(done.captured))
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, state.sharing, state.config.io.slicing == "file")

@@ -250,13 +250,13 @@ class Config(Record):
     on_inexact: Literal["warn", "error", "allow"] = field(
         "warn",
         description="What to do about an op whose result differs from the local script's (batch normalisation of each "
-        "replica's part). warn: one wh.InexactWarning per layer when the graph is rewritten. error: refuse before anything "
+        "replica's part). warn: one wh.InexactWarning for all layers when the graph is rewritten. error: refuse before anything "
         "runs. allow: only wh.explain() mentions it.")
     on_idle: Literal["warn", "error", "allow"] = field(
         "warn",
-        description="What to do if less than half of the step's floating-point operations are divided over the plan's devices. "
-        "warn: one wh.IdleWarning when the graph is rewritten. error: refuse before anything runs. allow: only wh.explain() "
-        "mentions it.")
+        description="What to do if less than half of the step's floating-point operations are divided over the plan's devices, "
+        "or of the parameter bytes under wh.split. warn: one wh.IdleWarning when the graph is rewritten. error: refuse before "
+        "anything runs. allow: only wh.explain() mentions it.")
     verify: Literal["off", "first_step"] = field(
         "off",
         description="first_step: the local step runs beside the first training step on the same mini-batch; if its losses, "

@@ -87,8 +87,8 @@ class InexactError(WhaleError, ValueError):
 
 
 class IdleWarning(UserWarning):
-    """Less than half of a step's floating-point operations are divided over the plan's devices.  The key ``on_idle`` decides what
-    happens."""
+    """Less than half of a step's floating-point operations are divided over the plan's devices, or of the parameter bytes under
+    ``wh.split``.  The key ``on_idle`` decides what happens."""
 
 
 class IdleError(WhaleError, ValueError):

@@ -32,6 +32,7 @@ from whale_tf.planner.idle import tell_idle
 from whale_tf.planner.inexact import tell_inexact
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planning import decide_graph
+from whale_tf.playing import parameters
 from whale_tf.program import Program
 
 
@@ -89,7 +90,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
-        tell_idle(region, plan, config.on_idle, warn)
+        tell_idle(region, plan, parameters(captured), config.on_idle, warn)
     renews = early is not None and (division.variables is not None or any(task.homes for task in plan.task_graphs))
     if renews:
         drawing = [captured.graph.ops[index].name for index in batch.own_seed] if plan.random == LOCAL else []

@@ -29,6 +29,7 @@ from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, layer
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
 from whale_tf.planner.fitting import Row, fitting
 from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
+from whale_tf.planner.idle import Parameter
 from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played
@@ -335,6 +336,15 @@ def trained_variables(captured: Captured) -> List[Held]:
                  state.get(number, 0), part_of(graph.ops[number].name))
             for number in dict.fromkeys(variable for _, variable in captured.gradients)
             for home in [captured.variable_homes.get(number)] if home is not None]
+
+
+def parameters(captured: Captured) -> List[Parameter]:
+    """The trained variables of TaskGraphs, each once, with their gradients."""
+    gradients: Dict[int, Tuple[int, ...]] = {}
+    for tensor, variable in captured.gradients:
+        gradients[variable] = (*gradients.get(variable, ()), tensor)
+    return [Parameter(number, home, captured.phases.variables[number].bytes, part_of(captured.graph.ops[number].name), found)
+            for number, found in gradients.items() for home in [captured.variable_homes.get(number)] if home is not None]
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:

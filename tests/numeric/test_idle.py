@@ -32,14 +32,19 @@ def of_examples() -> tf.Tensor:
     return tf.matmul(tf.placeholder("float64", [None, 4]), variable("w", 4, 4))
 
 
+def of_whole_variable() -> tf.Tensor:
+    """Most bytes are in a variable that only a sort reads."""
+    return of_examples() + tf.reduce_sum(tf.sort(variable("v", 1, 256)))
+
+
 @contextlib.contextmanager
-def planned(model: Any, config: Any = None, devices: int = 2) -> Iterator[Tuple[List[str], str]]:
+def planned(model: Any, config: Any = None, devices: int = 2, block: Any = wh.replicate) -> Iterator[Tuple[List[str], str]]:
     """What is warned about, and ``wh.explain()``."""
     wh.init(config, cluster=f"cpu:{devices}")
     try:
         with tf.Graph().as_default(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            with wh.replicate(devices):
+            with block(devices):
                 loss = tf.reduce_mean(tf.square(model()))
             tf.train.GradientDescentOptimizer(0.1).minimize(loss)
             wh.parallelize()
@@ -53,7 +58,7 @@ def planned(model: Any, config: Any = None, devices: int = 2) -> Iterator[Tuple[
 def test_an_idle_device_warns(model: Any, cause: str) -> None:
     with planned(model) as (warned, explained):
         assert len(warned) == 1 and warned[0].startswith("the plan uses 2 devices, but ") and cause in warned[0], warned
-        assert "Divided over 2 devices: " in explained
+        assert "Divided over 2 devices: " in explained and "% of the parameter bytes" in explained
     with planned(model, {"on_idle": "allow"}) as (warned, _):
         assert not warned
     with pytest.raises(wh.IdleError, match="set on_idle to 'allow'"), planned(model, {"on_idle": "error"}):
@@ -63,5 +68,19 @@ def test_an_idle_device_warns(model: Any, cause: str) -> None:
 def test_busy_devices_do_not_warn() -> None:
     with planned(of_examples) as (warned, explained):
         assert not warned and "Divided over 2 devices: 100% of the floating-point operations" in explained
+        assert "100% of the parameter bytes." in explained
     with planned(of_constant, devices=1) as (warned, explained):
         assert not warned and "Divided" not in explained
+
+
+def test_what_runs_once_is_not_counted_as_divided() -> None:
+    with planned(of_section, {"on_idle": "allow"}) as (_, explained):
+        assert "0.377% of the parameter bytes." in explained  # 16 of 4240 numbers
+        assert "replicate(2) │ 17 (6 once)" in explained and "once per mini-batch, on CPU:0." in explained
+        assert "│ 2 │ local │ 1 │ 1 │ 128 B" in explained  # only the first product's gradient is a sum
+
+
+def test_variables_that_split_leaves_whole_warn() -> None:
+    with planned(of_whole_variable, block=wh.split) as (warned, explained):
+        assert len(warned) == 1 and "keeps 1 variable(s) whole, such as 'v' (2048 bytes)" in warned[0], warned
+        assert "5.88% of the parameter bytes (5.88% are in parts)." in explained

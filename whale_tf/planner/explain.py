@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections import Counter
 from types import MappingProxyType
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
@@ -11,12 +12,12 @@ from rich.console import Console, OverflowMethod
 from rich.table import Table
 
 from whale_tf.ir.batch_axis import Reduce
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.idle import divided, told
+from whale_tf.planner.idle import Parameter, divided, told
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 from whale_tf.profiler.op_cost import tensor_bytes
 
@@ -25,7 +26,8 @@ SHOWN = 6  # names shown of a longer list
 
 
 def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment] = None,
-                 form: Optional[Form] = None, too_large: Mapping[str, str] = MappingProxyType({})) -> str:
+                 form: Optional[Form] = None, too_large: Mapping[str, str] = MappingProxyType({}),
+                 parameters: Sequence[Parameter] = ()) -> str:
     """The tables as text.
 
     Args:
@@ -34,24 +36,25 @@ def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str], a
         assignment: the choices made under ``split``.
         form: the form in which the step was emitted.
         too_large: variables that ZeRO does not divide although they are larger than a device's share -> the reason.
+        parameters: the trained variables of the region's graph.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
-    for part in _parts(plan, region, devices, assignment, form, too_large):
+    for part in _parts(plan, region, devices, assignment, form, too_large, parameters):
         console.print(part, highlight=False, markup=False)
     return out.getvalue()
 
 
 def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment],
-           form: Optional[Form], too_large: Mapping[str, str]) -> Iterator[Union[str, Table]]:
+           form: Optional[Form], too_large: Mapping[str, str], parameters: Sequence[Parameter]) -> Iterator[Union[str, Table]]:
     """The lines and tables of :func:`explain_plan`."""
     yield _title(plan)
-    share = divided(region, plan) if region is not None else None
-    if share is not None:
+    share = divided(region, plan, parameters) if region is not None else None
+    if share is not None and told(share):
         yield told(share)
     yield from _estimate(plan.estimate)
     yield from _precision(plan, region)
-    yield _task_graphs(plan, devices)
+    yield _task_graphs(plan, devices, region)
     if assignment is not None and assignment.choices:
         yield _shards(assignment.choices)
         yield from _undivided(plan, assignment)
@@ -63,14 +66,13 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
     yield from _homes(plan, devices, too_large)
     if plan.bridges:
         yield _bridges(plan)
-    if plan.gradients:
-        yield _gradients(plan)
+    yield from _gradients(plan, region, parameters)
     if form is not None:
         yield f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}."
     if region is not None:
         yield from _batches(region)
         yield from _draws(plan, region)
-        yield from _sections(region)
+        yield from _sections(plan, region, devices)
         yield from _inexact(plan, region, assignment.reseeded if assignment is not None else ())
 
 
@@ -148,23 +150,29 @@ def _precision(plan: Plan, region: Optional[Region]) -> List[str]:
         return []
     line = f"Mixed precision: {plan.precision}"
     if region is not None:
-        ops = [region.graph.ops[index] for index in sorted(region.batch_level)]
-        low = sum(any(region.graph.tensors[tensor].dtype == plan.precision for tensor in op.outputs) for op in ops)
-        line += f" in {low} of {len(ops)} forward and backward ops of a micro-batch"
+        counts = []
+        for members, what in ((region.batch_level - region.sections, "of a micro-batch"), (region.sections, "that run once")):
+            ops = [region.graph.ops[index] for index in members]
+            low = sum(any(region.graph.tensors[tensor].dtype == plan.precision for tensor in op.outputs) for op in ops)
+            counts += [f"{low} of {len(ops)} forward and backward ops {what}"] if ops else []
+        line += f" in {' and '.join(counts)}" if counts else ""
     scale = "no scale" if plan.loss_scale is None else f"scale {plan.loss_scale}"
     return [f"{line}; variables and updates in float32; gradients with {scale}."]
 
 
-def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
+def _task_graphs(plan: Plan, devices: Sequence[str], region: Optional[Region]) -> Table:
     count = plan.num_model_replicas
     rows = ["devices"] if count == 1 else [f"model replica {g}" for g in range(count)]
     table = _table("TaskGraphs", "#", "name", "strategy", "forward ops", "warm-up", "variables", *rows)
+    sections = () if region is None else region.sections
+    once = Counter(region.task_graph[op] for op in sections if region is not None and region.graph.ops[op].phase is Phase.FORWARD)
     for index, task in enumerate(plan.task_graphs):
+        count_once = f" ({once[index]} once)" if once[index] and task.strategy == "replicate" else ""
         slices = " " + ":".join(map(str, task.slices)) if task.slices else ""
         variables = task.variables if task.replica_count * count > 1 else ""
         table.add_row(
-            str(index), task.name, f"{task.strategy}({task.device_count}){slices}", str(len(task.ops)), str(task.warmup),
-            variables, *[_short([devices[d] for d in row]) for row in task.devices])
+            str(index), task.name, f"{task.strategy}({task.device_count}){slices}", str(len(task.ops)) + count_once,
+            str(task.warmup), variables, *[_short([devices[d] for d in row]) for row in task.devices])
     return table
 
 
@@ -215,15 +223,22 @@ def _bridges(plan: Plan) -> Table:
     return table
 
 
-def _gradients(plan: Plan) -> Table:
+def _gradients(plan: Plan, region: Optional[Region], parameters: Sequence[Parameter]) -> List[Table]:
+    """The gradients that are summed; those of ops that run once for all replicas are not."""
     table = _table("Gradient synchronisation (bytes per step)", "TaskGraph", "replicas", "communicator", "variables", "buckets",
                    "bytes")
+    once = [] if region is None else [one for one in parameters if not one.is_summed(region)]
+    names = set() if region is None else {region.graph.ops[one.variable].name for one in once}
     for sync in plan.gradients:
         task = plan.task_graphs[sync.task_graph]
+        buckets = [left for left in (set(bucket) - names for bucket in sync.buckets) if left]
+        if not buckets:
+            continue
+        less = sum(one.bytes for one in once if one.task_graph == sync.task_graph)
         table.add_row(
             task.name, str(task.replica_count * plan.num_model_replicas), sync.backend + (" (float16)" if sync.fp16 else ""),
-            str(sum(len(bucket) for bucket in sync.buckets)), str(len(sync.buckets)), _bytes(sync.bytes))
-    return table
+            str(sum(map(len, buckets))), str(len(buckets)), _bytes(max(0, sync.bytes - less)))
+    return [table] if table.row_count else []
 
 
 def _batches(region: Region) -> List[str]:
@@ -246,7 +261,7 @@ def _draws(plan: Plan, region: Region) -> List[str]:
             f"device, and clones take their rows ({_bytes(size)} in tensors of known size): {names}"]
 
 
-def _sections(region: Region) -> List[str]:
+def _sections(plan: Plan, region: Region, devices: Sequence[str]) -> List[str]:
     """The ops that run once on all examples, and the bytes that they take from the clones."""
     graph, whole = region.graph, region.batch.whole
     if not region.sections:
@@ -255,7 +270,10 @@ def _sections(region: Region) -> List[str]:
              if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
     held = {t for index in region.early for t in graph.ops[index].outputs
             if any(user in region.late for user, _ in graph.consumers(t))}
-    lines = [f"{len(region.sections)} ops need all examples together and run once per mini-batch. They take "
+    tasks = [plan.task_graphs[number] for number in sorted({region.task_graph[index] for index in region.sections})]
+    first = dict.fromkeys(devices[task.devices[0][0]] for task in tasks)
+    where = "" if any(task.strategy == "split" for task in tasks) else f", on {_short(list(first))}"
+    lines = [f"{len(region.sections)} ops need all examples together and run once per mini-batch{where}. They take "
              f"{_sizes(graph, taken)} from the clones. The clones' ops before them run ahead of the schedule, and hold "
              f"{_sizes(graph, held)} of all micro-batches."]
     for reason, found in itertools.groupby(sorted(whole.items()), key=lambda item: item[1]):

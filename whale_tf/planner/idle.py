@@ -1,86 +1,159 @@
-"""How much of a step's arithmetic really runs on several devices, and a warning if it is little.
+"""How much of a step's arithmetic and of its parameters several devices really share, and a warning if it is little.
 
 An op is divided if every clone computes its own examples, or if ``wh.split`` divides it.  It is not if it runs once for all
 examples (a section, or an op that depends on no example), or on the first device of a ``split`` TaskGraph: the other devices then
 wait.  Only contractions and calls of functions count, which is where the time of a step goes.
+
+A parameter is divided if it lies in parts, or if a divided op reads it: every replica then uses it.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Type
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from whale_tf.errors import IdleError, IdleWarning
-from whale_tf.ir.graph import SHARD_ATTR, Op
+from whale_tf.ir.graph import SHARD_ATTR, Op, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
-from whale_tf.plan import Plan
+from whale_tf.ir.walk import reached
+from whale_tf.plan import Estimate, Plan
 from whale_tf.profiler.op_cost import known_flops
 
 ASSUMED = 32  # examples, for sizes that the graph leaves open
 LEAST = 0.5  # a smaller share warns
 
 
+class Parameter(NamedTuple):
+    """A trained variable or a part of one: its op, its TaskGraph, its bytes, the variable that it is a part of (empty: none), and
+    its gradients."""
+
+    variable: int
+    task_graph: int
+    bytes: int
+    whole: str
+    gradients: Tuple[int, ...]
+
+    def is_summed(self, region: Region) -> bool:
+        """Whether clones compute parts of its gradient, so that these are added up."""
+        return any(region.graph.tensors[tensor].op not in region.sections for tensor in self.gradients)
+
+
 class Divided(NamedTuple):
     """Attributes:
         flops: of the step's contractions, by op number.
         whole: those that are not divided.
+        parameters: the step's parameters.
+        kept_whole: those that are not divided.
         devices: number of devices that the plan uses.
     """
 
     flops: Dict[int, float]
     whole: Dict[int, float]
+    parameters: Sequence[Parameter]
+    kept_whole: Sequence[Parameter]
     devices: int
 
     @property
     def share(self) -> float:
-        return 1.0 - sum(self.whole.values()) / sum(self.flops.values())
+        """Of the floating-point operations."""
+        total = sum(self.flops.values())
+        return 1.0 - sum(self.whole.values()) / total if total else 1.0
 
 
-def divided(region: Region, plan: Plan) -> Optional[Divided]:
-    """None: the plan uses one device, or the graph does not show any arithmetic."""
+def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Optional[Divided]:
+    """None: the plan uses one device."""
     devices = {device for task in plan.task_graphs for row in task.devices for device in row}
     if len(devices) < 2:
         return None
     graph = region.graph
     counted = [op for op in map(graph.ops.__getitem__, region.ops) if op.body or traits(op.type).is_contraction]
     flops = known_flops(graph, ASSUMED, counted)
-    if not any(flops.values()):
-        return None
-    return Divided(flops, {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}, len(devices))
+    kept = [one for one in parameters if not one.whole and not _is_shared(region, plan, one)]
+    return Divided(flops, {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}, parameters, kept,
+                   len(devices))
+
+
+def _is_of_split(plan: Plan, number: int) -> bool:
+    """Whether the first device of a TaskGraph does all that ``wh.split`` does not divide."""
+    task = plan.task_graphs[number]
+    return task.strategy == "split" and task.device_count > 1 and task.batch_of is None
+
+
+def _is_shared(region: Region, plan: Plan, parameter: Parameter) -> bool:
+    """Whether a divided op reads the parameter, directly or through ops that run once per step (reads, casts)."""
+    graph = region.graph
+    if _is_of_split(plan, parameter.task_graph):
+        return False
+
+    def readers(index: int) -> Iterator[int]:
+        for tensor in graph.ops[index].outputs if index not in region.batch_level else ():
+            yield from (user for user, _ in graph.consumers(tensor) if graph.ops[user].phase in (Phase.FORWARD, Phase.BACKWARD))
+
+    return any(index in region.batch_level and _is_divided(region, plan, graph.ops[index])
+               for index in reached([parameter.variable], readers))
 
 
 def _is_divided(region: Region, plan: Plan, op: Op) -> bool:
     if SHARD_ATTR in op.attrs:
         return True
-    task = plan.task_graphs[region.task_graph[op.id]]
-    if task.strategy == "split" and task.device_count > 1 and task.batch_of is None:
+    if _is_of_split(plan, region.task_graph[op.id]):
         return False
     return op.id in region.batch_level and op.id not in region.sections
 
 
 def told(found: Divided) -> str:
-    """One line of ``wh.explain()``."""
-    return (f"Divided over {found.devices} devices: {100 * found.share:.3g}% of the floating-point operations in the step's "
-            "products.")
+    """One line of ``wh.explain()``; empty if the graph shows neither arithmetic nor parameters of known sizes."""
+    texts = []
+    if any(found.flops.values()):
+        texts.append(f"{100 * found.share:.3g}% of the floating-point operations in the step's products")
+    total = sum(one.bytes for one in found.parameters)
+    if total:
+        kept, parts = (sum(one.bytes for one in some) for some in (
+            found.kept_whole, [one for one in found.parameters if one.whole]))
+        in_parts = f" ({100 * parts / total:.3g}% are in parts)" if parts else ""
+        texts.append(f"{100 * (1 - kept / total):.3g}% of the parameter bytes{in_parts}")
+    return f"Divided over {found.devices} devices: {', '.join(texts)}." if texts else ""
 
 
-def tell_idle(region: Region, plan: Plan, wish: str, warn: Callable[[str, Type[Warning]], None]) -> None:
-    """Warns if less than half of a step's arithmetic is divided.
+def tell_idle(region: Region, plan: Plan, parameters: Sequence[Parameter], wish: str,
+              warn: Callable[[str, Type[Warning]], None]) -> None:
+    """Warns if less than half of a step's arithmetic is divided, or less than half of the parameters that ``wh.split`` was to
+    divide.
 
     Raises:
         IdleError: ``wish`` is ``error``.
     """
-    found = divided(region, plan) if wish != "allow" else None
-    if found is None or found.share >= LEAST:
-        return
-    graph = region.graph
-    largest = graph.ops[max(found.whole, key=lambda index: found.whole[index])]
-    text = (f"the plan uses {found.devices} devices, but {100 * found.share:.3g}% of the step's floating-point operations are "
+    found = divided(region, plan, parameters) if wish != "allow" else None
+    text = "" if found is None else _idle(region, plan, found) if found.share < LEAST else _whole(region, plan, found)
+    if text and wish == "error":
+        raise IdleError(text)
+    if text:
+        warn(text, IdleWarning)
+
+
+def _idle(region: Region, plan: Plan, found: Divided) -> str:
+    largest = region.graph.ops[max(found.whole, key=lambda index: found.whole[index])]
+    return (f"the plan uses {found.devices} devices, but {100 * found.share:.3g}% of the step's floating-point operations are "
             f"divided over them; the others wait while one computes {len(found.whole)} op(s), such as {largest.name!r} "
             f"({largest.type}). {_cause(region, plan, largest)}; set on_idle to 'allow' if this is intended")
-    if wish == "error":
-        raise IdleError(text)
-    warn(text, IdleWarning)
+
+
+def _whole(region: Region, plan: Plan, found: Divided) -> str:
+    """The parameters that ``wh.split`` leaves whole, if they are most of those under it; empty: they are not.  A search decides
+    by time what it divides."""
+    tasks = plan.task_graphs
+    split = [one for one in found.parameters if "split" in (
+        task.strategy for task in (tasks[one.task_graph], tasks[tasks[one.task_graph].batch_of or one.task_graph]))]
+    kept = [one for one in found.kept_whole if one in split]
+    total, left = sum(one.bytes for one in split), sum(one.bytes for one in kept)
+    if plan.estimate.search != Estimate().search or not kept or left <= (1 - LEAST) * total:
+        return ""
+    largest = max(kept, key=lambda one: one.bytes)
+    name = region.graph.ops[largest.variable].name
+    return (f"wh.split divides {100 * (1 - left / total):.3g}% of the parameter bytes under it; the first device keeps "
+            f"{len(kept)} variable(s) whole, such as {name!r} ({largest.bytes} bytes) of TaskGraph "
+            f"{tasks[largest.task_graph].name!r}. wh.explain() says why ops are not divided; put them into a wh.replicate block, "
+            "or set on_idle to 'allow' if this is intended")
 
 
 def _cause(region: Region, plan: Plan, op: Op) -> str:
