@@ -8,6 +8,7 @@ ended::
     model.fit(...)                  traces Dense.__call__ inside `with wh.replicate(1)`
 
 A functional model has a node for each call.  A layer that several blocks share is called in the block of the node.
+Copies of models are in :mod:`.copies`.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import itertools
 import sys
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, Iterator, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Iterator, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotate, annotations_of, is_annotating
@@ -26,12 +27,34 @@ from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
 
 
-class _Remembered(NamedTuple):
+class Remembered(NamedTuple):
     """What a layer knows about the block in which it was made or first called."""
 
     strategy: str
     device_count: Optional[int]
     name: str
+
+
+ROOTS = ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
+Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # class, attribute, wrapper
+Table = Sequence[Tuple[str, Sequence[Tuple[str, Callable[[Function, Callbacks], Function]]]]]
+
+
+class Named(str):
+    """A layer's name in its configuration.  The layer that is made from the configuration has the annotation."""
+
+    block: Remembered
+
+    def __new__(cls, name: str, block: Remembered) -> Named:
+        made = super().__new__(cls, name)
+        made.block = block
+        return made
+
+    def __deepcopy__(self, memo: Any) -> Named:
+        return self
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
 
 
 class _Thread(threading.local):
@@ -43,15 +66,15 @@ class _Thread(threading.local):
         is_rebuilding: a Sequential model calls all layers that it has, also those of earlier blocks.
     """
 
-    block: Optional[_Remembered] = None
+    block: Optional[Remembered] = None
     has_layers = False
     calls = 0
-    node: Optional[_Remembered] = None
+    node: Optional[Remembered] = None
     is_rebuilding = False
 
 
 _thread = _Thread()
-_known: MutableMapping[Any, _Remembered] = weakref.WeakKeyDictionary()  # of layers, and of nodes of functional models
+_known: MutableMapping[Any, Remembered] = weakref.WeakKeyDictionary()  # of layers, and of nodes of functional models
 _count = itertools.count()
 
 
@@ -63,7 +86,7 @@ class LayersBlock(ContextManager):
     """
 
     def __init__(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> None:
-        self._block = _Remembered(strategy, device_count, name or f"{strategy}_of_layers_{next(_count)}")
+        self._block = Remembered(strategy, device_count, name or f"{strategy}_of_layers_{next(_count)}")
 
     def __enter__(self) -> None:
         if _thread.block is not None:
@@ -91,11 +114,25 @@ def forget() -> None:
     _known.clear()
 
 
-def places() -> Iterator[Tuple[Any, str, Callable[[Function, Callbacks], Function]]]:
-    """(class, attribute, wrapper) for every loaded Keras: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
-    keras_2 = ((f"{root}.engine.{name}", attributes) for root in ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
-               for name, attributes in _KERAS_2)
-    for place, attributes in (*_KERAS_3, *keras_2):
+def block_of(item: Any) -> Optional[Remembered]:
+    """What a layer or a node remembers."""
+    return _known.get(item)
+
+
+def remember_as(item: Any, block: Remembered) -> None:
+    """Lets a layer or a node remember an annotation."""
+    _known[item] = block
+
+
+def places() -> Iterator[Place]:
+    """(class, attribute, wrapper) for every loaded Keras."""
+    return places_in(_KERAS_3, _KERAS_2)
+
+
+def places_in(keras_3: Table, keras_2: Table) -> Iterator[Place]:
+    """Places in every loaded Keras: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
+    older = ((f"{root}.engine.{name}", attributes) for root in ROOTS for name, attributes in keras_2)
+    for place, attributes in (*keras_3, *older):
         module, _, name = place.partition(":")
         owner = getattr(sys.modules.get(module), name, None)
         for attribute, wrapper in attributes if owner is not None else ():
@@ -110,9 +147,24 @@ def load() -> None:
         pass  # a TensorFlow without it
 
 
-def layer_init(original: Function, callbacks: Callbacks) -> Function:
+def operation_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        name = kwargs.get("name")
+        if isinstance(name, Named):
+            kwargs["name"] = str(name)
         original(self, *args, **kwargs)
+        if isinstance(name, Named):
+            _known[self] = name.block
+
+    __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # Keras reads it to save layers
+    return __init__
+
+
+def layer_init(original: Function, callbacks: Callbacks) -> Function:
+    made = operation_init(original, callbacks)
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
         _remember(self)
 
     __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # Keras reads it to save layers
@@ -170,7 +222,7 @@ def node_arguments(original: Function, callbacks: Callbacks) -> Function:
     return arguments
 
 
-def _own(item: Any) -> Optional[_Remembered]:
+def _own(item: Any) -> Optional[Remembered]:
     """The annotation of a layer; none for a model whose layers have others, which count instead: the model was only assembled
     inside its annotation."""
     known = _known.get(item)
@@ -196,7 +248,7 @@ def resolve_auto_jit_compile(original: Function, callbacks: Callbacks) -> Functi
 
 _KERAS_3 = (
     ("keras.src.layers.layer:Layer", (("__init__", layer_init), ("__call__", layer_call))),
-    ("keras.src.ops.operation:Operation", (("__call__", layer_call),)),
+    ("keras.src.ops.operation:Operation", (("__init__", operation_init), ("__call__", layer_call))),
     ("keras.src.ops.symbolic_arguments:SymbolicArguments", (("__init__", layer_init), ("fill_in", node_arguments))),
     ("keras.src.models.sequential:Sequential", (("add", sequential_add), ("build", sequential_build))),
     ("keras.src.trainers.trainer:Trainer", (("_resolve_auto_jit_compile", resolve_auto_jit_compile),)),
