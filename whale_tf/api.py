@@ -10,7 +10,7 @@ from whale_tf import triggers
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.active import Active, Default, Observer, activate, current, observe, require, show, shown
 from whale_tf.capture import annotations as capture_annotations
-from whale_tf.capture import hooks, layers
+from whale_tf.capture import fitting, hooks, layers
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.cluster import (
@@ -215,7 +215,7 @@ class _Strategy:
             graph = capture_annotations.current_graph(f"wh.{self.kind}")
             self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
         item = self._block.__enter__()
-        if item is not None and layers.is_calling():
+        if item is not None and (layers.is_calling() or fitting.is_evaluating()):
             capture_annotations.annotations_of(graph).remembered.add(item.name)
         return self
 

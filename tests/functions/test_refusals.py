@@ -257,6 +257,36 @@ def test_a_function_that_does_not_train_is_left_alone() -> None:
     assert wh.current_plan() is None
 
 
+@pytest.mark.filterwarnings("error:.*has annotations")
+def test_evaluation_may_share_annotations_with_training() -> None:
+    keras = tf.keras
+
+    class Model(keras.Sequential):
+        def loss_of(self, data: Any) -> Any:
+            x, y = data
+            predicted = self(x)
+            with wh.replicate(2):
+                return tf.reduce_mean(tf.square(predicted - y))
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(data)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            return {"loss": loss}
+
+        def test_step(self, data: Any) -> Any:
+            return {"loss": self.loss_of(data)}
+
+    wh.init(cluster="cpu:2")
+    model = Model([keras.layers.Dense(1)])
+    model.compile("sgd")
+    data = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
+    model.evaluate(*data, verbose=0)
+    model.fit(*data, verbose=0, validation_data=data)
+    assert wh.current_plan() is not None
+
+
 def test_one_device_needs_no_plan() -> None:
     wh.init(cluster="cpu:1")
     weights = perceptron()

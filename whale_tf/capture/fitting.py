@@ -23,10 +23,12 @@ class _Thread(threading.local):
     """Attributes:
         depth: number of running methods of Keras models that themselves iterate over datasets.
         expects_data: ``fit`` has begun, but has not yet made an iterator of its training data.
+        is_evaluating: ``evaluate`` or ``predict`` is running.
     """
 
     depth = 0
     expects_data = False
+    is_evaluating = False
 
 
 _thread = _Thread()
@@ -60,8 +62,8 @@ def _of_keras_2(root: str) -> Iterator[Place]:
     found = _modules(root, "engine.training", "engine.data_adapter", "callbacks", "saving.saving_api")
     if found and root in _KERAS_2:
         training, handlers, lists, saving = found
-        yield training.Model, "evaluate", _iterating
-        yield training.Model, "predict", _iterating
+        yield training.Model, "evaluate", _evaluating
+        yield training.Model, "predict", _evaluating
         yield handlers.DataHandler, "__init__", _data_handler_init
         yield handlers.DataHandler, "_configure_dataset_and_inferred_steps", _configure_dataset
         yield lists.CallbackList, "__init__", _callback_list_init
@@ -76,8 +78,8 @@ def _of_keras_3() -> Sequence[Place]:
         return ()
     trainer, lists, backup, saving = found
     return (
-        (trainer.TensorFlowTrainer, "fit", _fit), (trainer.TensorFlowTrainer, "evaluate", _iterating),
-        (trainer.TensorFlowTrainer, "predict", _iterating), (trainer.TFEpochIterator, "__init__", _epoch_iterator_init),
+        (trainer.TensorFlowTrainer, "fit", _fit), (trainer.TensorFlowTrainer, "evaluate", _evaluating),
+        (trainer.TensorFlowTrainer, "predict", _evaluating), (trainer.TFEpochIterator, "__init__", _epoch_iterator_init),
         (lists.CallbackList, "__init__", _callback_list_init),
         (backup.BackupAndRestore, "_save_model", written_once), (backup.BackupAndRestore, "on_train_end", written_once),
         (saving, "save_model", written_once), (saving, "save_weights", written_once))
@@ -91,6 +93,24 @@ def _iterating(original: Function, callbacks: Callbacks) -> Function:
         finally:
             _thread.depth -= 1
     return method
+
+
+def _evaluating(original: Function, callbacks: Callbacks) -> Function:
+    """Of annotations in methods that evaluation shares with training (``compute_loss``, ``test_step``) nobody expects a plan."""
+    iterating = _iterating(original, callbacks)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _thread.is_evaluating = _thread.is_evaluating, True
+        try:
+            return iterating(self, *args, **kwargs)
+        finally:
+            _thread.is_evaluating = before
+    return method
+
+
+def is_evaluating() -> bool:
+    """Whether Keras evaluates a model or predicts with it."""
+    return _thread.is_evaluating
 
 
 def _fit(original: Function, callbacks: Callbacks) -> Function:
