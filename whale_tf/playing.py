@@ -63,6 +63,7 @@ def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
 
 
 def _region(captured: Captured, options: Options) -> Region:
+    options = options._replace(writers=frozenset(captured.phases.writes_inside))
     region = find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
     return region._replace(in_function=captured.recording is not None and captured.recording.returned is not None)
 

@@ -93,7 +93,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
     """
-    _check_writes(captured)
+    _check_writes(captured, region, plan)
     edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
     context, step, form = _begun(tf_graph, captured, region, plan, devices, processes, edit, has_run)
@@ -220,9 +220,11 @@ def _tf_ops(tf_graph: tf.Graph, graph: OpGraph, edit: StagedEdit) -> List[Origin
     return [by_name[op.name] if op.name in by_name else edit.node(op.name) for op in graph.ops]
 
 
-def _check_writes(captured: Captured) -> None:
+def _check_writes(captured: Captured, region: Region, plan: Plan) -> None:
     for index in captured.phases.writes_inside:
-        op = captured.graph.ops[index]
+        op, task = captured.graph.ops[index], plan.task_graphs[region.task_graph[index]]
+        if index in region.sections and (task.variables == "shared" or task.replica_count * plan.num_model_replicas == 1):
+            continue
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every micro-batch and "
             "replica would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), and "

@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from whale_tf.errors import IdleError, IdleWarning
+from whale_tf.ir.batch_axis.analysis import WRITES
 from whale_tf.ir.graph import SHARD_ATTR, Op, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import CONDITIONALS, traits
 from whale_tf.ir.walk import reached
 from whale_tf.plan import Estimate, Plan
 from whale_tf.profiler.op_cost import known_flops
@@ -66,11 +67,22 @@ def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Opti
     if len(devices) < 2:
         return None
     graph = region.graph
-    counted = [op for op in map(graph.ops.__getitem__, region.ops) if op.body or traits(op.type).is_contraction]
+    rare = {index for index, reason in region.batch.whole.items() if reason == WRITES and _may_do_nothing(graph.ops[index])}
+    counted = [op for op in map(graph.ops.__getitem__, region.ops)
+               if rare.isdisjoint((op.id, op.forward)) and _computes(op)]
     flops = known_flops(graph, ASSUMED, counted)
     kept = [one for one in parameters if not one.whole and not _is_shared(region, plan, one)]
     return Divided(flops, {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}, parameters, kept,
                    len(devices))
+
+
+def _computes(op: Op) -> bool:
+    return bool(op.body) or traits(op.type).is_contraction
+
+
+def _may_do_nothing(op: Op) -> bool:
+    """Whether a condition has a branch without arithmetic: its other branch, which writes a variable, runs once in training."""
+    return op.type in CONDITIONALS and any(not any(map(_computes, branch.ops)) for branch in (op.body or {}).values())
 
 
 def _is_of_split(plan: Plan, number: int) -> bool:

@@ -31,6 +31,7 @@ class Options(NamedTuple):
     stated: known layouts of tensors, by name: those that the user states, and those of inputs whose examples lie in blocks.
     sections: ops that need all examples run on all of them; only the statistics of normalisation layers are approximated.
     together: numbers of ops that run with a section although clones could run them.
+    writers: numbers of ops that write variables besides their results, which must happen once.
     equalities: what another analysis of the same graph, from the same sources, has found out.
     """
 
@@ -38,6 +39,7 @@ class Options(NamedTuple):
     stated: Mapping[str, Layout] = {}
     sections: bool = False
     together: FrozenSet[int] = frozenset()
+    writers: FrozenSet[int] = frozenset()
     equalities: Sequence[Equality] = ()
 
 
