@@ -188,9 +188,10 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         PlanError: the function did not capture one of these, or undivided ops would run as well.
     """
     _check_results(graph, emitted.context)
-    replaced = {**replaced, **emitted.sent.replaced}
-    graph.outputs = merged(graph, emitted, replaced, graph.outputs)
-    graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
+    graph.outputs = merged(graph, emitted, {**replaced, **emitted.sent.replaced}, graph.outputs)
+    # the end of a loss scale's gate comes first: what it waits for is dead in a step that is skipped, and so is then whatever
+    # waits for this function in another one
+    graph.control_outputs = _all_clones(emitted, {**emitted.sent.replaced, **replaced}, graph.control_outputs)
     if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
         raise PlanError(
             f"wh.split or zero divides variables of tf.function {graph.name!r}, but TensorFlow's graph optimizer is off "

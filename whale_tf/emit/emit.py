@@ -228,7 +228,7 @@ def _check_writes(captured: Captured, region: Region, plan: Plan) -> None:
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every micro-batch and "
             "replica would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), and "
-            "read its value before the write")
+            "read its value before the write; or set variables to 'shared'")
 
 
 def _check_rereads(context: Context) -> None:
