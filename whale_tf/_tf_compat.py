@@ -214,6 +214,15 @@ def traced_graphs(function: Any) -> List[Any]:
             for concrete in (cache.all_values() if hasattr(cache, "all_values") else cache.values())]
 
 
+def release(graph: Any, outer: Any) -> None:
+    """Makes a function's graph no longer capture a tensor of outside."""
+    captures: Any = getattr(graph, "function_captures", None)
+    if hasattr(captures, "pop"):  # TensorFlow 2.13 and later
+        captures.pop(id(outer))
+    else:
+        graph.reset_captures([pair for pair in graph.captures if pair[0] is not outer])
+
+
 def is_unlifted(variable: Any) -> bool:
     """Whether a variable was made in a tf.function."""
     kind = _first("eager.polymorphic_function.polymorphic_function:UnliftedInitializerVariable",
