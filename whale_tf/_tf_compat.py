@@ -176,6 +176,35 @@ def _first(*places: str) -> Any:
     return None
 
 
+class Estimators(NamedTuple):
+    """The classes of ``tf.estimator``.
+
+    Attributes:
+        run_config: where the script runs, which it reads from TF_CONFIG.
+        estimator: the base class of all estimators.
+        executor: runs ``train_and_evaluate``.
+        listener: evaluates whenever training has saved a checkpoint.
+    """
+
+    run_config: Any
+    estimator: Any
+    executor: Any
+    listener: Any
+
+
+def estimators() -> Optional[Estimators]:
+    """The classes of ``tf.estimator`` in TensorFlow 1; None: another TensorFlow, or none that is known."""
+    if not tf.__version__.startswith("1."):
+        return None
+    try:
+        from tensorflow_estimator.python.estimator import estimator, run_config, training
+
+        return Estimators(run_config.RunConfig, estimator.Estimator, training._TrainingExecutor,
+                          training._NewCheckpointListenerForEvaluate)
+    except (ImportError, AttributeError):
+        return None
+
+
 def traced_graphs(function: Any) -> List[Any]:
     """Graphs of a tf.function's traces so far."""
     parts = [function] + [getattr(function, name, None) for name in ("_stateful_fn", "_stateless_fn", "_variable_creation_fn",
@@ -183,6 +212,15 @@ def traced_graphs(function: Any) -> List[Any]:
     caches = [getattr(part, "_function_cache", None) for part in parts]
     return [concrete.graph for cache in caches if cache is not None
             for concrete in (cache.all_values() if hasattr(cache, "all_values") else cache.values())]
+
+
+def release(graph: Any, outer: Any) -> None:
+    """Makes a function's graph no longer capture a tensor of outside."""
+    captures: Any = getattr(graph, "function_captures", None)
+    if hasattr(captures, "pop"):  # TensorFlow 2.13 and later
+        captures.pop(id(outer))
+    else:
+        graph.reset_captures([pair for pair in graph.captures if pair[0] is not outer])
 
 
 def is_unlifted(variable: Any) -> bool:

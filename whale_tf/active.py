@@ -18,6 +18,7 @@ from whale_tf.feeds import Waiting
 from whale_tf.parallelize import Parallelized
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import wants_search
+from whale_tf.processes.estimators import Estimators
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
@@ -59,6 +60,7 @@ class Active:
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
         self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
+        self.estimators = Estimators(processes, self.runtime)
         self.termination = Termination(processes, self.runtime)
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()

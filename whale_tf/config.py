@@ -219,8 +219,8 @@ class Config(Record):
         "none",
         description="Recompute activations in the backward pass instead of keeping them (gradient checkpointing). full: keep "
         "as few as possible. auto: keep as many as the device's memory has room for, at the least cost of time. If the script "
-        "calls wh.checkpoint(), only the tensors it marks are kept. Random numbers are never drawn twice, and variables are "
-        "never updated twice. EPL's auto and collection mean full.")
+        "calls wh.checkpoint(), or adds tensors to the graph's collection 'checkpoints', only these are kept. Random numbers "
+        "are never drawn twice, and variables are never updated twice. EPL's auto and collection mean full.")
     zero: Literal["none", "v1", "v2", "v3", "auto"] = field(
         "none",
         description="ZeRO divides what data parallelism otherwise keeps on every replica. Each variable has a home, the device "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
+from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, release, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import own_handle, variable_handles
 from whale_tf.cluster import Cluster, Processes
@@ -353,7 +353,7 @@ def _capture_instead(graph: tf.Graph, op: tf.Operation, names: Sequence[str], pa
             captured = graph.capture(part.handle)
         for user, position in consumers(handle):
             user._update_input(position, captured)
-    graph.function_captures.pop(id(outer))
+    release(graph, outer)
     graph.inputs = [tensor for tensor in graph.inputs if tensor is not inner]
 
 

@@ -26,6 +26,7 @@ from whale_tf.planner.assemble import TaskGraphSpec, spans
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.homes import NONE
 from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
+from whale_tf.processes.estimators import local_settings
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import step_value
 from whale_tf.processes.watch import say
@@ -42,7 +43,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
     Raises:
         WhaleError: see :func:`whale_tf.parallelize.parallelize`.
     """
-    if graph in own_graphs:
+    if graph in own_graphs or graph in state.estimators.apart:
         return
     calls = annotations_of(graph).gradient_calls
     if graph in state.done:
@@ -262,15 +263,18 @@ def callbacks(state: Active) -> Callbacks:
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
         if graph in own_graphs:
             return config
-        if state.runtime is None:
-            return _session_config(state, config)
         graph = graph or v1.get_default_graph()
+        if state.runtime is None or graph in state.estimators.apart:
+            return _session_config(state, config)
         if not state.runtime.is_free and _may_span(state, graph):
             rewrite(state, graph)
         return state.runtime.session_config(_session_config(state, config))
 
     def session_target(target: str, graph: Optional[tf.Graph], config: v1.ConfigProto) -> str:
-        return target if state.runtime is None or graph in own_graphs else state.runtime.target(target, config)
+        graph = graph or v1.get_default_graph()
+        if state.runtime is None or graph in own_graphs or graph in state.estimators.apart:
+            return target
+        return state.runtime.target(target, config)
 
     def create_session(creator: Any, original: Callable) -> Any:
         if state.runtime is None:
@@ -295,8 +299,11 @@ def callbacks(state: Active) -> Callbacks:
         if state.processes.is_chief:
             original(event)
 
+    def run_config(given: Any, original: Callable, tf_config: Any) -> None:
+        original(local_settings(tf_config, state.processes))
+
     def dataset(given: Any) -> Any:
-        if state.runtime is None or not state.config.io.slicing:
+        if state.runtime is None or not state.config.io.slicing or v1.get_default_graph() in state.estimators.apart:
             return given
         state.shares_input = True
         return share(given, state.processes, state.sharing, state.config.io.slicing == "file")
@@ -410,6 +417,11 @@ def callbacks(state: Active) -> Callbacks:
         save=save,
         add_event=add_event,
         dataset=dataset,
+        run_config=run_config,
+        estimator_train=state.estimators.train,
+        estimator_graph=state.estimators.begin,
+        checkpoint_saved=state.estimators.checkpoint_saved,
+        train_and_evaluate=state.estimators.train_and_evaluate,
         run=run,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,

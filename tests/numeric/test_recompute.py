@@ -141,6 +141,18 @@ def test_what_is_refused() -> None:
         wh.init({"recompute": "some"}, cluster="cpu:1")
 
 
+def test_keeps_the_collection_checkpoints() -> None:
+    wh.init({"gradient_checkpoint.type": "collection"}, cluster="cpu:1")
+    try:
+        with tf.Graph().as_default() as graph:
+            build([wh.replicate], marks=False)
+            tf.add_to_collection("checkpoints", graph.get_tensor_by_name("Tanh:0"))
+            wh.parallelize()
+            assert wh.current_plan().task_graphs[0].kept == ("Tanh:0",)
+    finally:
+        wh.shutdown()
+
+
 def test_a_mark_that_is_no_activation() -> None:
     wh.init({"recompute": "full"}, cluster="cpu:1")
     try:

@@ -410,6 +410,19 @@ def test_refuses_a_part_without_anything_to_divide() -> None:
            "it has no matrix product, convolution or embedding. Use fewer devices, or wh.replicate")
 
 
+def test_says_that_the_product_is_in_a_functional_loop() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        kernel = tf.get_variable("w", [3, 3], "float64", use_resource=True)
+        tf.enable_control_flow_v2()
+        return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, tf.matmul(h, kernel)), [0, x])[1]
+
+    before = tf.control_flow_v2_enabled()
+    try:
+        refuse(build, wh.UnsupportedOpError, "its products are inside the function, loop or condition .*While.* runs whole")
+    finally:
+        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+
+
 @pytest.mark.parametrize("force,message", [
     ("heads", "no op under wh.split has that pattern; there are: .*column"),
     ({"wide": "embedding"}, r"asks for pattern 'embedding' of 'wide/MatMul' \(MatMul\)"),

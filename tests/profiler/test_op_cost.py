@@ -7,7 +7,7 @@ import pytest
 
 from tests.ir.graphs import Draft
 from whale_tf.errors import PlanError
-from whale_tf.profiler.op_cost import OpCost, op_costs, slot_count, tensor_bytes
+from whale_tf.profiler.op_cost import OpCost, assumed_ops, op_costs, slot_count, tensor_bytes
 
 
 def cost(type_: str, inputs: Sequence[Any], outputs: Sequence[Any], attrs: Any = None) -> OpCost:
@@ -89,6 +89,15 @@ def test_unknown_sizes_count_as_the_batch() -> None:
     assert tensor_bytes(draft.graph, product) == 0
     with pytest.raises(PlanError, match=r"FLOPs of op 'matmul_2' \(MatMul\) are not known: .* give a batch size"):
         op_costs(draft.graph)
+
+
+def test_a_product_of_unknown_rank_costs_its_weights_once_for_each_example() -> None:
+    draft = Draft()
+    draft.op("MatMul", [draft.source(None, 5), draft.source(5, 6)], (None, 6))
+    product = draft.graph.op("matmul_2")
+    graph = draft.graph.with_shapes({product.inputs[0]: None, product.outputs[0]: None})
+    assert op_costs(graph, batch=7)[-1].flops == 2 * 7 * 5 * 6
+    assert assumed_ops(graph, [product.id]) == ["matmul_2"] and not assumed_ops(draft.graph, [product.id])
 
 
 def loop(start: int, limit: int, comparison: str = "Less", through: str = "") -> Tuple[Draft, int]:

@@ -85,9 +85,33 @@ def check(train: Any, tolerance: float) -> None:
     print(f"{train.__name__}: as locally")
 
 
+def check_parts(tolerance: float) -> None:
+    """Variables in parts, which a function captures in their place; the optimizer takes the handles of its slots."""
+    def train() -> Tuple[List[float], List[np.ndarray]]:
+        optimizers = tf.keras.optimizers
+        model = tf.keras.Sequential([tf.keras.layers.Dense(4, input_shape=(6,)), tf.keras.layers.Dense(2)])
+        model.set_weights([np.random.RandomState(3).randn(*weight.shape) for weight in model.get_weights()])
+        model.compile(getattr(optimizers, "legacy", optimizers).Adam(0.1) if VERSION < (2, 16) else "adam", "mse")
+        losses = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]
+        return losses, model.get_weights()
+
+    wh.init(cluster="cpu:2")
+    try:
+        wh.set_default_strategy(wh.split(2))
+        divided = train()
+        assert wh.current_plan().shards, "nothing is divided"
+    finally:
+        wh.shutdown()
+    local = train()
+    for one, other in zip([divided[0], *divided[1]], [local[0], *local[1]]):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    print("parts of variables: as locally")
+
+
 if __name__ == "__main__":
     check(own_loop, 1e-12)
     if VERSION >= SINCE:
         check(fit, 1e-4)
+        check_parts(1e-4)
     if importlib.util.find_spec("tf_keras"):
         check(fit_of_tf_keras, 1e-4)

@@ -42,6 +42,11 @@ class Callbacks(NamedTuple):
         training_data: (Keras' adapter of the data that ``fit`` trains on) -> the adapter to use instead.
         training_batches: (dataset that Keras 2's ``fit`` trains on, mini-batches of an epoch or None) -> the dataset to use
             instead, and how many processes share it.
+        run_config: (RunConfig, original, what TF_CONFIG says), when an Estimator's RunConfig takes its place in a job from that.
+        estimator_train: (estimator, original, arguments of ``Estimator.train``) -> the estimator.
+        estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
+        checkpoint_saved: (listener, original, global step), when ``train_and_evaluate`` evaluates.
+        train_and_evaluate: (its executor, original) -> the last evaluation.
         divides: (), whether training steps are divided.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
@@ -73,5 +78,10 @@ class Callbacks(NamedTuple):
     dataset: Callable[[Any], Any] = lambda dataset: dataset
     training_data: Callable[[Any], Any] = lambda adapter: adapter
     training_batches: Callable[[Any, Optional[int]], Tuple[Any, int]] = lambda dataset, number: (dataset, 1)
+    run_config: Function = lambda run_config, original, tf_config: original(tf_config)
+    estimator_train: Function = lambda estimator, original, *args, **kwargs: original(*args, **kwargs)
+    estimator_graph: Callable[[Any, tf.Graph, str], None] = lambda estimator, graph, mode: None
+    checkpoint_saved: Function = lambda listener, original, step: original(step)
+    train_and_evaluate: Function = lambda executor, original: original()
     divides: Callable[[], bool] = lambda: False
     writes: Callable[[], bool] = lambda: True

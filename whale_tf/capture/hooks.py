@@ -16,6 +16,7 @@ from whale_tf._tf_compat import (
     DatasetIterator,
     DatasetV1,
     EventFileWriter,
+    estimators,
     function_tracing,
     gradients_util,
     imperative_grad,
@@ -134,6 +135,20 @@ def _session_extend_graph(original: Function, callbacks: Callbacks) -> Function:
     return _extend_graph
 
 
+def _call_input_fn(original: Function, callbacks: Callbacks) -> Function:
+    def call(self: Any, input_fn: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        callbacks.estimator_graph(self, v1.get_default_graph(), mode)
+        return original(self, input_fn, mode, *args, **kwargs)
+    return call
+
+
+def _call_model_fn(original: Function, callbacks: Callbacks) -> Function:
+    def call(self: Any, features: Any, labels: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        callbacks.estimator_graph(self, v1.get_default_graph(), mode)
+        return original(self, features, labels, mode, *args, **kwargs)
+    return call
+
+
 HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", tapes.gradients_helper),
     Hook(gradients_util, "_MaybeCompile", tapes.maybe_compile),
@@ -152,6 +167,17 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(BaseSession, "partial_run_setup", _answered_by("partial_run_setup")),
     Hook(BaseSession, "_extend_graph", _session_extend_graph),
 )
+
+_ESTIMATORS = estimators()
+if _ESTIMATORS is not None:
+    HOOKS += (
+        Hook(_ESTIMATORS.run_config, "_init_distributed_setting_from_environment_var", _answered_by("run_config")),
+        Hook(_ESTIMATORS.estimator, "train", _answered_by("estimator_train")),
+        Hook(_ESTIMATORS.estimator, "_call_input_fn", _call_input_fn),
+        Hook(_ESTIMATORS.estimator, "_call_model_fn", _call_model_fn),
+        Hook(_ESTIMATORS.listener, "_evaluate", _answered_by("checkpoint_saved")),
+        Hook(_ESTIMATORS.executor, "run_local", _answered_by("train_and_evaluate")),
+    )
 
 _TRACING = function_tracing()
 if _TRACING is not None:

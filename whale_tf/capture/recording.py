@@ -70,9 +70,14 @@ class Recording(NamedTuple):
         return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 
+CHECKPOINTS = "checkpoints"  # collection of tensors that scripts mark like wh.checkpoint, under EPL's and older names
+
+
 def recording_of(graph: tf.Graph) -> Recording:
     """Records a graph."""
     annotations = copy.copy(annotations_of(graph))
+    annotations.checkpoints = list(dict.fromkeys(
+        [*annotations.checkpoints, *(tensor.name for tensor in graph.get_collection(CHECKPOINTS))]))
     definitions = definitions_of(graph, dict(annotations.shapes))
     annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
     ops = record(graph, definitions.export, of_unknown_rank(definitions))

@@ -71,7 +71,7 @@ class Runtime:
         if asked:
             raise ClusterError(
                 f"a Session asks for the server {asked!r}, but with several processes whale_tf starts the servers; leave out "
-                "the target (master) and tf.train.Server")
+                "the target (master) and tf.train.Server, and make an Estimator's RunConfig after wh.init()")
         devices = config.device_count.get("CPU", 1)
         if self._server is None and serves_eagerly(may_start=False):
             self.join()

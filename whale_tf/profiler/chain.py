@@ -90,12 +90,15 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
         parameter_bytes: size of each trainable variable (or of the constant that replaces one), by its op.
         batch: examples in the mini-batch for which the shapes hold.
 
+    If no op depends on both an example and a variable, the chain is a single segment.
+
     Raises:
-        PlanError: no op of the graph depends on both an example and a variable.
+        PlanError: the graph has no forward ops.
     """
     order, starts = linear_order(region, frozenset(parameter_bytes))
-    if not starts:
-        raise PlanError("no op of the model depends on both an input and a variable, so there is nothing to divide into stages")
+    if not order:
+        raise PlanError("the model has no forward ops, so there is nothing to divide into stages")
+    starts = starts or [0]
     ends = starts[1:] + [len(order)]
     segments = tuple(tuple(order[a:b]) for a, b in zip(starts, ends))
     place = {op: number for number, segment in enumerate(segments) for op in segment}

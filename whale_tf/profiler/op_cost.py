@@ -4,6 +4,9 @@ A contraction (matrix product, einsum, convolution, and their gradients) costs t
 combination of its rule's factors: MatMul ``mk,kn->mn`` is ``2 m k n``.  For a convolution's image, the factors of the result
 count and those of the input do not: every result pixel takes one product with every element of the window.  All other ops
 cost a few FLOPs per element; they are limited by the memory they read and write.
+
+If an operand's rank is not known, the cost is assumed: one multiply and add for each example and element of the largest tensor of
+known shape, as in a matrix product with weights (:func:`assumed_ops`).
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collecti
         ops: the ops whose cost is needed; the others count as free.
 
     Raises:
-        PlanError: a contraction's shapes are not known.
+        PlanError: a contraction's operands have known ranks, but unknown sizes.
     """
     if batch is not None:
         graph = graph.with_shapes({t: tuple(batch if size is None else size for size in record.shape)
@@ -87,6 +90,17 @@ def known_flops(graph: OpGraph, batch: int, ops: Iterable[Op]) -> Dict[int, floa
         except PlanError:
             found[op.id] = 0.0
     return found
+
+
+def has_open_rank(op: Op, graph: OpGraph) -> bool:
+    """Whether the rank of one of an op's operands or results is not known."""
+    return any(graph.tensors[tensor].shape is None for tensor in (*op.inputs, *op.outputs))
+
+
+def assumed_ops(graph: OpGraph, ops: Iterable[int]) -> List[str]:
+    """The forward contractions among ``ops`` whose cost is assumed, because the rank of an operand is not known."""
+    return [op.name for op in (graph.ops[index] for index in ops)
+            if traits(op.type).is_contraction and op.forward < 0 and has_open_rank(op, graph)]
 
 
 class _Costs:
@@ -119,9 +133,13 @@ class _Costs:
         try:
             return contraction_flops(op, self.graph, self._view)
         except PlanError:
-            if op.forward < 0 or not traits(self.graph.ops[op.forward].type).is_contraction:
+            is_gradient = op.forward >= 0 and traits(self.graph.ops[op.forward].type).is_contraction
+            forward = self.graph.ops[op.forward] if is_gradient else op
+            if has_open_rank(op, self.graph) and (not is_gradient or has_open_rank(forward, self.graph)):
+                return 2.0 * (self._batch or 1) * max(elements(self.graph, t) for t in (*op.inputs, *op.outputs))
+            if not is_gradient:
                 raise
-            return contraction_flops(self.graph.ops[op.forward], self.graph, self._view)
+            return contraction_flops(forward, self.graph, self._view)
 
     def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
         """A look-up or slice reads only what it returns, not the whole tensor."""

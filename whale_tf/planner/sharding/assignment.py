@@ -6,7 +6,7 @@ exchanges least, given the spreads of its operands, and a variable's gradient is
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
@@ -145,8 +145,18 @@ def _nothing_to_split(problem: Problem, number: int, choices: List[Choice]) -> s
     if choices:
         text += ": " + "; ".join("{!r}: {}".format(c.op, c.reason or "its operands cannot be divided") for c in choices[:3])
     else:
-        text += ": it has no matrix product, convolution or embedding"
+        text += ": " + (_hidden_product(problem.forward_ops(number)) or "it has no matrix product, convolution or embedding")
     return text + f". Use fewer devices, or wh.replicate({split.devices})"
+
+
+def _hidden_product(ops: Iterable[Op]) -> str:
+    """Which functional op has a product inside, in words; empty: none has."""
+    for op in ops:
+        if any(traits(inner.type).is_contraction or _hidden_product([inner]) for body in (op.body or {}).values()
+               for inner in body.ops):
+            return (f"its products are inside the function, loop or condition {op.name!r} ({op.type}), which runs whole on one "
+                    "device")
+    return ""
 
 
 def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread]) -> None:
