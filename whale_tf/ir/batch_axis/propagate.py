@@ -310,6 +310,9 @@ class Propagation(State):
         kind = rule.kinds.get(factor, "pass") if factor is not None else "pass"
         if kind in (WHOLE, HALO, LOOKUP):
             raise Refuse("it needs all examples at once")
+        if kind != "pass" and blocks is None and any(
+                self.flags[t] & OF_SECTION and dims is None for t, dims in zip(op.inputs, rule.inputs)):
+            raise Refuse("its axes follow from the number of rows that data choose of all examples, and a part may have none")
         plan = Operands(self, op, rule.roles, layouts)
         for i, layout in enumerate(layouts):
             if layout is EXTENT:
