@@ -23,9 +23,10 @@ from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Blocks, is_measured
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import traits, types_where
 
 Measure = Callable[[State, Op], None]
+_LISTS = types_where(lambda row: row.batch == "list_from_tensor")
 
 
 class End(NamedTuple):
@@ -45,6 +46,8 @@ class End(NamedTuple):
 def end_of_section(state: State, op: Op) -> Optional[End]:
     """How clones divide an op that applies weights to each row of a section's result; None: it is part of the section."""
     if not (state.options.sections and state.can_reduce) or op.phase is not Phase.FORWARD or op.id in state.forced:
+        return None
+    if state.graph.has_any(_LISTS):  # a loop may step through a list of the section's results, which cannot be cut
         return None
     flags = [state.flags[t] for t in op.inputs]
     if any(flag & LOOP for flag in flags) or any(t in state.layouts for t in op.inputs):
