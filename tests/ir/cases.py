@@ -232,6 +232,7 @@ def images() -> List[Case]:
     cubic = {"strides": [1, 1, 1, 1, 1], "padding": "SAME"}
     cube = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
     small = real(3, 2, 2, 2, 2)
+    boxes, crops = np.array([[0.1, 0, 0.7, 0.8], [0.2, 0.1, 0.9, 1]], np.float32), real(2, 3, 4, 4).astype(np.float32)
     return [
         Case("Conv2D", lambda a, b: raw.Conv2D(input=a, filter=b, **same), [x, k]),
         Case("Conv2DBackpropInput", lambda s, b, g: raw.Conv2DBackpropInput(input_sizes=s, filter=b, out_backprop=g, **same),
@@ -281,6 +282,12 @@ def images() -> List[Case]:
             images=a, transforms=t, output_shape=s, fill_value=f, interpolation="NEAREST"),
             [x.astype(np.float32), (real(1, 8) / 9).astype(np.float32), ints(6, 5), np.float32(1)], (2, 3))]
           if hasattr(raw, "ImageProjectiveTransformV3") else []),
+        Case("CropAndResize", lambda a, b, i, s: raw.CropAndResize(image=a, boxes=b, box_ind=i, crop_size=s),
+             [x.astype(np.float32), boxes, ints(2, 0), ints(3, 4)], (3,)),
+        Case("CropAndResizeGradImage", lambda g, b, i, s: raw.CropAndResizeGradImage(
+            grads=g, boxes=b, box_ind=i, image_size=s, T=tf.float32), [crops, boxes, ints(2, 0), ints(*x.shape)], (3,)),
+        Case("CropAndResizeGradBoxes", lambda g, a, b, i: raw.CropAndResizeGradBoxes(grads=g, image=a, boxes=b, box_ind=i),
+             [crops, x.astype(np.float32), boxes, ints(2, 0)]),
         Case("RGBToHSV", lambda a: raw.RGBToHSV(images=a), [abs(real(3, 2, 3))]),
         Case("HSVToRGB", lambda a: raw.HSVToRGB(images=a), [abs(real(3, 2, 3))]),
         Case("ExtractImagePatches", lambda a: raw.ExtractImagePatches(

@@ -8,6 +8,7 @@ from whale_tf.ir import traits as table
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import HANDLERS
+from whale_tf.ir.batch_axis.sections import MEASURES
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.batch_axis.state import State as BatchState
 from whale_tf.ir.evaluate import EVALUATORS
@@ -133,10 +134,11 @@ def test_a_type_that_stops_the_gradient_is_no_move() -> None:
 
 
 def test_rows_name_what_there_is() -> None:
-    """Makers of rules, handlers and evaluators exist, and each is some op type's."""
+    """Makers of rules, handlers, evaluators and measures exist, and each is some op type's."""
     rows = TABLE.values()
     assert {row.batch for row in rows} == set(HANDLERS) | {""}
     assert {row.value for row in rows} == set(EVALUATORS) | {""}
+    assert {row.measure for row in rows} == set(MEASURES) | {""}
     assert all(callable(maker(row.rule)) for row in rows if row.rule)
 
 

@@ -194,10 +194,10 @@ class Bodies:
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
     """Replaces one operand of a function's op, or one of the function's results."""
     axis, home = converter.context.region.batch, converter.context.home(op)
+    name = copy.result(op.attrs["index"]) if op.type == "_Retval" else copy.operand(op.name, position)
     if (op.id, position) in axis.localise:
-        name = converter.localised(op, position, place)
+        name = converter.localised(op, position, place, name)
     else:
-        name = copy.result(op.attrs["index"]) if op.type == "_Retval" else copy.operand(op.name, position)
         for conversion in axis.conversions[op.id, position]:
             name = converter.convert(name, op.inputs[position], conversion, home, place, op)
     if op.type == "_Retval":

@@ -258,7 +258,7 @@ class Calls:
         axis, key, home = self.context.region.batch, (op.id, position), self.context.home(op)
         tensor = op.inputs[position]
         if key in axis.localise:
-            return converter.localised(op, position, clone)
+            return converter.localised(op, position, clone, value(tensor) if axis.localise[key].of_section else "")
         conversions = axis.conversions.get(key, ())
         reduced = [n for n, each in enumerate(conversions) if isinstance(each, Reduce)]
         # a value of the whole mini-batch replaces the clone's

@@ -383,9 +383,15 @@ class Converter:
                 total = self.nodes.binary(op_type, total, term, where, dtype, device)
         return total
 
-    def localised(self, op: Op, position: int, place: Clone) -> str:
-        """A shape operand that contains the static batch size, rewritten for this clone's examples."""
+    def localised(self, op: Op, position: int, place: Clone, name: str) -> str:
+        """A shape operand that contains the static batch size, rewritten for this clone's examples.
+
+        Args:
+            name: the operand, of which a section may have computed sizes; its other elements are kept.
+        """
         home = self.context.home(op)
+        if self.context.region.batch.localise[(op.id, position)].of_section:
+            return self._part_of_sizes(op, position, place, name)
         share, index = self.share_of_op(op, home, place)
         size = share.sizes[index]
         scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
@@ -399,6 +405,20 @@ class Converter:
                for each, kept in zip(components, old)]
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
+
+    def _part_of_sizes(self, op: Op, position: int, place: Clone, name: str) -> str:
+        tensor, home = op.inputs[position], self.context.home(op)
+        scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
+        dtype, device = self.context.dtype(tensor), self.context.device(home, place)
+        components = self.context.region.batch.localise[(op.id, position)].components
+        sizes = self._sizes(tensor, [0 if each is None else each for each in components],
+                            lambda batch: self.rows(op, home, place, False, scope + "/of", batch)[1], home, place, scope)
+        if None not in components:
+            return sizes
+        kept = np.array([int(each is None) for each in components])  # a scalar has one component, which is a size
+        mask = self.nodes.const(kept, scope + "/kept", dtype, device)
+        others = self.nodes.binary("Mul", name, mask, scope + "/others", dtype, device)
+        return self.nodes.binary("Add", sizes, others, scope + "/part", dtype, device)
 
     def _built_for(self, op: Op, position: int) -> UnsupportedOpError:
         """The model has a static batch size, and the data lack it."""

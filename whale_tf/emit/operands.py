@@ -46,7 +46,7 @@ class Operands:
             if self.reads is not None:
                 name = self.reads.of_op(op.id, tensor, name, place)
             if (op.id, position) in self.context.region.batch.localise:
-                return self.converter.localised(op, position, place)
+                return self.converter.localised(op, position, place, name)
             for conversion in self.context.region.batch.conversions.get((op.id, position), ()):
                 name = self.converter.convert(name, tensor, conversion, home, place, op)
             if (op.id, position) in self.context.rescaled:

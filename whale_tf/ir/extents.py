@@ -10,12 +10,13 @@ The symbols of a polynomial are tuples::
     ("batch", x)     the same of the batch that input x names
     ("dim", t, d)    a dimension that is unknown here but equal in all clones (a sequence length, say)
     ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): the whole number is the sum over the clones
+    ("whole", x)     B of a batch, where all clones have this same number: in an op that runs once, on all examples
 
 Sizes are assumed to be at least one, because a dimension of extent zero would have no gradient.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -146,6 +147,43 @@ def batch_symbol(batch: str) -> Symbol:
 def batch_named(symbol: Symbol) -> str:
     """The batch whose examples a symbol counts."""
     return symbol[1] if len(symbol) > 1 else REFERENCE
+
+
+def in_whole(size: SizeLike) -> SizeLike:
+    """What a clone's size is in the whole mini-batch, as a number that all clones have.
+
+    Raises:
+        UnknownExtent: it counts rows chosen by data.
+    """
+    if not isinstance(size, Size):
+        return size
+    if any(symbol[0] == "rows" for monomial in size.terms for symbol in monomial):
+        raise UnknownExtent(f"{size} counts rows chosen by data")
+    return _renamed(size, lambda symbol: ("whole", batch_named(symbol)) if symbol[0] == "batch" else symbol)
+
+
+def in_part(size: SizeLike) -> SizeLike:
+    """The clone's share of a size in the whole mini-batch: the inverse of :func:`in_whole`."""
+    if not isinstance(size, Size):
+        return size
+    return _renamed(size, lambda symbol: batch_symbol(symbol[1]) if symbol[0] == "whole" else symbol)
+
+
+def replaced(size: SizeLike, found: Mapping[Symbol, SizeLike]) -> SizeLike:
+    """A size in which other sizes stand for some symbols."""
+    if not isinstance(size, Size) or not any(symbol in found for monomial in size.terms for symbol in monomial):
+        return size
+    total: SizeLike = 0
+    for monomial, coefficient in size.terms.items():
+        term: SizeLike = coefficient
+        for symbol in monomial:
+            term = term * found.get(symbol, Size.of(symbol))
+        total = total + term
+    return total
+
+
+def _renamed(size: Size, rename: Callable[[Symbol], Symbol]) -> Size:
+    return Size({tuple(sorted(map(rename, monomial))): count for monomial, count in size.terms.items()})
 
 
 def rows_of(blocks: Sequence[Block]) -> SizeLike:

@@ -71,7 +71,8 @@ class _Sizes:
     def graph_def(self) -> GraphDef:
         graph, batch = self._context.graph, self._context.region.batch
         for (index, position), localise in batch.localise.items():
-            self._resize(graph.ops[index], position, localise.components)
+            if not localise.of_section:  # those follow from the data
+                self._resize(graph.ops[index], position, localise.components)
         for (index, position), conversions in batch.conversions.items():
             for conversion in conversions:
                 if isinstance(conversion, Slice):

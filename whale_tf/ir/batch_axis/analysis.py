@@ -1,7 +1,7 @@
 """The analysis: sweep, promote, collect the result."""
 from __future__ import annotations
 
-from typing import Container, Dict, List, Mapping, Optional, Set
+from typing import Container, Dict, List, Mapping, Optional, Set, Tuple
 
 from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
 from whale_tf.ir.batch_axis.blocks import Batches
@@ -9,8 +9,9 @@ from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import BeginAgain, Propagation
 from whale_tf.ir.batch_axis.result import BatchAxis, Equality
 from whale_tf.ir.batch_axis.state import Given, Options
+from whale_tf.ir.extents import Symbol, in_whole, rows_of
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import REFERENCE, Blocks, Layout, Rows, batch_of, sharded
+from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, Rows, batch_of, sharded
 from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
 
@@ -36,17 +37,20 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     together.update(dict.fromkeys(options.writers, WRITES))
     equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots})
     arranged: Mapping[int, Blocks] = {}
+    counted: Mapping[Symbol, Tuple[Block, ...]] = {}
     while True:
         batches = Batches(graph.tensor_name(roots[0]) if roots else REFERENCE, equalities)
         seeds = {tensor: Given(layout._replace(blocks=batches.current(layout.blocks))) for tensor, layout in seeded.items()}
         reference = {tensor: sources[tensor] for tensor in roots if batches.of(graph.tensor_name(tensor)) == REFERENCE}
         state = Propagation(graph, seeds, static_batch(graph, reference), batches, options, scope, dict(sources))
         state.together, state.arranged = together, arranged
+        state.counted = {symbol: in_whole(rows_of(batches.current(blocks) or ())) for symbol, blocks in counted.items()}
         try:
             state.sweep()
             promote(state)
         except BeginAgain as found:
             equalities, arranged = [*equalities, *found.equalities], {**arranged, **found.arranged}
+            counted = {**found.counted, **counted}
             continue
         more = _whole_loops(state).difference(together)
         if not more:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis.result import EXTREMES, Equality, Localise
-from whale_tf.ir.extents import Size, SizeLike, Value, batch_named, is_counted, rows_of
+from whale_tf.ir.extents import Size, SizeLike, Value, batch_named, in_part, is_counted, rows_of
 from whale_tf.ir.layout import (
     REFERENCE,
     Blocks,
@@ -140,11 +140,12 @@ def blocks_of(element: Size) -> Blocks:
 def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> Localise:
     components: List[Optional[SizeLike]] = []
     for j, element in enumerate(flat):
-        if j in places and not isinstance(element, Size) and element != -1:
+        if j in places and element != -1 and not (isinstance(element, Size) and element.depends_on_batch):
             components.append(rows_of(places[j] or ()))
         else:
             components.append(element if is_counted(element) else None)
-    return Localise(tuple(components))
+    of_section = any(isinstance(flat[j], Size) and in_part(flat[j]) != flat[j] for j in places)
+    return Localise(tuple(components), of_section)
 
 
 def extent_layout(value: Optional[Value]) -> Optional[Layout]:

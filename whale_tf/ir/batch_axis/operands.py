@@ -75,6 +75,8 @@ class Operands:
         if state.batch is not None and size is not None and each is not None and size != state.batch * each:
             raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows, but {each} x {state.batch} "
                          f"examples are expected")
+        if size is None and state.flags[tensor] & OF_SECTION:
+            state.count_rows(tensor, dim, blocks)
         self.steps[i].append(Slice(dim, blocks))
         step = row_step(state, tensor, dim, blocks)
         if step:  # the clone's rows of a table of positions, which count from its own first example

@@ -15,8 +15,9 @@ from whale_tf.ir.batch_axis.result import EXTENT, Localise, Offsets, columns
 from whale_tf.ir.extents import Size, rows_of
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, rows_each, sharded
-from whale_tf.ir.rules import rule_for
+from whale_tf.ir.rules import Rule, rule_for
 from whale_tf.ir.rules.gather import batch_dims
+from whale_tf.ir.rules.rule import named
 
 _ELSEWHERE = "it looks up examples by an index other than their own position"
 
@@ -82,6 +83,64 @@ def gather(state: Propagation, op: Op) -> None:
     state.set(op.outputs[0], sharded(dim, index.blocks, layout.power), state.sources(op))
     state.learn_sizes(op)
     plan.record()
+
+
+@handler
+def crops(state: Propagation, op: Op) -> None:
+    """Crops of images are divided with these if each is of an image at its own position."""
+    rule = rule_for(op, state.graph, state)
+    image = rule.inputs.index(named("bhwc"))
+    layouts = [state.data_layout(t) for t in op.inputs[:-1]] + [state.layout(op.inputs[-1])]
+    if not layouts[image].is_sharded or layouts[image].dim != 0:
+        state.apply(op, rule)
+        return
+    plan = Operands(state, op, rule.roles, layouts)
+    rows = _divide_crops(state, plan, rule, layouts[image].blocks)
+    power, _ = plan.settle(True)
+    state.set(op.outputs[0], sharded(0, rows, power), state.sources(op), plan.is_zero)
+    state.learn_sizes(op)
+    plan.record()
+
+
+@handler
+def crops_gradient(state: Propagation, op: Op) -> None:
+    """The gradient of images by crops, each of an image at its own position."""
+    rule, sizes = rule_for(op, state.graph, state), op.inputs[-1]
+    value, offset = state.value(sizes), state.offsets.get(op.inputs[rule.inputs.index(named("n"))], 0)
+    size = value[0] if value is not None else None
+    if not offset and not (isinstance(size, Size) and size.depends_on_batch):
+        state.apply(op, rule)
+        return
+    blocks: Blocks = blocks_of(size) if isinstance(size, Size) else (offset,)  # type: ignore[assignment]
+    plan = Operands(state, op, rule.roles, [state.data_layout(t) for t in op.inputs[:-1]] + [REPLICATED_0])
+    _divide_crops(state, plan, rule, blocks)
+    power, _ = plan.settle(True)
+    state.localise_elements(op, len(op.inputs) - 1, {0: blocks})
+    state.set(op.outputs[0], sharded(0, blocks, power), state.sources(op), plan.is_zero)
+    state.learn_sizes(op)
+    plan.record()
+
+
+def _divide_crops(state: Propagation, plan: Operands, rule: Rule, images: Blocks) -> Blocks:
+    """Divide all operands that have a row for each crop, if each crop is of an image at its own position; returns its blocks."""
+    index = rule.inputs.index(named("n"))
+    tensor, layout, expected = plan.op.inputs[index], plan.layouts[index], _offset_of(images)
+    rows = layout.blocks
+    if not layout.is_sharded and expected is not None:  # it may be a constant that counts the examples of a static batch
+        rows = images
+        plan.slice(index, 0, rows)
+    elif not layout.is_sharded or not _follows(state, state.offsets.get(tensor, 0), layout, images):
+        raise Refuse(_ELSEWHERE)
+    if not layout.is_sharded and plan.shifts.get(index) != expected:
+        raise Refuse(_ELSEWHERE)
+    for i, dims in enumerate(rule.inputs):
+        if i == index or not isinstance(dims, tuple) or dims[0] != ("n",):
+            continue
+        if not plan.layouts[i].is_sharded:
+            plan.slice(i, 0, rows)
+        elif plan.layouts[i].dim != 0 or state.unify(rows, plan.layouts[i].blocks) != rows:
+            raise Refuse(_ELSEWHERE)
+    return rows
 
 
 @handler

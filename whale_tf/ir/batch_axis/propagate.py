@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, factor_at, result_layout
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Inexact, Unknown
+from whale_tf.ir.batch_axis.sections import End, end_of_section, measure_whole
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
     LOOP,
@@ -26,9 +27,9 @@ from whale_tf.ir.batch_axis.state import (
     State,
 )
 from whale_tf.ir.evaluate import evaluate
-from whale_tf.ir.extents import Size, SizeLike
+from whale_tf.ir.extents import Size, SizeLike, Symbol
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import SHARDED, Blocks, Layout
+from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
 from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
@@ -47,12 +48,13 @@ def handler(function: Handler) -> Handler:
 
 
 class BeginAgain(Exception):
-    """An op shows that what ops before it were told is not right: batches have equally many examples, or the numbers of a draw
-    belong to examples in other blocks."""
+    """An op shows that what ops before it were told is not right: batches have equally many examples, the numbers of a draw
+    belong to examples in other blocks, or an open size of a section counts examples."""
 
-    def __init__(self, equalities: Sequence[Equality], arranged: Mapping[int, Blocks]) -> None:
+    def __init__(self, equalities: Sequence[Equality], arranged: Mapping[int, Blocks],
+                 counted: Mapping[Symbol, Tuple[Block, ...]]) -> None:
         super().__init__("the analysis begins again")
-        self.equalities, self.arranged = equalities, arranged
+        self.equalities, self.arranged, self.counted = equalities, arranged, counted
 
 
 class Propagation(State):
@@ -114,7 +116,7 @@ class Propagation(State):
         if op.id in self.together:
             self._visit_together(op, flag)
         elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special and (
-                not flag & OF_SECTION or self.stacked(op) is None):
+                not flag & OF_SECTION or (self.stacked(op) is None and end_of_section(self, op) is None)):
             carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
@@ -124,13 +126,13 @@ class Propagation(State):
                 flags[t] = carried
             visited[op.id] = 1
             if carried & OF_SECTION:
-                self.learn_sizes(op)
+                measure_whole(self, op)
                 force_sizes(self, op)
         else:
             self._visit_slowly(op, flag, first)
-            if (self.met or self.rearranged) and self.can_reduce:  # whoever analyses a body asks for it
+            if (self.met or self.rearranged or self.just_counted) and self.can_reduce:  # whoever analyses a body asks for it
                 equal = [(self.batches.input_of(a), self.batches.input_of(b)) for a, b in sorted(self.met)]
-                raise BeginAgain(equal, self.rearranged)
+                raise BeginAgain(equal, self.rearranged, self.just_counted)
         if first and op.id in self.waiting:
             for waiting in self.waiting.pop(op.id):
                 self.push(waiting)
@@ -144,7 +146,8 @@ class Propagation(State):
             self._forget(op)
         self.visited[op.id] = 1
         carried = flag & (VARIABLE | LOOP) if op.type not in SHAPE_ONLY else flag & LOOP
-        if not flag & BATCHED:
+        end = end_of_section(self, op) if flag & OF_SECTION and not flag & BATCHED else None
+        if not flag & BATCHED and end is None:
             carried |= flag & OF_SECTION
         if op.type in VARIABLES:
             carried |= VARIABLE
@@ -155,12 +158,13 @@ class Propagation(State):
         if (self.scope is not None and op.id not in self.scope) or any(t in self.seeds for t in op.outputs):
             return
         try:
-            self.transfer(op, flag)
+            self.transfer(op, flag) if end is None else self.apply(op, end.rule, end)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
             try:
                 self._forget(op)
                 run_whole(self, op, str(reason))
+                measure_whole(self, op)
             except Refuse as why:
                 self.lose(op, str(why))
         if before is not None and self._state(op) != before:
@@ -174,6 +178,7 @@ class Propagation(State):
             self.flags[t] = flag & VARIABLE
         try:
             combine_operands(self, op, self.together[op.id])
+            measure_whole(self, op)
         except Refuse as why:
             self.lose(op, str(why))
 
@@ -289,18 +294,25 @@ class Propagation(State):
             self.set_value(t, value, self.sources(op))
         return True
 
-    def apply(self, op: Op, rule: Rule) -> None:
+    def apply(self, op: Op, rule: Rule, end: Optional[End] = None) -> None:
         """Propagate through a rule: find the batch factor, convert the operands to layouts that the rule's algebra can
-        combine, and derive the results' layouts."""
+        combine, and derive the results' layouts.
+
+        Args:
+            end: the rows of a section's result along which the op is divided.
+        """
         layouts = [self.layout(t) for t in op.inputs]
         for shape in rule.shapes:
             layouts[shape.position] = REPLICATED_0
-        factor, blocks, is_uniform = self.batch_factor(op, rule, layouts)
+        factor, blocks, is_uniform = self.batch_factor(op, rule, layouts) if end is None else (end.factor, end.blocks, False)
         if op.id in self.arranged:
             blocks, is_uniform = self.arranged[op.id], False
         kind = rule.kinds.get(factor, "pass") if factor is not None else "pass"
         if kind in (WHOLE, HALO, LOOKUP):
             raise Refuse("it needs all examples at once")
+        if kind != "pass" and blocks is None and any(
+                self.flags[t] & OF_SECTION and dims is None for t, dims in zip(op.inputs, rule.inputs)):
+            raise Refuse("its axes follow from the number of rows that data choose of all examples, and a part may have none")
         plan = Operands(self, op, rule.roles, layouts)
         for i, layout in enumerate(layouts):
             if layout is EXTENT:
@@ -324,7 +336,7 @@ class Propagation(State):
             if self.options.sections:
                 raise Refuse("it is a mean over rows chosen by data")
             self.inexact[op.id] = "a mean over rows chosen by data is weighted by the number of examples"
-        sources, zero = self.sources(op), plan.is_zero
+        sources, zero = self.sources(op) if end is None else self.sources_in(blocks), plan.is_zero
         for t, dims in zip(op.outputs, rule.outputs):
             layout = result_layout(dims, factor, blocks, kind, power, is_partial, plan.extreme)
             self.set(t, layout, sources, zero)

@@ -18,6 +18,7 @@ from whale_tf.ir.extents import (
     as_value,
     batch_symbol,
     broadcast_gradient_args,
+    in_part,
     is_static,
     product,
     rows_of,
@@ -123,7 +124,7 @@ def reshape(state: Propagation, op: Op) -> None:
         raise Refuse("the rank of its operand is not known")
     if not state.layout(data).is_sharded:  # it has just been sliced
         before = before[:layout.dim] + (rows_of(layout.blocks or ()),) + before[layout.dim + 1:]
-    after = _target(state, op, target_value)
+    after = _in_clone(_target(state, op, target_value), product(before[:layout.dim]))
     dim, blocks = _place(state, op, layout, before, after)
     if target_value is not None:
         state.localise_elements(op, 1, {dim: blocks})
@@ -135,6 +136,19 @@ def reshape(state: Propagation, op: Op) -> None:
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], after)
     state.flags[op.outputs[0]] |= state.flags[data] & (UNIFORM | ZERO)
+
+
+def _in_clone(after: List[SizeLike], prefix: SizeLike) -> List[SizeLike]:
+    """The target shape in a clone.  Its size of the batch may come from a section, which has it whole; that of other dimensions
+    stays whole.
+
+    Args:
+        prefix: the product of the sizes in front of the batch.
+    """
+    places = [] if any(map(_depends, after)) else [j for j, size in enumerate(after) if in_part(size) != size]
+    if len(places) > 1:
+        places = [j for j in places if product(after[:j]) == prefix][:1]
+    return [in_part(size) if j in places else size for j, size in enumerate(after)]
 
 
 def _move(state: Propagation, op: Op, layout: Layout) -> None:

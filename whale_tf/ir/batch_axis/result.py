@@ -70,9 +70,14 @@ Conversion = Union[Slice, Scale, Reduce, Offset, Whole]
 
 class Localise(NamedTuple):
     """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``components[j]``, in which symbols
-    stand for the clone's numbers of examples, and is unchanged for None."""
+    stand for the clone's numbers of examples, and is unchanged for None.
+
+    Attributes:
+        of_section: a section computes the operand, from sizes of the whole mini-batch; so it is no constant.
+    """
 
     components: Tuple[Optional[SizeLike], ...]
+    of_section: bool = False
 
 
 class Inexact(NamedTuple):

@@ -2,11 +2,24 @@
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches, Refuse, common, localise_vector
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Offsets, Unknown
-from whale_tf.ir.extents import Size, SizeLike, Value, batch_symbol, depends_on_batch, rows_of, vector
+from whale_tf.ir.extents import (
+    Size,
+    SizeLike,
+    Symbol,
+    UnknownExtent,
+    Value,
+    batch_symbol,
+    depends_on_batch,
+    in_part,
+    in_whole,
+    replaced,
+    rows_of,
+    vector,
+)
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, is_measured, rows_each
 from whale_tf.ir.rules import View
@@ -88,6 +101,8 @@ class State(View):
         self.met: Set[Tuple[str, str]] = set()  # pairs of batches that must have equally many examples, as just found out
         self.arranged: Mapping[int, Blocks] = {}  # draw -> the blocks of the examples to which its numbers belong
         self.rearranged: Dict[int, Blocks] = {}  # the same, as just found out
+        self.counted: Mapping[Symbol, SizeLike] = {}  # open size of a section -> examples of the whole mini-batch that it counts
+        self.just_counted: Dict[Symbol, Tuple[Block, ...]] = {}  # blocks of these examples, as just found out
         self.layouts = self.result.layouts
         self.offsets = self.result.offsets
         self.conversions = self.result.conversions
@@ -217,6 +232,12 @@ class State(View):
             found = self.promoted_beside[op.outputs[0]]
         return found
 
+    def sources_in(self, blocks: Blocks) -> Tuple[int, ...]:
+        """Batch inputs whose examples lie in these blocks, one of each batch."""
+        batches = dict.fromkeys(map(batch_of, blocks or ()))
+        found = (next((t for t in self.result.sources if self.batch_of_source(t) == batch), None) for batch in batches)
+        return tuple(source for source in found if source is not None)
+
     def shape(self, tensor: int) -> Shape:
         shape = super().shape(tensor)
         if tensor in self.sizes:
@@ -255,9 +276,44 @@ class State(View):
                     sizes[layout.dim] = Size.of(batch) * Size.of(("dim", tensor, layout.dim))
             else:
                 sizes[layout.dim] = rows_of(layout.blocks)
-        return tuple(sizes)
+        return self._counted(sizes)
+
+    def whole_shape(self, tensor: int) -> Optional[Tuple[SizeLike, ...]]:
+        """A tensor's shape in the local script, in numbers that all clones have."""
+        sizes = self.local_shape(tensor)
+        return None if sizes is None else tuple(self._whole_size(tensor, d, size) for d, size in enumerate(sizes))
+
+    def whole_value(self, tensor: int) -> Optional[Value]:
+        """An integer tensor's value in the local script, in numbers that all clones have."""
+        value = self.value(tensor)
+        if value is None or not depends_on_batch(value):
+            return value
+        return vector([self._whole_size(tensor, i, size) for i, size in enumerate(value.flat)]).reshape(value.shape)
+
+    def _whole_size(self, tensor: int, index: int, size: SizeLike) -> SizeLike:
+        try:
+            return replaced(in_whole(size), self.counted)
+        except UnknownExtent:
+            return replaced(Size.of(("chosen", tensor, index)), self.counted)
+
+    def count_rows(self, tensor: int, dim: int, blocks: Tuple[Block, ...]) -> None:
+        """Tell what comes before that an open dimension of a section's result has as many rows as the examples that it meets."""
+        shape = self.whole_shape(tensor)
+        size = shape[dim] if shape is not None else None
+        if isinstance(size, Size) and len(size.terms) == 1:
+            (monomial, coefficient), = size.terms.items()
+            if len(monomial) == 1 and coefficient == 1 and monomial[0][0] != "whole":
+                self.just_counted.setdefault(monomial[0], blocks)
+
+    def _counted(self, sizes: Iterable[SizeLike]) -> Tuple[SizeLike, ...]:
+        """Sizes, in which those that were found to count examples do."""
+        return tuple(replaced(size, self.counted) for size in sizes) if self.counted else tuple(sizes)
 
     def _evaluate(self, tensor: int) -> Optional[Value]:
+        value = self._measure(tensor)
+        return value if value is None or not self.counted else vector(self._counted(value.flat)).reshape(value.shape)
+
+    def _measure(self, tensor: int) -> Optional[Value]:
         if tensor in self.layouts or self._depth > 200:
             return None
         op, record = self.graph.producer(tensor), self.graph.tensors[tensor]
@@ -270,6 +326,8 @@ class State(View):
             self._depth += 1
             try:
                 value = super()._evaluate(tensor)
+                if value is None:
+                    value = self._absorbed(op)
             finally:
                 self._depth -= 1
         if value is None and record.dtype.startswith("int") and record.shape is not None and None not in record.shape:
@@ -279,6 +337,15 @@ class State(View):
             if count <= MAX_OPAQUE:
                 value = vector([Size.of(("value", tensor, i)) for i in range(count)]).reshape(record.shape)
         return value
+
+    def _absorbed(self, op: Op) -> Optional[Value]:
+        """``min(a, max(a, b)) = a``, whatever b is, and likewise with both exchanged; so ragged tensors count their rows."""
+        other = {"minimum": "maximum", "maximum": "minimum"}.get(traits(op.type).value)
+        for a, b in (op.inputs, op.inputs[::-1]) if other else ():
+            inner = self.graph.producer(b)
+            if traits(inner.type).value == other and a in inner.inputs and self.graph.tensors[b].shape == () == super().shape(a):
+                return self.value(a)
+        return None
 
     def is_integer(self, tensor: int) -> bool:
         return self.graph.tensors[tensor].dtype.startswith(INTEGERS)
@@ -305,7 +372,9 @@ class State(View):
         for j, blocks in places.items():
             element = flat[j]
             if isinstance(element, Size):
-                if not element.depends_on_batch:
+                if blocks is not None and not is_measured(blocks) and in_part(element) == rows_of(blocks) != element:
+                    baked = True
+                elif not element.depends_on_batch:
                     raise Refuse(f"the batch size in {self.graph.tensor_name(op.inputs[position])!r} does not follow "
                                  f"from the data; use tf.shape(...)[0] or -1")
             elif element != -1:
@@ -340,6 +409,6 @@ class State(View):
         shape = self.graph.tensors[tensor].shape
         if shape is not None and len(shape) == len(sizes):
             sizes = [mine if theirs is None else theirs for mine, theirs in zip(sizes, shape)]
-        self.sizes[tensor] = tuple(sizes)
+        self.sizes[tensor] = self._counted(sizes)
 
 

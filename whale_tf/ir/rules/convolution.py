@@ -6,7 +6,7 @@ from typing import Dict, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Dims, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, AnyDims, Dims, Rule, ShapeOperand, View, attr, axes, named
 
 _CHANNELS_FIRST = ("NCHW", "NCDHW", "NCW")
 
@@ -90,6 +90,21 @@ def projective(op: Op, view: View) -> Rule:
     rows: Tuple[str, ...] = () if view.need_shape(op.inputs[1])[0] == 1 else ("n",)
     operands = (x, (rows, ("t",)), None, ())[:len(op.inputs)]
     return Rule(operands, (y,), role + "n" * (len(operands) - 1), dict.fromkeys(("x0", "x1", "y0", "y1", "t"), WHOLE))
+
+
+def crops(op: Op, view: View, letters: str, result: str, roles: str) -> Rule:
+    """Crops ``n`` of images ``b``, which are picked by an index; linear unless pixels from outside have a value.
+
+    Args:
+        letters: the operands: images (x), their shape (s), crops (y), boxes (b), indices (i), or the crops' size (z).
+        result: the letter of the result.
+    """
+    dims: Dict[str, AnyDims] = {"x": named("bhwc"), "y": named("nuvc"), "b": named("nf"), "i": named("n"), "s": None, "z": None}
+    if attr(op, "extrapolation_value", 0.0):
+        roles = roles.replace("m", "n")
+    shapes = tuple(ShapeOperand(i, named("bhwc")) for i, letter in enumerate(letters) if letter == "s")
+    kinds = {**dict.fromkeys("bhwuvf", WHOLE), **({"n": SUM} if result == "x" else {"c": SUM} if result == "b" else {})}
+    return Rule(tuple(dims[letter] for letter in letters), (dims[result],), roles, kinds, shapes)
 
 
 def local_response(op: Op, view: View) -> Rule:

@@ -116,7 +116,10 @@ _REDUCTIONS = table(
     ("ArgMax ArgMin", OpTraits(rule="reduction.arg_extreme", cost=Cost.OPERAND)),
     ("TopK TopKV2", OpTraits(rule="reduction.top_k")),
     ("InTopK InTopKV2", OpTraits(rule="reduction.in_top_k")),
-    ("DenseBincount", OpTraits(rule="reduction.dense_bincount", cost=Cost.OPERAND)),
+    ("StringSplit StringSplitV2", OpTraits(measure="string_split", is_dear=True)),
+    ("RaggedTensorToTensor", OpTraits(measure="ragged_to_tensor", cost=Cost.MOVE)),
+    ("DenseBincount", OpTraits(rule="reduction.dense_bincount", measure="bins", cost=Cost.OPERAND)),
+    ("Bincount", OpTraits(measure="bins", cost=Cost.OPERAND)),
 )
 
 _NORM = OpTraits(rule="normalisation.fused_batch_norm", cost=Cost.OPERAND, flops=8)
@@ -135,6 +138,9 @@ _NETWORKS = table(
     ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic", OpTraits(rule="convolution.resize")),
     ("ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad", OpTraits(rule="convolution.resize_gradient")),
     ("ImageProjectiveTransformV2 ImageProjectiveTransformV3", OpTraits(rule="convolution.projective", cost=Cost.RESULT, flops=8)),
+    ("CropAndResize", OpTraits(rule="convolution.crops xbiz y mnnn", batch="crops", flops=8)),
+    ("CropAndResizeGradImage", OpTraits(rule="convolution.crops ybis x mnnn", batch="crops_gradient", flops=8)),
+    ("CropAndResizeGradBoxes", OpTraits(rule="convolution.crops yxbi b mmnn", batch="crops", flops=8)),
     ("RGBToHSV HSVToRGB", OpTraits(rule="reduction.along_last", cost=Cost.OPERAND, flops=10)),
     ("ExtractImagePatches", OpTraits(rule="convolution.patches")),
     ("FusedBatchNorm FusedBatchNormV2", _NORM),

@@ -114,6 +114,8 @@ class OpTraits(NamedTuple):
             :mod:`whale_tf.ir.rules`; "" for none.
         batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
         value: evaluator in :mod:`whale_tf.ir.evaluate`, for integer operands.
+        measure: function in :mod:`whale_tf.ir.batch_axis.sections` that finds the results' sizes and values in the whole
+            mini-batch, if they do not follow from the rule.
         role, state, gives, buffer, recipe: see the enumerations.
         precision: the type under mixed precision, given by :mod:`whale_tf.ir.traits.precision`.
         cost: what to count; ``flops`` is the cost of each.
@@ -133,6 +135,7 @@ class OpTraits(NamedTuple):
     rule: str = ""
     batch: str = ""
     value: str = ""
+    measure: str = ""
     role: Role = Role.COMPUTE
     state: State = State.NONE
     gives: Gives = Gives.OTHER

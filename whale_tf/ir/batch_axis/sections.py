@@ -1,0 +1,219 @@
+"""Where sections begin and end: sizes of the whole mini-batch in an op that runs once, and the first product behind it that the
+clones compute again.
+
+A section's results are equal in all clones, so the analysis would leave everything that follows from them alone in the section.
+But a dimension that has as many rows as the mini-batch can be divided again, whatever its rows are: the clones' slices make up
+the whole.  So a section ends at a product with weights, or a look-up in them, along such a dimension::
+
+    text ──> concat ──> split, look up, pad ──> slice ──> embedding ──> ...        clone 0
+                                            └─> slice ──> embedding ──> ...        clone 1
+
+That a dimension has these rows is derived: sizes of the whole mini-batch (:func:`whale_tf.ir.extents.in_whole`) follow from rules
+and shape operands as a clone's sizes do, and from ``measure`` in the op's row where they follow otherwise.
+"""
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional
+
+from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
+from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, State
+from whale_tf.ir.evaluate import evaluate
+from whale_tf.ir.extents import Size, SizeLike, in_part, vector
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.layout import Blocks, is_measured
+from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules.rule import LOOKUP
+from whale_tf.ir.traits import traits, types_where
+
+Measure = Callable[[State, Op], None]
+_LISTS = types_where(lambda row: row.batch == "list_from_tensor")
+
+
+class End(NamedTuple):
+    """The rows along which the clones divide an op whose operands come from a section.
+
+    Attributes:
+        rule: of the op.
+        factor: of the rule, along the rows.
+        blocks: how the rows are divided.
+    """
+
+    rule: Rule
+    factor: str
+    blocks: Blocks
+
+
+def end_of_section(state: State, op: Op) -> Optional[End]:
+    """How clones divide an op that applies weights to each row of a section's result; None: it is part of the section."""
+    if not (state.options.sections and state.can_reduce) or op.phase is not Phase.FORWARD or op.id in state.forced:
+        return None
+    if state.graph.has_any(_LISTS):  # a loop may step through a list of the section's results, which cannot be cut
+        return None
+    flags = [state.flags[t] for t in op.inputs]
+    if any(flag & LOOP for flag in flags) or any(t in state.layouts for t in op.inputs):
+        return None
+    results = [i for i, flag in enumerate(flags) if flag & OF_SECTION and state.graph.tensors[op.inputs[i]].shape is not None]
+    weights = [i for i, flag in enumerate(flags) if flag & VARIABLE and not flag & OF_SECTION]
+    if not results or not weights:
+        return None
+    try:
+        rule = rule_for(op, state.graph, state)
+    except NoRule:
+        return None
+    if not (traits(op.type).is_contraction or LOOKUP in rule.kinds.values()):
+        return None
+    for i in results:
+        dims = rule.inputs[i]
+        for dim, factors in enumerate(dims if isinstance(dims, tuple) else ()):
+            if len(factors) == 1 and rule.kind(factors[0]) == "pass" and _gives_rows(rule, factors[0], weights):
+                blocks = _rows(state, op.inputs[i], dim)
+                if blocks is not None:
+                    return End(rule, factors[0], blocks)
+    return None
+
+
+def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
+    """Whether each row along a factor is a row of all results, and the weights are the same for all rows."""
+    def has(dims: object) -> bool:
+        return isinstance(dims, tuple) and (factor,) in dims
+
+    return all(map(has, rule.outputs)) and not any(has(rule.inputs[i]) for i in weights)
+
+
+def _rows(state: State, tensor: int, dim: int) -> Blocks:
+    """How the rows of a section's result are divided along a dimension; None if their number is not known to be the batch's."""
+    shape = state.whole_shape(tensor)
+    size = shape[dim] if shape is not None and dim < len(shape) else None
+    if isinstance(size, Size):
+        part = in_part(size)
+        if not isinstance(part, Size) or not part.depends_on_batch:
+            return None
+        try:
+            blocks = blocks_of(part)
+        except Refuse:
+            return None
+        return None if is_measured(blocks) else blocks
+    if size is None or dim or not state.batch or size % state.batch or not size:
+        return None
+    return (size // state.batch,)
+
+
+def measure_whole(state: State, op: Op) -> None:
+    """Record sizes and values of an op's results that follow from those of the whole mini-batch."""
+    own = traits(op.type).measure
+    if own:
+        MEASURES[own](state, op)
+    if op.id in state.whole:
+        _evaluate_whole(state, op)
+    if not any(state.lacks_sizes(t) and t not in state.sizes for t in op.outputs):
+        return
+    try:
+        rule = rule_for(op, state.graph, state)
+    except NoRule:
+        return
+    known: Dict[str, SizeLike] = {}
+    for t, operand in zip(op.inputs, rule.inputs):
+        if isinstance(operand, tuple):
+            for factors, size in zip(operand, state.whole_shape(t) or ()):
+                if len(factors) == 1 and _is_open(known.get(factors[0])):
+                    known[factors[0]] = size
+    for shape in rule.shapes:
+        value = state.whole_value(op.inputs[shape.position])
+        for element, factors in zip(value.flat if value is not None else (), shape.dims):
+            if len(factors) == 1 and element != -1 and _is_open(known.get(factors[0])):
+                known[factors[0]] = element
+    for t, dims in zip(op.outputs, rule.outputs):
+        if isinstance(dims, tuple) and state.lacks_sizes(t) and t not in state.sizes:
+            opened = [Size.of(("dim", t, d)) for d in range(len(dims))]
+            state.set_sizes(t, [1 if not factors else known.get(factors[0], opened[d]) if len(factors) == 1 else opened[d]
+                                for d, factors in enumerate(dims)])
+
+
+def _is_open(size: Optional[SizeLike]) -> bool:
+    """Whether nothing is known about a size."""
+    return size is None or (isinstance(size, Size) and all(
+        symbol[0] in ("dim", "value", "chosen") for monomial in size.terms for symbol in monomial))
+
+
+def _evaluate_whole(state: State, op: Op) -> None:
+    """The values of integer results, in the local script."""
+    if op.type in ("Shape", "ShapeN"):
+        for t, result in zip(op.inputs, op.outputs):
+            sizes = state.whole_shape(t)
+            if sizes is not None:
+                state.fix({result: vector(sizes)})
+        return
+    if not traits(op.type).value or not all(map(state.is_integer, op.outputs)):
+        return
+    values = [state.whole_value(t) for t in op.inputs]
+    known = [value for value in values if value is not None]
+    results = evaluate(op.type, op.attrs, known, op.name) if len(known) == len(values) else None
+    state.fix(dict(zip(op.outputs, results or ())))
+
+
+def _string_split(state: State, op: Op) -> None:
+    """The third result is the shape of the sparse result: a row for each string."""
+    shape, result = state.whole_shape(op.inputs[0]), op.outputs[2]
+    if shape is not None and len(shape) == 1:
+        state.fix({result: vector([shape[0], Size.of(("value", result, 1))])})
+
+
+def _ragged_to_tensor(state: State, op: Op) -> None:
+    """The rows that the first partition counts, unless the first operand (a shape, or -1 for any) asks for another number."""
+    result, partition = op.outputs[0], op.inputs[3] if len(op.inputs) > 3 else None
+    types = [kind.decode() if isinstance(kind, bytes) else str(kind) for kind in op.attrs.get("row_partition_types") or ()]
+    asked = state.value(op.inputs[0])
+    if partition is None or not types or asked is None or not asked.size or asked.flat[0] != -1:
+        return
+    rows: Optional[SizeLike] = None
+    if types[0] == "FIRST_DIM_SIZE":
+        counted = state.whole_value(partition)
+        rows = None if counted is None else counted.item()
+    elif types[0] == "ROW_SPLITS":
+        shape = state.whole_shape(partition)
+        rows = None if not shape else shape[0] - 1
+    _set_size(state, result, 0, rows)
+
+
+def _bins(state: State, op: Op) -> None:
+    """As many bins as the second operand says."""
+    count, rank = state.whole_value(op.inputs[1]), state.rank(op.inputs[0])
+    if count is not None and (op.type == "Bincount" or rank == 1):
+        state.set_sizes(op.outputs[0], [count.item()])
+
+
+def _joined(state: State, op: Op) -> None:
+    """The sum of the parts' sizes."""
+    axes = state.ints(op, 0 if op.type == "Concat" else -1)
+    parts = [state.whole_shape(t) for t in (op.inputs[1:] if op.type == "Concat" else op.inputs[:-1])]
+    if axes is not None and all(part is not None and -len(part) <= axes[0] < len(part) for part in parts):
+        total: SizeLike = 0
+        for part in parts:
+            total = total + part[axes[0]]  # type: ignore[index]
+        _set_size(state, op.outputs[0], axes[0], total)
+
+
+def _cut(state: State, op: Op) -> None:
+    """All elements of a vector but the first, or but the last."""
+    shape, bounds = state.whole_shape(op.inputs[0]), [state.ints(op, position) for position in (1, 2, 3)]
+    begin, end, strides = bounds
+    if shape is None or len(shape) != 1 or not all(bounds) or strides != [1] or any(
+            op.attrs.get(name, 0) for name in ("shrink_axis_mask", "new_axis_mask", "ellipsis_mask")):
+        return
+    first = 0 if op.attrs.get("begin_mask", 0) else begin[0]  # type: ignore[index]
+    last = 0 if op.attrs.get("end_mask", 0) else end[0]  # type: ignore[index]
+    if (first, last) in ((1, 0), (0, -1)) and (op.attrs.get("end_mask", 0) or last):
+        state.set_sizes(op.outputs[0], [shape[0] - 1])  # sizes are at least one
+
+
+def _set_size(state: State, tensor: int, dim: int, size: Optional[SizeLike]) -> None:
+    """Record the size of one dimension; the others stay open, unless the graph knows them."""
+    shape = state.local_shape(tensor)
+    if shape is not None and size is not None:
+        sizes = list(shape)
+        sizes[dim] = size
+        state.set_sizes(tensor, sizes)
+
+
+MEASURES: Dict[str, Measure] = {"string_split": _string_split, "ragged_to_tensor": _ragged_to_tensor, "bins": _bins,
+                                "joined": _joined, "cut": _cut}
