@@ -438,10 +438,16 @@ def test_stitching_puts_rows_back(g: Rows) -> None:
     (lambda g, x: g.rows(x), lambda g, x: g.gradient(x)),
     (lambda g, x: g.rows(x, 2), lambda g, x: x),
     (lambda g, x: g.labels(B), lambda g, x: x),
-], ids=["whole", "columns", "weight", "offset", "no offset"])
+    (lambda g, x: g.ints("AddV2", [g.count(x), g.rows(x)], None), lambda g, x: x),
+], ids=["whole", "columns", "weight", "offset", "no offset", "behind all examples"])
 def test_stitching_rows_that_lie_differently_is_refused(g: Rows, second: Any, data: Any) -> None:
     x = g.real(B, 8)
     refused(g, stitch(g, g.rows(x), second(g, x), x, data(g, x)), "it places rows that are not divided like the examples")
+
+
+def test_stitching_twice_to_one_place_is_refused(g: Rows) -> None:
+    x = g.real(B, 8)
+    refused(g, stitch(g, g.rows(x), g.rows(x), x, x), "it places more or fewer rows than its positions tell")
 
 
 @pytest.mark.parametrize("index", [lambda g, x: g.labels(B), lambda g, x: g.pairs(g.rows(x), g.labels(B)),

@@ -13,7 +13,7 @@ import numpy as np
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse
 from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole
 from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, State
-from whale_tf.ir.extents import is_counted, is_static, static_ints
+from whale_tf.ir.extents import Size, is_counted, is_static, static_ints
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import (
     PARTIAL,
@@ -438,6 +438,11 @@ def _sum(a: Block, b: Block, sign: int) -> Optional[Block]:
     return None
 
 
+def _counts_examples(state: State, tensor: int) -> bool:
+    value = state.value(tensor)
+    return value is not None and any(isinstance(size, Size) and size.depends_on_batch for size in value.flat)
+
+
 def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
     other op gets positions in the whole batch."""
@@ -447,7 +452,9 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     carried: Optional[Offsets] = None
     single = [o for o in offsets if isinstance(o, (int, Rows))]
     if traits(op.type).value in ("add", "subtract") and len(single) == len(offsets):
-        carried = _sum(single[0], single[1], -1 if op.type == "Sub" else 1)
+        # positions behind all examples of a batch are no positions within a part
+        behind = any(_counts_examples(state, t) for t, offset in zip(op.inputs, offsets) if not offset)
+        carried = None if behind else _sum(single[0], single[1], -1 if op.type == "Sub" else 1)
     elif op.type == "Mul" and len(single) == len(offsets):
         other = 1 if offsets[0] else 0
         factor = static_ints(state.value(op.inputs[other])) if not offsets[other] else None

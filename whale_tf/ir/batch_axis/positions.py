@@ -296,6 +296,9 @@ def dynamic_stitch(state: Propagation, op: Op) -> None:
     offset = offsets.pop()
     if not isinstance(offset, (int, Rows)) or rows_each(offset) <= 0:
         raise Refuse("it places rows by an index other than the example's own position")
+    blocks = [block for t in indices for block in state.data_layout(t).blocks or (None,)]
+    if None not in blocks and sum(rows_each(block) for block in blocks if block is not None) != rows_each(offset):
+        raise Refuse("it places more or fewer rows than its positions tell")
     plan = Operands(state, op, "n" * half + "m" * half, [state.data_layout(t) for t in op.inputs])
     for i in range(half, 2 * half):
         plan.count_from_first(i)
