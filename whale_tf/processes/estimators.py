@@ -6,10 +6,12 @@ complete.
 """
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import weakref
 from typing import Any, Callable, Dict, MutableMapping, MutableSet, Optional, Tuple
+
+import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
@@ -81,9 +83,37 @@ class Estimators:
         runtime, before = self._runtime, self._sessions()
         result: Tuple[Any, Any] = original()
         if runtime is not None and self._sessions() > before:
-            result = pickle.loads(runtime.tell(pickle.dumps(result)))
+            result = _from_text(runtime.tell(_to_text(result)))
         return result
 
     def _sessions(self) -> int:
         """Number of Sessions so far in which this process has trained beside the others."""
         return 0 if self._runtime is None else self._runtime.sessions
+
+
+def _to_text(result: Tuple[Any, Any]) -> bytes:
+    """The result of ``train_and_evaluate`` as JSON: metrics by name with their types, and what the exporters give, which are
+    paths."""
+    metrics, exports = result
+    values = {name: np.asarray(value) for name, value in (metrics or {}).items()}
+    binary = {name: value.item().decode("latin1") for name, value in values.items() if isinstance(value.item(0), bytes)}
+    return json.dumps({
+        "metrics": None if metrics is None else {
+            name: [value.dtype.str, value.tolist()] for name, value in values.items() if name not in binary},
+        "binary": binary,
+        "exports": None if exports is None else [
+            [isinstance(path, bytes), tf.compat.as_str(path)] if isinstance(path, (str, bytes)) else None for path in exports],
+    }).encode()
+
+
+def _from_text(text: bytes) -> Tuple[Any, Any]:
+    """What :func:`_to_text` wrote; an exporter's result that is no path is None."""
+    given = json.loads(text.decode())
+    metrics = given["metrics"]
+    if metrics is not None:
+        metrics = {name: np.asarray(value, dtype)[()] for name, (dtype, value) in metrics.items()}
+        metrics.update((name, value.encode("latin1")) for name, value in given["binary"].items())
+    exports = given["exports"]
+    if exports is not None:
+        exports = [None if path is None else tf.compat.as_bytes(path[1]) if path[0] else path[1] for path in exports]
+    return metrics, exports
