@@ -286,10 +286,19 @@ def _in_session(program: Program, scopes: Sequence[Any], moved: bool) -> Outcome
     return _outcome(program, returned, final)
 
 
+@contextlib.contextmanager
+def _graph_optimizer(is_on: bool) -> Iterator[None]:
+    """TensorFlow's graph optimizer of functions; afterwards it is on, as it is for other tests of the process."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_on})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 def _in_function(program: Program, scopes: Sequence[Any], moved: bool) -> Outcome:
     model = _model(program)
-    with context.eager_mode():
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not program.is_optimized})
+    with context.eager_mode(), _graph_optimizer(program.is_optimized):
         tf.random.set_random_seed(1)
         variables = {name: tf.Variable(_initial(name, shape)) for name, shape in program.weights}
         weights = list(variables.values())
