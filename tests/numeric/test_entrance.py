@@ -1,23 +1,23 @@
 """Ops that need all examples together at a model's entrance: they run once, and the layers behind them are divided again."""
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.numeric import entrances
+from tests.numeric.entrances import Plan, weights
 from tests.numeric.unequal import described
 
 BATCH = 12
-PLANS: Dict[str, Tuple[Dict[str, Any], Any, Optional[Callable[[], Any]]]] = {
+PLANS: Dict[str, Plan] = {
+    **entrances.PLANS,
     "data parallel": ({}, "cpu:3", None),
     "two stages": ({"num_micro_batch": 3}, "cpu:2", lambda: wh.replicate(1)),
-    "nested": ({"num_micro_batch": 2, "io.nested_batch": "divide"}, "cpu:4", lambda: wh.replicate(1)),
-    "called": ({"emit": "call"}, "cpu:2", None),
     "unequal": ({}, described([(200, 1024), (100, 1024)]), None),
 }
 Entrance = Callable[[Dict, Optional[int]], tf.Tensor]
@@ -27,10 +27,6 @@ Entrance = Callable[[Dict, Optional[int]], tf.Tensor]
 def _shutdown() -> Iterator[None]:
     yield
     wh.shutdown()
-
-
-def weights(name: str, *shape: int) -> Any:
-    return tf.get_variable(name, initializer=np.random.RandomState(len(name)).randn(*shape) / 3, use_resource=True)
 
 
 def text(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
@@ -79,23 +75,7 @@ def decomposed(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
 
 
 def trained(entrance: Entrance, batch: Optional[int], plan: Optional[str]) -> Tuple[List[np.ndarray], str]:
-    wh.shutdown()
-    config, cluster, strategy = PLANS[plan] if plan else ({}, "", None)
-    if plan:
-        wh.init(config, cluster=cluster)
-    with tf.Graph().as_default():
-        stage = strategy or contextlib.nullcontext
-        target = tf.placeholder(tf.float64, [batch])
-        feeds: Dict = {target: np.random.RandomState(1).randn(BATCH)}
-        with stage():
-            h = tf.tanh(entrance(feeds, batch))
-        with stage():
-            loss = tf.reduce_mean(tf.square(tf.squeeze(tf.matmul(h, weights("last", 5, 1)), 1) - target))
-        update = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            found = [session.run([loss, update], feeds)[0] for _ in range(3)]
-            return [np.asarray(each) for each in found + session.run(tf.trainable_variables())], wh.explain() if plan else ""
+    return entrances.trained(lambda feeds: entrance(feeds, batch), BATCH, batch, PLANS[plan] if plan else None)
 
 
 @functools.lru_cache(maxsize=None)

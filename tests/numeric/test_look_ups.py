@@ -3,22 +3,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.numeric import entrances
+from tests.numeric.entrances import Plan, weights
 
 TF1 = tf.__version__.startswith("1.")
 BATCH, WORDS = 8, np.array(list("abcd"))[np.random.RandomState(0).randint(0, 4, (8, 3))].astype(object)
 LENGTHS = [1 + row % 3 for row in range(BATCH)]
-PLANS: Dict[str, Tuple[Dict[str, Any], str, Optional[Callable[[], Any]]]] = {
+PLANS: Dict[str, Plan] = {
+    **entrances.PLANS,
     "data parallel": ({}, "cpu:2", None),
-    "two stages": ({"num_micro_batch": 2}, "cpu:2", lambda: wh.replicate(1)),
-    "nested": ({"num_micro_batch": 2, "io.nested_batch": "divide"}, "cpu:4", lambda: wh.replicate(1)),
-    "called": ({"emit": "call"}, "cpu:2", None),
     "zero": ({"zero": "v3"}, "cpu:2", None),
     "split": ({}, "cpu:2", lambda: wh.split(2)),
 }
@@ -28,10 +28,6 @@ PLANS: Dict[str, Tuple[Dict[str, Any], str, Optional[Callable[[], Any]]]] = {
 def _shutdown() -> Iterator[None]:
     yield
     wh.shutdown()
-
-
-def weights(name: str, *shape: int) -> Any:
-    return tf.get_variable(name, initializer=np.random.RandomState(len(name)).randn(*shape) / 3, use_resource=True)
 
 
 def vocabulary() -> Any:
@@ -70,39 +66,17 @@ def sparse(feeds: Dict) -> tf.Tensor:
     return tf.nn.embedding_lookup_sparse(weights("table", 4, 5), numbers, None, combiner="sum")
 
 
-def trained(words: Callable[[Dict], tf.Tensor], plan: Optional[str]) -> List[np.ndarray]:
-    wh.shutdown()
-    config, cluster, strategy = PLANS[plan] if plan else ({}, "", None)
-    if plan:
-        wh.init(config, cluster=cluster)
-    with tf.Graph().as_default():
-        stage = strategy or contextlib.nullcontext
-        target = tf.placeholder(tf.float64, [None])
-        feeds: Dict = {target: np.random.RandomState(1).randn(BATCH)}
-        with stage():
-            h = tf.tanh(words(feeds))
-        with stage():
-            loss = tf.reduce_mean(tf.square(tf.squeeze(tf.matmul(h, weights("last", 5, 1)), 1) - target))
-        update = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
-        with tf.Session() as session:
-            session.run([tf.global_variables_initializer(), tf.tables_initializer()])
-            if plan and words in (dense, cleaned):
-                wh.parallelize()
-                assert "once per mini-batch" not in wh.explain()
-            found = [session.run([loss, update], feeds)[0] for _ in range(3)]
-            return [np.asarray(each) for each in found + session.run(tf.trainable_variables())]
-
-
 @functools.lru_cache(maxsize=None)
 def local(words: Callable[[Dict], tf.Tensor]) -> List[np.ndarray]:
-    return trained(words, None)
+    return entrances.trained(words, BATCH, None, None)[0]
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("words", [dense, cleaned, lines, sparse], ids=lambda words: words.__name__)
 def test_look_ups_follow_their_keys(words: Callable[[Dict], tf.Tensor], plan: str) -> None:
-    found, expected = trained(words, plan), local(words)
-    for one, other in zip(found, expected):
+    found, explained = entrances.trained(words, BATCH, None, PLANS[plan])
+    assert words not in (dense, cleaned) or "once per mini-batch" not in explained
+    for one, other in zip(found, local(words)):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
