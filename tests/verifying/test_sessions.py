@@ -124,3 +124,25 @@ def test_an_input_without_examples_has_one_value(said: List[str]) -> None:
                     session.run(update)
     finally:
         wh.shutdown()
+
+
+@pytest.mark.parametrize("is_resource", [True, False], ids=["resource", "reference"])
+def test_what_a_run_may_read_before_or_after_an_update_is_not_compared(is_resource: bool, said: List[str]) -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default(), tf.variable_scope("", use_resource=is_resource):
+            x = tf.placeholder(tf.float64, [8, 4])
+            counter = tf.get_variable("counter", initializer=np.int64(0), trainable=False)
+            w = tf.get_variable("w", initializer=np.ones((4, 2)))
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=counter)
+            racing = tf.add(counter, 0, name="racing")
+            with tf.control_dependencies([update]):
+                after = tf.add(counter.read_value(), 0, name="after")
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                assert session.run([update, loss, racing, after], {x: np.ones((8, 4))})[3] == 1
+    finally:
+        wh.shutdown()
+    assert "equals the local one in 2 results, 1 gradient, 2 new values" in said[0], said
+    assert "racing:0 (it may be read before or after an update" in said[0] and "after:0" not in said[0], said

@@ -9,15 +9,17 @@ Both halves are computed by the local script's own ops.  The second one begins w
 that an optimizer which enlarges rounding errors (Adam, where a gradient is almost 0) raises no false alarm.
 
 The local step takes over what it cannot compute again: inputs, random numbers, results of Python functions, and what follows from
-ops that the plan itself makes inexact.  What can be neither computed nor taken over is not compared, and is named.
+ops that the plan itself makes inexact.  What can be neither computed nor taken over is not compared, and is named.  Neither is
+what a run returns of a variable that the run may read before or after its update (MonitoredSession's hooks read the global step
+so): the local script has either number, too.
 """
 from __future__ import annotations
 
-from typing import AbstractSet, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, bytes_of, elements_of, inner_ops
 from whale_tf.ir.layout import Layout
-from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SWITCHES, VARIABLES, Gives, Role, State, traits
+from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SAME_BUFFER, SWITCHES, VARIABLES, Gives, Role, State, traits
 from whale_tf.ir.units import bound, frame_of_outputs, frames
 from whale_tf.ir.walk import reached
 
@@ -60,6 +62,7 @@ class Cut(NamedTuple):
     results: tensors that leave, or that the run returns, and are computed by forward and backward ops.
     samples: further tensors that are compared, so that the first one which differs can be named.
     returned: results that other ops compute.
+    racing: tensors that the run returns, and that the local script computes before or after an update, as it happens.
     written: variable op -> why its new value cannot be compared; "": it can.
     writes: ops that write variables.
     is_joined: both halves run at once, because forward ops read variables after their update in the same step, or because what
@@ -73,6 +76,7 @@ class Cut(NamedTuple):
     results: Tuple[int, ...]
     samples: Tuple[int, ...]
     returned: Tuple[int, ...]
+    racing: Tuple[int, ...]
     written: Dict[int, str]
     writes: Tuple[int, ...]
     is_joined: bool
@@ -129,6 +133,8 @@ class _Finder:
             graph.tensors[use.tensor].op not in behind_reference and (
                 self.view.runs(graph.ops[use.op].name) or self.view.can_take(graph.tensor_name(use.tensor))) for use in leaving)
         leaving = () if is_joined else leaving
+        racing = self._racing()
+        self.fetched = [tensor for tensor in self.fetched if tensor not in racing]
         self.given = {(use.op, use.position) for use in leaving}
         while True:  # again only for the back edges of loops
             before = len(self.lost), len(self.taken)
@@ -155,7 +161,7 @@ class _Finder:
         needed = set(self.needed)
         taken = {tensor: why for tensor, why in self.taken.items()
                  if any(user in needed for user, _ in graph.consumers(tensor))}
-        return Cut(taken, self.lost, leaving, compared, sample(inside, graph), returned, written, writes, is_joined,
+        return Cut(taken, self.lost, leaving, compared, sample(inside, graph), returned, racing, written, writes, is_joined,
                    self._coarse())
 
     def _behind_references(self) -> AbstractSet[int]:
@@ -171,6 +177,48 @@ class _Finder:
             elif op.type in VARIABLES and graph.tensors[op.outputs[0]].dtype.endswith("_ref") or not found.isdisjoint(behind):
                 found.add(index)
         return found
+
+    def _racing(self) -> Tuple[int, ...]:
+        """See :class:`Cut`: of a read and a write of one variable, neither follows from the other."""
+        graph = self.graph
+        writes: Dict[int, List[int]] = {}
+        for index in self.needed:
+            for variable in self.writes_of.get(index, ()):
+                writes.setdefault(variable, []).append(index)
+        reads, same = {}, set()  # type: Dict[int, List[int]], Set[int]
+        for variable in writes:
+            reads[variable], buffers = self._reads(variable)
+            same.update(buffers)
+        tracked = dict.fromkeys(op for some in (writes, reads) for found in some.values() for op in found)
+        bit = {op: 1 << number for number, op in enumerate(tracked)}
+        before: Dict[int, int] = {}  # bits of an op and of all that comes before it
+        for index in self.needed:
+            before[index] = bit.get(index, 0)
+            for earlier in graph.predecessors(graph.ops[index]):
+                before[index] |= before.get(earlier, 0)
+        racing = 0
+        for variable, found in writes.items():
+            for read in reads[variable]:
+                if any(not before[write] & bit[read] and not before[read] & bit[write] for write in found):
+                    racing |= bit[read]
+        return tuple(t for t in self.fetched if graph.tensors[t].op in same or before[graph.tensors[t].op] & racing)
+
+    def _reads(self, variable: int) -> Tuple[List[int], List[int]]:
+        """The ops that a run needs and that read a variable, and those that pass on the buffer of a reference variable: whoever
+        takes it reads the variable then."""
+        graph, needed, found = self.graph, set(self.needed), []  # type: OpGraph, Set[int], List[int]
+        same = [variable]
+        for op in same:  # grows while we walk
+            for tensor in graph.ops[op].outputs:
+                is_reference = op != variable or graph.tensors[tensor].dtype.endswith("_ref")
+                for user, _ in graph.consumers(tensor):
+                    if user in self.writes_of or user not in needed:
+                        continue
+                    if is_reference and graph.ops[user].type in SAME_BUFFER:
+                        same.append(user)
+                    else:
+                        found.append(user)
+        return found, same[1:]
 
     def _is_inside(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)

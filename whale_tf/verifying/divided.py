@@ -139,6 +139,7 @@ def left_out(script: Script, cut: Cut, items: List[Item]) -> Dict[str, str]:
     """What was not compared -> why."""
     ops = script.ops
     names = {ops.ops[variable].name: why for variable, why in cut.written.items() if why}
+    names.update((ops.tensor_name(tensor), "it may be read before or after an update, as it happens") for tensor in cut.racing)
     shown = {item.name for item in items}
     for use in cut.leaving:
         name = ops.tensor_name(use.tensor)
