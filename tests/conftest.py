@@ -4,7 +4,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional
+import zlib
+from typing import Any, Callable, Iterator, List, Optional
 
 import hypothesis
 import pytest
@@ -17,7 +18,7 @@ for _name, _value in (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_NUM_INTRAOP_THREADS", 
 
 _COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow,
                                                        hypothesis.HealthCheck.data_too_large]}
-hypothesis.settings.register_profile("ci", max_examples=200, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)
 hypothesis.settings.register_profile("fuzz", max_examples=5000, **_COMMON)
 hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True, **_COMMON)
 # pytest's own --hypothesis-profile comes later and wins
@@ -41,30 +42,25 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> Optional[L
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
-    """Without --full, two kinds of tests are deselected, not skipped: the full matrix, of which a pairwise subset runs instead,
-    and on Python 3.7 what would compute there what it computes beside the other TensorFlow. That is tests with the mark ``once``,
-    slow pure ones, and every other case of those with the mark ``half``. Quick pure tests remain: they show that every pure
-    module works on that Python."""
+    """Without --full, three kinds of tests are deselected, not skipped: the full matrix, of which a pairwise subset runs instead;
+    on Python 3.7 what would compute there what it computes beside the other TensorFlow, which is tests with the mark ``once`` and
+    slow pure ones; and of tests with the mark ``half`` the cases that run on the other TensorFlow. Quick pure tests remain: they
+    show that every pure module works on that Python."""
     for item in items:
         if is_pure(item):
             item.add_marker(pytest.mark.pure)
     if config.getoption("--full"):
         return
 
-    seen: Dict[str, int] = {}  # cases of each test with the mark ``half``
+    is_old, is_shared = sys.version_info < (3, 8), "WHALE_TEST_SHARED" in os.environ
 
     def runs(item: pytest.Item) -> bool:
         marks = {mark.name for mark in item.iter_markers()}
         if "full" in marks:
             return False
-        if sys.version_info >= (3, 8):
-            return True
-        if "half" in marks:
-            test = item.nodeid.partition("[")[0]
-            number = seen[test] = seen.get(test, -1) + 1
-            if bin(number).count("1") % 2:  # an order without a period: cases of a product often alternate
-                return False
-        return "once" not in marks and not {"pure", "slow"} <= marks
+        if "half" in marks and is_shared and is_old != zlib.crc32(item.nodeid.encode()) % 2:
+            return False
+        return not is_old or ("once" not in marks and not {"pure", "slow"} <= marks)
 
     chosen = [runs(item) for item in items]
     if not all(chosen):

@@ -72,6 +72,7 @@ def test_published_flops_and_parameters(module: Any, config: Any, flops: float, 
     assert profile.optimizer == "adam" and profile.optimizer_bytes_per_parameter_byte == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(24, marks=pytest.mark.full)])
 def test_layers_of_bert_large_are_its_encoder_layers(count: int) -> None:
@@ -83,6 +84,7 @@ def test_layers_of_bert_large_are_its_encoder_layers(count: int) -> None:
     assert len(profile.layers) < count + 8
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config", [
     (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (mlp, mlp.MlpConfig.tiny())])
@@ -95,6 +97,7 @@ def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     assert any(None in (t.shape or ()) for t in region.graph.tensors), "the captured graph is as it was"
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config", [
     (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()),

@@ -25,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = str(tmp_path / "calibration.json")
-    done = run("-o", path, "--repeat", "2")
+    done = run("-o", path, "--repeat", "1")
     assert done.returncode == 0 and "communicator processes" in done.stdout, done.stdout
     found = Calibration.parse(path)
     assert found.device == "CPU" and found.intra_op == 1 and found.cores == os.cpu_count()

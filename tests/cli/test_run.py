@@ -129,6 +129,7 @@ if "-v" in sys.argv:
 """
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> None:
     path = tmp_path / "plain.py"
@@ -145,6 +146,7 @@ def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> Non
     assert dict(found[""])["ops"] == "0" and int(dict(found["--replicate"])["ops"]) > 10
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name, option", [("keep_prob", "--replicate"), ("halves", "--auto"), ("python_input", "--replicate")])
 def test_published_scripts_run_unchanged(starter: Starter, tmp_path: Any, name: str, option: str) -> None:
@@ -156,6 +158,7 @@ def test_published_scripts_run_unchanged(starter: Starter, tmp_path: Any, name: 
     assert len(re.findall(r"value .*loss \S+", run.output)) >= 4
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_a_script_that_trains_nothing_is_told_so(starter: Starter, tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("import sys; print('arguments', sys.argv[1:], __name__)")

@@ -389,6 +389,7 @@ def batches(*sizes: int) -> Feeds:
     return [(r.randn(size, 5, 4, 3).astype("float32"), r.randn(size, 3).astype("float32")) for size in sizes]
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("counts, devices", [((2,), 2), ((4,), 4), ((1, 1), 2), ((1, 1), 4), ((1, 2), 3)])
@@ -443,6 +444,7 @@ def test_graphs_that_stay_as_they_were(devices: int, message: str) -> None:
         wh.shutdown()
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_resnet18() -> None:
     """Two steps: later a rectifier flips somewhere in float32, as it does when a local batch is put in another order."""

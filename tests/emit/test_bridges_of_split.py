@@ -154,6 +154,7 @@ def test_classes_divided_by_column_sum_gradients_over_examples(count: int, unfus
     assert before.bytes - after.bytes >= features * (count - 1) // count
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_gradients_of_a_hundred_thousand_classes_are_not_synchronised() -> None:
     """ResNet-50 of Whale's section 5.1.2, two devices: 89.7% of data parallelism's gradient bytes are the classifier's."""

@@ -67,6 +67,7 @@ def run(build: Any, resource: bool = True, colocate: bool = False, config: Optio
     return [losses, final, count]
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("resource", [True, False])
 @pytest.mark.parametrize("colocate", [True, False])
 @pytest.mark.parametrize("variables", ["auto", "mirrored", "shared"])

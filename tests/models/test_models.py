@@ -112,6 +112,7 @@ def test_gan_graph_is_plain_for_any_batch(graph: tf.Graph, name: str, batch_size
     _check_plain(graph, tf.gradients(model.generator_loss + model.discriminator_loss, tf.trainable_variables()))
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _matrix(PUBLISHED_PARAMETERS))
 def test_parameters_equal_the_published_count(graph: tf.Graph, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIGHT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "light")  # has a sitecustomize.py
 WHALE_RUN = ("-m", "whale_tf.cli", "run")
 
 
@@ -25,7 +26,7 @@ class Process:
     def __init__(self, arguments: Sequence[str], variables: Optional[Dict[str, str]] = None) -> None:
         self._output = tempfile.TemporaryFile()
         environment = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "WHALE_CLUSTER")}
-        environment.update(variables or {}, PYTHONPATH=ROOT, PYTHONUNBUFFERED="1")
+        environment.update(variables or {}, PYTHONPATH=os.pathsep.join([ROOT, LIGHT]), PYTHONUNBUFFERED="1")
         self._process = subprocess.Popen([sys.executable, "-W", "ignore"] + list(arguments), cwd=ROOT, env=environment,
                                          stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
                                          start_new_session=True)

@@ -106,6 +106,7 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
             return [float(value) for value in found + [np.sum(v ** 2) for v in session.run(tf.global_variables())]]
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("model, plan, batch", [
     (loop, "split", None), (condition, "split", 8), (condition, "rhino", None), (scan, "split", 8), (loop, "rhino", 8),

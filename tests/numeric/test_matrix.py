@@ -93,6 +93,7 @@ def _some_optimized(rows: Iterable[Dict[str, Any]]) -> List[Any]:
     return [pytest.param(row, marks=[] if number % 5 else [pytest.mark.graph_optimizer]) for number, row in enumerate(rows)]
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("row", _some_optimized(all_pairs(AXES, trains, needed)), ids=name_of)
 def test_pairs(row: Dict[str, Any]) -> None:

@@ -112,6 +112,7 @@ HYBRIDS: Dict[str, Tuple[int, Tuple[int, ...], int, Dict[str, Any]]] = {
 }
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[] if name in ("pipeline", "more replicas than parts") else [pytest.mark.full])
@@ -121,6 +122,7 @@ def test_hybrids(name: str) -> None:
     check(case(2, 4, num_layers), Split(counts, total, tuple(settings.items())), REFERENCES if len(name) % 2 else FEDS)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
 def test_gates_inside_the_split(setting: Setting) -> None:
@@ -134,6 +136,7 @@ def test_gates_inside_the_split(setting: Setting) -> None:
     assert not any("Softmax" in op or "ArgMax" in op for op in inside.ops)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [pytest.param(Setting(dataset=True), marks=pytest.mark.full),
                                      Setting(dataset=True, static_batch=False, runner="monitored")], ids=str)
@@ -141,6 +144,7 @@ def test_datasets(setting: Setting) -> None:
     check(case(1, 4), Split(hybrid(2), 4, (("cluster.colocate_split_and_replicate", True),)), setting, 2)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_a_default_strategy_around_experts() -> None:
     """Example 5: ops before and after the experts are one TaskGraph."""
@@ -179,6 +183,7 @@ def test_float32() -> None:
     check(case(2, 4), Split(hybrid(2), 2), Setting(dtype="float32"))
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_a_saved_plan_runs_the_same_ops_by_examples() -> None:
     split = Split(hybrid(2), 2)

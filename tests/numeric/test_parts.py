@@ -90,6 +90,7 @@ RUN = {  # every optimizer, level and way, and most pairs of them
 _locals: Dict[Any, Trained] = {}
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer, level, way, resource", [
     pytest.param(optimizer, level, way, resource, marks=[] if (optimizer, level, way) in RUN and (

@@ -43,6 +43,7 @@ def check(script: str, config: Dict[str, Any]) -> None:
     np.testing.assert_allclose([v for _, v in found], [v for _, v in expected], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name, plan", [
     ("keep_prob", "replicate"), ("keep_prob", "auto"), ("halves", "micro-batches"), ("halves", "replicate"),

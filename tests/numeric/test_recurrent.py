@@ -62,6 +62,7 @@ def examples(batch: Any, step: int) -> Any:
                                  ("labels", CONFIG.target), ("weights", CONFIG.target))}
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("version,static", [(1, False), (2, True), pytest.param(1, True, marks=pytest.mark.full),
                                             pytest.param(2, False, marks=pytest.mark.full)])

@@ -134,6 +134,7 @@ def test_batch(plan: Tuple[Tuple[int, ...], int, int], setting: Setting) -> None
     assert shards[unit + "/MatMul"] == "batch" and {"row", "column"} <= set(shards.values())
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["sum_with_l2", "tied_embedding", "gan", "encoder", "weighted_loss"])
 def test_models_of_the_matrix(case: str) -> None:
@@ -278,6 +279,7 @@ def train(plan: str, first: int, setting: Setting, restore: str = "", save: str 
     return train_half(case, setting, first, restore, save, split.total, dict(split.config), split.scopes)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("plans,setting", in_turn([("split3", "local"), ("local", "split2"), ("split2", "split3"),
                                                   ("split2", "replicate2"), ("pipeline", "split2")]))

@@ -112,6 +112,7 @@ def test_saver(form: str, resource: bool, tmp_path: Any) -> None:
         np.testing.assert_array_equal(listed.get_tensor(name), np.concatenate(halves) if halves else saved[name], name)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("writer,reader", [("sharded", "plain"), ("plain", "sharded"), ("partitioned", "plain"),
                                            ("plain", "partitioned"), ("version 1", "plain")])

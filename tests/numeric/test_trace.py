@@ -101,12 +101,14 @@ def in_fresh_graph(schedule: str, micro_batches: int, emit: str) -> int:
         return encoder_peak(schedule, micro_batches, emit)[0]
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_backward_first_needs_half_the_memory_of_gpipe() -> None:
     peaks = {name: in_fresh_graph(name, 12, "inline") for name in ("backward_first", "gpipe")}
     assert peaks["backward_first"] <= 0.5 * peaks["gpipe"], peaks
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", [(8, 12), pytest.param((8, 16, 32), marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("emit, most", [("inline", 1.1), ("call", 1.25)])

@@ -38,6 +38,7 @@ def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Seq
     return plan
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp_mean", "sum_with_l2", "weighted_loss", "clipped_adam", "sparse_embedding", "batch_norm"])
 @pytest.mark.parametrize("devices,slices", [(TWO_TO_ONE, (2, 1)), (FIVE_TO_THREE, (5, 3)), (THREE, (1, 3, 2))])
@@ -123,6 +124,7 @@ def run_shards(name: str, setting: Setting, plan: Any = None) -> wh.Plan:
     return ran.plan
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDS)
 def test_shards_follow_speed(name: str) -> None:
