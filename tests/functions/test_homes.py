@@ -67,7 +67,8 @@ RUN = {  # every build, way and level, and most pairs of them
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way, level", [
-    pytest.param(build, way, level, marks=[] if (build, way, level) in RUN else [pytest.mark.full])
+    pytest.param(build, way, level, marks=[pytest.mark.full] * ((build, way, level) not in RUN)
+                 + [pytest.mark.graph_optimizer] * way.startswith("split"))
     for build in BUILDS for way in WAYS for level in LEVELS])
 def test_steps(build: str, way: str, level: str) -> None:
     chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
@@ -75,6 +76,7 @@ def test_steps(build: str, way: str, level: str) -> None:
     assert outcome.plan is not None and any(task.homes for task in outcome.plan.task_graphs)
 
 
+@pytest.mark.graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way, level", [
     pytest.param(build, way, level, marks=[] if (build, way, level) in {
@@ -104,9 +106,9 @@ def test_variables_with_their_stages(build: str, way: str) -> None:
 def graph_optimizer(request: Any) -> Iterator[None]:
     """It takes longer than a few small steps; it stays where variables are divided, which need it, and with --full.  Without it,
     they are whole, which some tests look at."""
-    name = request.node.name
-    needs_it = "split" in name or "in_parts" in name or request.config.getoption("--full")
-    off = not needs_it or name.startswith(("test_fit[", "test_what_is_at_home", "test_functions_that_share_variables"))
+    marks = {mark.name for mark in request.node.iter_markers()}
+    stays = "graph_optimizer" in marks or request.config.getoption("--full")
+    off = not stays or "no_graph_optimizer" in marks
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -138,6 +140,7 @@ def one_step(build: Build, config: Dict[str, Any], devices: int) -> Tuple[List[t
     return list(variables), step, step.get_concrete_function(*batch).graph
 
 
+@pytest.mark.no_graph_optimizer
 @pytest.mark.parametrize("level, expected", [
     ("v1", [0, 2, 1, 3]), ("v2", [0, 2, 1, 3]), ("v3", [0, 2, 1, 3]), ("states", [4] * 4), ("v0", [4] * 4)])
 def test_what_is_at_home(level: str, expected: List[int]) -> None:
@@ -161,6 +164,7 @@ def test_what_is_at_home(level: str, expected: List[int]) -> None:
     assert added_up == (set(expected) if level in ("v2", "v3") else {None})  # None: where a replica computes them
 
 
+@pytest.mark.no_graph_optimizer
 @pytest.mark.slow
 def test_functions_that_share_variables() -> None:
     """Each may have them in places of its own, which a plan says, but not inside of one another."""
@@ -270,6 +274,7 @@ def compare(script: Script, way: Way, at_home: bool = True, in_parts: bool = Fal
         np.testing.assert_allclose(other, one, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.no_graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("way, level", [
     pytest.param(Way((), 2, {}), "v2", marks=pytest.mark.full), (Way((1, 1), 4, {"num_micro_batch": 2}), "v3"),
@@ -289,6 +294,7 @@ def test_fit(way: Way, level: str, float64: Any) -> None:
     compare(script, way._replace(config={**way.config, **LEVELS.get(level, STAGE)}))
 
 
+@pytest.mark.graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["v1", pytest.param("v2", marks=pytest.mark.full), "v3"])
 def test_fit_in_parts(level: str, float64: Any) -> None:
@@ -303,6 +309,7 @@ def test_fit_in_parts(level: str, float64: Any) -> None:
     compare(script, Way((), 3, {"num_micro_batch": 2, **LEVELS[level]}), in_parts=True)
 
 
+@pytest.mark.graph_optimizer
 @pytest.mark.slow
 def test_files_in_parts(float64: Any, tmp_path: Any) -> None:
     _compare_files("v3", Way((), 2, {"num_micro_batch": 2}), tmp_path)

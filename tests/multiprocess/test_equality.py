@@ -44,6 +44,7 @@ def name_of(jobs: Sequence[Job]) -> str:
     return "{} processes{}".format(jobs[0].workers, ", one drives" if jobs[0].is_driven else "")
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", PAIRWISE, ids=name_of)
 def test_equals_local(jobs: List[Job], tmp_path: Any) -> None:
