@@ -15,6 +15,7 @@ from whale_tf.planner.dapple.cost import Costs, Stages
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
 from whale_tf.planner.measures import Measures
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
 Solver = Callable[[Costs], Optional[Stages]]
@@ -63,7 +64,7 @@ class Candidate(NamedTuple):
         for stage, depth in zip(self.stages, self.depths):
             memory = self.costs.memory(stage)
             for device in self.costs.servers.devices(stage.used, stage.taken):
-                peaks[device] = int(memory.fixed + depth * memory.each)
+                peaks[device] = int(memory.bytes(depth))
         return peaks
 
     def describe(self) -> str:
@@ -206,32 +207,30 @@ def overlapped_seconds(costs: Costs, stages: Stages) -> float:
     one after the other in the order of the layers (Poseidon: the paper's "DP Overlap", section VI-C)."""
     (stage,) = stages
     forward_s, backward_s = costs.times(stage)
-    table = costs.set_cost(stage.used, stage.taken)
-    slowest = max(table.backward, key=lambda prefix: prefix[-1])
+    group = costs.group(stage.used, stage.taken)
+    slowest = max(group.times, key=lambda times: times.backward[-1])
     ready_s = sent_s = 0.0
     for layer in reversed(range(costs.num_layers)):
-        ready_s += slowest[layer + 1] - slowest[layer]
+        ready_s += slowest.work(layer, layer + 1).backward_s
         if costs.parameters[layer][layer + 1] and stage.replicas > 1:
-            seconds = table.allreduce_s + table.allreduce_s_per_byte * costs.parameters[layer][layer + 1]
-            sent_s = max(sent_s, ready_s) + seconds
+            sent_s = max(sent_s, ready_s) + group.ring_seconds(layer, layer + 1)
     return forward_s * costs.micro_batches + backward_s * (costs.micro_batches - 1) + max(ready_s, sent_s)
 
 
 def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, measures: Measures) -> float:
     """Bytes per device of the plan that needs the least on its fullest device: the smallest micro-batch, one in flight, and
     layers spread over as many stages as help (dynamic programming over layers and devices)."""
-    servers = Servers(cluster)
-    costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), measures)
-    devices = min(servers.num_devices, 4 * costs.num_layers)
-    widths = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
+    costs = StageCosts(profile, cluster, measures)
+    micro_batch = -(-global_batch // max(micro_batch_counts(profile, global_batch)))
+    devices = min(len(cluster), 4 * costs.num_layers)
+    groups = {width: costs.group(range(width), -(-micro_batch // width))
+              for width in (1 << k for k in range(devices.bit_length())) if width <= devices}
     best = [[0.0 if layer == 0 else float("inf")] * (devices + 1) for layer in range(costs.num_layers + 1)]
     for end in range(1, costs.num_layers + 1):
-        for used in range(1, devices + 1):
-            for width in widths:
-                if width > used:
-                    break
-                samples, rate = -(-costs.micro_batch // width), measures.parameter_bytes(profile, width)
-                for first in range(end):
-                    need = costs.parameters[first][end] * rate + sum(costs.held_bytes(first, end)) * samples
-                    best[end][used] = min(best[end][used], max(need, best[first][used - width]))
+        for first in range(end):
+            needs = [(width, group.memory(first, end).bytes(1)) for width, group in groups.items()]
+            for used in range(1, devices + 1):
+                for width, need in needs:
+                    if width <= used:
+                        best[end][used] = min(best[end][used], max(need, best[first][used - width]))
     return min(best[costs.num_layers])
