@@ -126,11 +126,21 @@ class Group:
         self.times = [costs.times(device, samples, split) for _, device in sorted(types.items())]
         self.limit = costs.measures.limit(min(one.usable_bytes for one in members))
         self._state, self._sizes = costs.measures.parameter_bytes(costs.profile, replicas), costs.bytes(split)
-        self._costs = costs
+        self._costs, self._split = costs, split
 
     @property
     def ring(self) -> Transfer:
         return self._costs.ring(self.devices)
+
+    def layer_seconds(self) -> np.ndarray:
+        """``[layer]`` forward and backward seconds on the slowest device, with the sums of tensor parallelism over the group: one
+        forward and one backward, of the samples whose sums are not in a measured time."""
+        seconds = np.max([times.seconds for times in self.times], axis=0)
+        if self._split > 1:
+            sizes = np.array([layer.tensor_parallel_bytes or 0 for layer in self._costs.profile.layers], dtype=float)
+            sizes *= np.max([times.unsummed for times in self.times], axis=0)
+            seconds = seconds + 2 * (sizes * self.ring.seconds_per_byte + (sizes > 0) * self.ring.latency_s)
+        return np.asarray(seconds)
 
     def work(self, first: int, end: int) -> Work:
         """Of the layers ``first`` to ``end - 1`` on the slowest device."""
@@ -146,6 +156,11 @@ class Group:
         sizes, samples = self._sizes, self.samples
         return StageMemory(sizes.parameters[first][end] * self._state + sizes.again[first][end] * samples,
                            sizes.each[first][end] * samples, self.limit)
+
+    def all_memory(self) -> Tuple[np.ndarray, np.ndarray]:
+        """``[first, end]`` bytes of all stages: ``fixed`` and ``each`` of :class:`StageMemory`."""
+        parameters, again, each = map(np.array, self._sizes)
+        return parameters * self._state + again * self.samples, each * self.samples
 
 
 class StageCosts:
