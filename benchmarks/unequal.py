@@ -20,6 +20,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.planner.auto.partition import auto_partition
 from whale_tf.planner.candidate import Candidate, Stage
 from whale_tf.planner.simulated import simulated, with_slices
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 # local batches that fit 16 GiB and are usual for the model; the paper does not give its own
@@ -56,8 +57,9 @@ def report_pipelines(console: Console) -> None:
     rows: List[List[str]] = []
     for name, batch, micro_batches, paper in PIPELINES:
         profile = replace(load_builtin(name), batch_granularity=1)
+        costs = StageCosts(profile, cluster)
         even, aware = (
-            simulated(replace(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile=profile), cluster)
+            simulated(replace(auto_partition(costs, batch, 4, micro_batches, solve), profile=profile), cluster)
             for solve in (even_stages, exact_stages))
         rows.append([name, _layers(even), _layers(aware), _types(aware, cluster), _ms(even), _ms(aware),
                      f"{even.latency_s / aware.latency_s:.2f}", paper])

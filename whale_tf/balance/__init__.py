@@ -14,6 +14,7 @@ from whale_tf.balance.stages import (
     partition_fits,
     partition_latency_s,
     partition_memory_bytes,
+    pipeline_seconds,
     stage_times_s,
 )
 from whale_tf.errors import PlanError, did_you_mean
@@ -39,4 +40,4 @@ def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
 
 __all__ = ["Balance", "BalanceProblem", "PartitionProblem", "SOLVERS", "StagePartition", "apportion", "balance",
            "exact_stages", "fits", "memory_utilisation", "partition_fits", "partition_latency_s",
-           "partition_memory_bytes", "stage_times_s", "step_time_s", "waste"]
+           "partition_memory_bytes", "pipeline_seconds", "stage_times_s", "step_time_s", "waste"]

@@ -18,6 +18,7 @@ from whale_tf.planner.joint import Joint
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.search import searched
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
 MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
@@ -160,32 +161,32 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     """The best numbers of micro-batches for ``count`` stages.  Cuts are between blocks, unless finer cuts gain enough."""
     if count == 1:
         return _searched(layers, cluster, request, "data-parallel", measures)
-    profile = layers if count <= len(layers.layers) else pieces
+    fine = StageCosts(pieces, cluster, measures)
+    coarse = StageCosts(layers, cluster, measures) if count <= len(layers.layers) else fine
     found: List[Candidate] = []
     error: Optional[InfeasibleError] = None
     for micro_batches in _micro_batch_counts(cluster, request, count):
         try:
-            found.append(auto_partition(profile, cluster, request.global_batch, count, micro_batches, measures))
+            found.append(auto_partition(coarse, request.global_batch, count, micro_batches))
         except InfeasibleError as failed:
             error = failed
     if not found:
-        return [_finer(pieces, cluster, request, count, measures, error)]
+        return [_finer(fine, request, count, error)]
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
-        finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches, measures)
+        finer = auto_partition(fine, request.global_batch, count, result.micro_batches)
         taken = respecting_blocks(result, finer)
-        choices.append(replace(taken, profile=pieces if taken is finer else profile))
+        choices.append(replace(taken, profile=pieces if taken is finer else coarse.profile))
     return choices
 
 
-def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, measures: Measures,
-           error: Optional[InfeasibleError]) -> Candidate:
+def _finer(pieces: StageCosts, request: Request, count: int, error: Optional[InfeasibleError]) -> Candidate:
     """Tries finer cuts if no cut between blocks fits in memory."""
-    most = max(_micro_batch_counts(cluster, request, count))
+    most = max(_micro_batch_counts(pieces.cluster, request, count))
     try:
-        return replace(auto_partition(pieces, cluster, request.global_batch, count, most, measures), profile=pieces)
+        return replace(auto_partition(pieces, request.global_batch, count, most), profile=pieces.profile)
     except InfeasibleError:
-        raise error or InfeasibleError(f"no partition of {pieces.name!r} fits") from None
+        raise error or InfeasibleError(f"no partition of {pieces.profile.name!r} fits") from None
 
 
 def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[int]:
