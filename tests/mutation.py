@@ -47,6 +47,8 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.emit.merge": ("tests/emit/test_merged_nodes.py", "tests/emit/test_merge.py"),
     "whale_tf.emit.order": ("tests/emit/test_barriers.py",),
     "whale_tf.planner.bounds": ("tests/planner/test_bounds.py",),
+    "whale_tf.planner.stage_costs": ("tests/planner/test_stage_costs.py", "tests/planner/test_dapple_cost.py",
+                                     "tests/planner/test_amp_cost.py"),
     "whale_tf.planner.homes": ("tests/planner/test_homes.py",),
     "whale_tf.planner.play": ("tests/planner/test_play.py",),
     "whale_tf.ir.batch_axis.positions": ("tests/ir/test_positions.py",),
