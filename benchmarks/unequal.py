@@ -34,7 +34,7 @@ def data_parallel(profile: ModelProfile, cluster: Cluster, local: int, balance: 
     batch = local * len(cluster)
     result = Candidate(
         search=balance, model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster), kind="dp",
-        stages=(stage,), micro_batches=1, latency_s=0.0, formula_latency_s=0.0, peak_memory_bytes=(0,) * len(cluster),
+        stages=(stage,), micro_batches=1, latency_s=0.0, peak_memory_bytes=(0,) * len(cluster),
         search_seconds=0.0, description="data parallel", profile=profile)
     return simulated(result, cluster, balance)
 

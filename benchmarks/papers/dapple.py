@@ -207,7 +207,7 @@ SOLVERS: Mapping[str, planner.Solver] = {
 }
 
 
-def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact") -> List[planner.Candidate]:
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact") -> List[planner.Hybrid]:
     """The candidates of a key of :data:`SOLVERS`, played and ranked like those of the package; empty when nothing fits memory."""
     if solver in planner.SOLVERS:
         return planner.search(profile, cluster, global_batch, solver)

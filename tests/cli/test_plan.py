@@ -37,7 +37,7 @@ def test_json_object() -> None:
 def test_tables_and_picture() -> None:
     result = run(*plan("--search", "two-stages"))
     assert result.exit_code == 0
-    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy", "samples/s, ", "accuracy: "):
+    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "samples/s, ", "accuracy: "):
         assert part in result.stdout
 
 

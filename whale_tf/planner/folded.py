@@ -19,13 +19,13 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.balance import exact_stages, stage_times_s
 from whale_tf.cluster import Cluster
 from whale_tf.planner.auto.partition import all_reduce_seconds, partition_problem, stage_devices
-from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, of_stages
 from whale_tf.planner.measures import Measures
+from whale_tf.planner.micro_batches import micro_batch_counts
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.schedule import schedule_of
 
 MOST_EACH = 4  # TaskGraphs on a device
-MOST_PER_STAGE = 8  # micro-batches for each stage of devices; with more, devices hardly wait
 HANDED_OVER = 6  # number of plans to play
 OF_EACH = 2  # number of these with the same devices for their stages
 TWO_EACH = "zero_bubble_v"
@@ -113,7 +113,9 @@ def _of_shape(shape: _Shape, costs: StageCosts, like: Candidate, schedule: str,
             return
         homes = fold(shape.stages * each, each)
         rows = [tuple(row[home] for home in homes) for row in shape.replicas]
-        for count in _micro_batch_counts(shape, like.global_batch, schedule, micro_batches):
+        multiple = 1 if schedule == TWO_EACH else shape.stages
+        for count in micro_batch_counts(
+                like.global_batch, shape.model_replicas, shape.stages, len(shape.rows[0][0]), micro_batches, multiple):
             problem = replace(partition_problem(costs, rows, like.global_batch, count), fixed_order=True)
             cuts = exact_stages(problem).cuts
             times = stage_times_s(problem, cuts, range(len(homes)))
@@ -122,20 +124,7 @@ def _of_shape(shape: _Shape, costs: StageCosts, like: Candidate, schedule: str,
             stages = tuple(Stage(first_layer=first, last_layer=end - 1, devices=shape.rows[home])
                            for first, end, home in zip(cuts, cuts[1:], homes))
             seconds = (count + (shape.stages - 1) / each) * max(device_s, wire_s) + all_reduce_seconds(costs, stages)
-            yield Candidate(
-                schedule, _described(shape, cuts, each, count), like.model, like.cluster, like.global_batch,
-                like.num_devices, kind_of(stages), stages, count, shape.model_replicas, seconds, seconds,
-                peak_memory_bytes=(0,) * like.num_devices, profile=costs.profile)
-
-
-def _micro_batch_counts(shape: _Shape, global_batch: int, schedule: str, asked: Optional[int]) -> List[int]:
-    """The numbers of micro-batches that leave each replica whole examples."""
-    share = global_batch // shape.model_replicas
-    if share * shape.model_replicas != global_batch:
-        return []
-    counts = [asked] if asked is not None else range(1, min(share, MOST_PER_STAGE * shape.stages) + 1)
-    replicas, step = len(shape.rows[0][0]), 1 if schedule == TWO_EACH else shape.stages
-    return [count for count in counts if share % count == 0 and share // count >= replicas and count % step == 0]
+            yield of_stages(schedule, _described(shape, cuts, each, count), costs, stages, like.global_batch, count, seconds)
 
 
 def _described(shape: _Shape, cuts: Sequence[int], each: int, count: int) -> str:

@@ -13,15 +13,15 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
-from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
+from whale_tf.planner.candidate import Candidate, Stage, no_candidate, of_stages
 from whale_tf.planner.joint import Joint
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
+from whale_tf.planner.micro_batches import micro_batch_counts
 from whale_tf.planner.search import searched
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
-MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
     "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
 PLAYED = 6  # number of candidates of a graph to play, the fastest by layers
@@ -87,12 +87,10 @@ def to_play(found: Sequence[Candidate]) -> List[Candidate]:
     return kept + [one for one in found if one not in kept][:PLAYED]
 
 
-def undivided(profile: ModelProfile, cluster: Cluster, request: Request) -> Candidate:
+def undivided(costs: StageCosts, request: Request) -> Candidate:
     """The local script: the whole model on the first device."""
-    stages = (Stage(first_layer=0, last_layer=len(profile.layers) - 1, devices=((0,),)),)
-    return Candidate(
-        "undivided", "one device", profile.name, cluster.name, request.global_batch, len(cluster), kind_of(stages), stages,
-        request.micro_batches or 1, peak_memory_bytes=(0,) * len(cluster), profile=profile)
+    stages = (Stage(first_layer=0, last_layer=costs.num_layers - 1, devices=((0,),)),)
+    return of_stages("undivided", "one device", costs, stages, request.global_batch, request.micro_batches or 1)
 
 
 def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
@@ -106,7 +104,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
                 raise
             found.append(no_candidate(f"pipelines of {count} stages", error))
     if request.num_stages is None:
-        found.append(undivided(layers, cluster, request))
+        found.append(undivided(StageCosts(layers, cluster, measures), request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
             try:
                 found += _searched(layers, cluster, request, name, measures)
@@ -175,8 +173,7 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
         finer = auto_partition(fine, request.global_batch, count, result.micro_batches)
-        taken = respecting_blocks(result, finer)
-        choices.append(replace(taken, profile=pieces if taken is finer else coarse.profile))
+        choices.append(respecting_blocks(result, finer))
     return choices
 
 
@@ -184,18 +181,18 @@ def _finer(pieces: StageCosts, request: Request, count: int, error: Optional[Inf
     """Tries finer cuts if no cut between blocks fits in memory."""
     most = max(_micro_batch_counts(pieces.cluster, request, count))
     try:
-        return replace(auto_partition(pieces, request.global_batch, count, most), profile=pieces.profile)
+        return auto_partition(pieces, request.global_batch, count, most)
     except InfeasibleError:
         raise error or InfeasibleError(f"no partition of {pieces.profile.name!r} fits") from None
 
 
 def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[int]:
-    replicas = max(1, len(cluster.devices) // count)
     if request.micro_batches is not None:
         return [request.micro_batches]
-    each = request.global_batch // replicas
-    if each * replicas != request.global_batch or each < 1:
+    replicas = max(1, len(cluster.devices) // count)
+    counts = micro_batch_counts(request.global_batch, replicas, count)
+    if not counts:
         raise InfeasibleError(
             f"a mini-batch of {request.global_batch} examples does not divide over {replicas} model replicas of "
             f"{count} TaskGraphs; use a multiple of {replicas}")
-    return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
+    return counts

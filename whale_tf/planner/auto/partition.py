@@ -6,13 +6,12 @@ replica has the same mix.  A stage is as slow as its slowest copy.
 
 from __future__ import annotations
 
-import time
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_latency_s, partition_memory_bytes
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
-from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, of_stages
 from whale_tf.planner.stage_costs import StageCosts, Transfer
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.schedule import warmup_depths
@@ -33,8 +32,7 @@ def auto_partition(costs: StageCosts, global_batch: int, num_stages: int, micro_
         InfeasibleError: there are more stages than layers, or no partition fits in memory.
         PlanError: the stages do not divide the devices.
     """
-    began = time.perf_counter()
-    profile, cluster = costs.profile, costs.cluster
+    cluster = costs.cluster
     rows = stage_devices(cluster, num_stages)
     problem = partition_problem(costs, rows, global_batch, micro_batches)
     found = solve(problem)
@@ -44,14 +42,11 @@ def auto_partition(costs: StageCosts, global_batch: int, num_stages: int, micro_
     for stage, need in zip(stages, partition_memory_bytes(problem, found.cuts)):
         for device in stage.all_devices:
             peaks[device] = int(need)
-    replicas = len(rows)
-    return Candidate(
-        search="auto", model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
-        kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
-        formula_latency_s=seconds, peak_memory_bytes=tuple(peaks), search_seconds=time.perf_counter() - began,
-        description="{} stage{} ({} layers){}, {} micro-batch{}".format(
-            num_stages, "s" * (num_stages > 1), "+".join(str(b - a) for a, b in zip(found.cuts, found.cuts[1:])),
-            f" x {replicas} model replicas" if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1)))
+    sizes, replicas = "+".join(str(b - a) for a, b in zip(found.cuts, found.cuts[1:])), len(rows)
+    description = "{} stage{} ({} layers){}, {} micro-batch{}".format(
+        num_stages, "s" * (num_stages > 1), sizes, f" x {replicas} model replicas" if replicas > 1 else "", micro_batches,
+        "es" * (micro_batches > 1))
+    return of_stages("auto", description, costs, stages, global_batch, micro_batches, seconds, peaks)
 
 
 def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:

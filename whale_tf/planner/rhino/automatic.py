@@ -90,7 +90,7 @@ def _candidate(question: Question, cluster: Cluster, replicas: int, answer: Answ
     stages = (Stage(first_layer=0, last_layer=0, devices=_rows(len(cluster), replicas), strategy="split"),)
     return Candidate(
         NAME, describe(assignment, question.graph, answer.mesh), "", cluster.name, question.batch, len(cluster),
-        kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds, formula_latency_s=answer.seconds,
+        kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds,
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=search_seconds, assignment=assignment)
 
 
