@@ -54,7 +54,6 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.ir.batch_axis.positions": ("tests/ir/test_positions.py",),
     "whale_tf.planner.recompute": ("tests/planner/test_recompute.py", "tests/planner/test_recompute_rows.py"),
     "whale_tf.balance.exact": ("tests/balance",),
-    "whale_tf.balance.memory_constrained": ("tests/balance",),
     "whale_tf.balance.partition": ("tests/balance",),
     "whale_tf.balance.proportional": ("tests/balance",),
     "whale_tf.balance.stages": ("tests/balance",),

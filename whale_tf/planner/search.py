@@ -33,7 +33,6 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", dapple.plans),
     "data-parallel": Method("every device holds the model", dapple.plans),
-    "two-stages": Method("the best plan of two stages", dapple.plans),
     "amp": Method("pipeline, data and tensor parallelism (AMP)", amp.plans),
 }
 
