@@ -17,8 +17,8 @@ from benchmarks.measure import table
 from benchmarks.papers.stages import even_stages
 from whale_tf.balance import exact_stages
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.partition import auto_partition
 from whale_tf.planner.candidate import Candidate, Stage
+from whale_tf.planner.partition import auto_partition
 from whale_tf.planner.simulated import simulated, with_slices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin

@@ -12,9 +12,9 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanError
 from whale_tf.planner.auto.choose import Request, choose
-from whale_tf.planner.auto.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
 from whale_tf.planner.measures import Allowed
+from whale_tf.planner.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.search import search
 from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.slices import replica_slices

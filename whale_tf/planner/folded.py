@@ -18,10 +18,10 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.balance import exact_stages, stage_times_s
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.partition import all_reduce_seconds, partition_problem, stage_devices
 from whale_tf.planner.candidate import Candidate, Stage, of_stages
 from whale_tf.planner.measures import Measures
 from whale_tf.planner.micro_batches import micro_batch_counts
+from whale_tf.planner.partition import all_reduce_seconds, partition_problem, stage_devices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.schedule import schedule_of
 

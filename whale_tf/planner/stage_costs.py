@@ -10,7 +10,7 @@ A stage is a run of layers, ``first`` to ``end - 1``, on a group of devices, for
                micro-batch computes again; and what each micro-batch in flight holds
 
 How these make up the time of a step is for a search to say: DAPPLE's Eq. 1 and 2 (:mod:`whale_tf.planner.dapple.cost`), AMP's
-Eq. 3 to 5 (:mod:`whale_tf.planner.amp.cost`), Whale's balance of stages (:mod:`whale_tf.planner.auto.partition`).
+Eq. 3 to 5 (:mod:`whale_tf.planner.amp.cost`), Whale's balance of stages (:mod:`whale_tf.planner.partition`).
 """
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
-from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
 from whale_tf.planner.candidate import Candidate, Stage, no_candidate, of_stages
 from whale_tf.planner.joint import Joint
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.micro_batches import micro_batch_counts
+from whale_tf.planner.partition import auto_partition, respecting_blocks
 from whale_tf.planner.search import searched
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile

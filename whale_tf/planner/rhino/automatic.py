@@ -15,8 +15,8 @@ from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.mesh import Mesh, meshes
 from whale_tf.planner.rhino.near import near_answer
 from whale_tf.planner.rhino.problem import Problem
-from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import Answer, search
+from whale_tf.planner.scope import find_scope
 from whale_tf.planner.sharding import Assignment
 
 NAME = "rhino"

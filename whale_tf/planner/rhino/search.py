@@ -8,6 +8,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.ir.graph import OpGraph
 from whale_tf.patterns.spread import Spread
+from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.rhino import memory
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
@@ -15,10 +16,9 @@ from whale_tf.planner.rhino.integer_program import solve
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Mesh, axes, meshes
-from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, replica_shapes
-from whale_tf.planner.rhino.scope import Scope, find_scope
+from whale_tf.planner.scope import Scope, find_scope
 
 PRICES = 10  # number of byte prices to try
 
