@@ -96,9 +96,8 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
         times, sizes = costs.times(stage.devices[0][0], share, split), costs.bytes(split)
         each = -(-len(layers) // PARTS)
         groups = [layers[first:first + each] for first in range(0, len(layers), each)]
-        numbers = range(stage.first_layer, stage.last_layer + 1)
-        held = [sizes.each[number][number + 1] * share for number in numbers]
-        seconds = [times.work(number, number + 1).forward_s for number in numbers]
+        held = [sizes.each[number][number + 1] * share for number in range(stage.first_layer, stage.last_layer + 1)]
+        seconds = times.forward_s[stage.first_layer:stage.last_layer + 1]
         behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
         starts = range(0, len(layers), each)
         names.append(tuple(tuple(layer.name for layer in group) for group in groups))

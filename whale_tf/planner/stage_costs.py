@@ -42,13 +42,14 @@ class LayerTimes:
     """Seconds of all layers on one type of device, for one number of samples.
 
     Attributes:
+        forward_s: ``[layer]``
         seconds: ``[layer]`` forward and backward.
         forward, backward: ``[end]`` seconds of the layers before ``end``.
         unsummed: ``[layer]`` samples whose sums of tensor parallelism are not part of the times.
     """
 
     def __init__(self, forward: Sequence[float], backward: Sequence[float], unsummed: Sequence[float]) -> None:
-        self.seconds = np.add(forward, backward)
+        self.forward_s, self.seconds = forward, np.add(forward, backward)
         self.forward = [0.0, *itertools.accumulate(forward)]
         self.backward = [0.0, *itertools.accumulate(backward)]
         self.unsummed = np.asarray(unsummed)
