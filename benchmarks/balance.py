@@ -8,25 +8,23 @@ import argparse
 import random
 import statistics
 import time
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Iterator, List, Sequence
 
 from rich.console import Console
 
 from benchmarks.measure import table
+from benchmarks.papers.balance import SOLVERS, memory_utilisation, printed_units, waste
 from benchmarks.papers.stages import STAGE_SOLVERS
 from whale_tf.balance import (
-    SOLVERS,
     Balance,
     BalanceProblem,
     PartitionProblem,
     balance,
     exact_stages,
     fits,
-    memory_utilisation,
     partition_fits,
     partition_latency_s,
     step_time_s,
-    waste,
 )
 from whale_tf.cluster import DEVICE_TYPES
 from whale_tf.errors import InfeasibleError
@@ -98,9 +96,9 @@ def ratios(values: Sequence[float]) -> List[str]:
         statistics.mean(ordered), ordered[int(0.95 * (len(ordered) - 1))], ordered[-1])]
 
 
-def as_printed(problem: BalanceProblem, found: Balance) -> float:
-    """Largest memory utilisation under the solver's own load ratios (the printed algorithm's are fractions)."""
-    return max(memory_utilisation(problem, [load * problem.units for load in found.loads]))
+def own_units(problem: BalanceProblem, found: Balance) -> Sequence[float]:
+    """The solver's own units (the printed algorithm's are fractions)."""
+    return printed_units(problem) if found.algorithm == "paper" else found.units
 
 
 def report_intra(console: Console, cases: Sequence[BalanceProblem]) -> None:
@@ -109,8 +107,8 @@ def report_intra(console: Console, cases: Sequence[BalanceProblem]) -> None:
     rows = []
     for name in SOLVERS:
         seconds: List[float] = []
-        found = [timed(lambda problem=problem: balance(problem, name), seconds) for problem in cases]
-        used = [as_printed(problem, answer) for problem, answer in zip(cases, found)]
+        found = [timed(lambda problem=problem: SOLVERS[name](problem), seconds) for problem in cases]
+        used = [max(memory_utilisation(problem, own_units(problem, answer))) for problem, answer in zip(cases, found)]
         over = [utilisation for utilisation in used if utilisation > 1 + 1e-9]
         slower = [step_time_s(problem, answer.units) / optimum
                   for problem, answer, optimum, is_tight in zip(cases, found, best, tight)
@@ -149,10 +147,10 @@ def report_named(console: Console) -> None:
     problem = BalanceProblem((4.0, 1.0, 1.0), (10.0, 12.0, 12.0), 30.0, 64)
     rows: List[List[str]] = []
     for name in SOLVERS:
-        found: Dict[str, Any] = balance(problem, name)._asdict()
-        rows.append([name, ", ".join(f"{64 * load:.2f}" for load in found["loads"]),
-                     f"{100 * as_printed(problem, Balance(**found)):.1f}%",
-                     "{:.4f}".format(step_time_s(problem, found["units"]))])
+        found = SOLVERS[name](problem)
+        units = own_units(problem, found)
+        rows.append([name, ", ".join(f"{unit:.2f}" for unit in units), f"{100 * max(memory_utilisation(problem, units)):.1f}%",
+                     f"{step_time_s(problem, found.units):.4f}"])
     console.print(table("speeds 4:1:1, memories 10/12/12, need 30, batch 64", [
         "algorithm", "samples", "worst memory", "step time"], rows))
 

@@ -19,7 +19,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import search as dapple
 from whale_tf.planner.dapple.cost import Costs
 from whale_tf.planner.dapple.device_sets import Servers
-from whale_tf.planner.dapple.search import Candidate
+from whale_tf.planner.dapple.search import Hybrid
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 
@@ -58,10 +58,10 @@ PAPER_RATIOS = {"bert-48@dapple": 0.06, "xlnet-36": 0.03, "gnmt-16": 0.10, "amoe
 # What the authors' planner sends between servers at (their repository): a message alone, whatever other replicas send beside it
 PAPER_MESSAGES_BYTES_PER_S = 1e9
 
-_FOUND: Dict[Tuple[str, str, int, str], List[Candidate]] = {}
+_FOUND: Dict[Tuple[str, str, int, str], List[Hybrid]] = {}
 
 
-def found(profile: ModelProfile, cluster: Cluster, batch: int, solver: str = "exact") -> List[Candidate]:
+def found(profile: ModelProfile, cluster: Cluster, batch: int, solver: str = "exact") -> List[Hybrid]:
     """Search results, each made once."""
     key = (profile.name, cluster.to_json(), batch, solver)
     if key not in _FOUND:
@@ -69,7 +69,7 @@ def found(profile: ModelProfile, cluster: Cluster, batch: int, solver: str = "ex
     return _FOUND[key]
 
 
-def kind(candidate: Optional[Candidate]) -> str:
+def kind(candidate: Optional[Hybrid]) -> str:
     """In the notation of Table V."""
     if candidate is None:
         return "-"
@@ -87,20 +87,20 @@ def agrees(ours: str, paper: str) -> bool:
     return len(left) == len(right) and all(abs(a - b) <= 1 for a, b in zip(left, right))
 
 
-def best_of_kinds(profile: ModelProfile, cluster: Cluster, batch: int) -> Candidate:
+def best_of_kinds(profile: ModelProfile, cluster: Cluster, batch: int) -> Hybrid:
     """The fastest of the three kinds Table V knows: data parallel, two stages, straight."""
     every = [candidate for solver in ("data-parallel", "two-stages", "straight")
              for candidate in found(profile, cluster, batch, solver)[:1]]
     return min((dapple.polished(c) if len(c.stages) == 2 else c for c in every), key=lambda c: c.latency_s)
 
 
-def as_printed(row: PaperRow, profile: ModelProfile, cluster: Cluster) -> Optional[Candidate]:
+def as_printed(row: PaperRow, profile: ModelProfile, cluster: Cluster) -> Optional[Hybrid]:
     """The paper's plan, its split and micro-batches chosen best under our model."""
     if row.plan in ("DP", "straight"):
         every = found(profile, cluster, row.batch, "data-parallel" if row.plan == "DP" else "straight")
         return every[0] if every else None
     devices = [int(part) for part in row.plan.split(":")]
-    best: Optional[Candidate] = None
+    best: Optional[Hybrid] = None
     for count in dapple.micro_batch_counts(profile, row.batch):
         costs = Costs(profile, Servers(cluster), row.batch, count)
         for cut in range(1, costs.num_layers):
@@ -111,7 +111,7 @@ def as_printed(row: PaperRow, profile: ModelProfile, cluster: Cluster) -> Option
     return best
 
 
-def times(candidate: Optional[Candidate]) -> List[str]:
+def times(candidate: Optional[Hybrid]) -> List[str]:
     return ["-", "-"] if candidate is None else [f"{candidate.formula_s:.3f}", f"{candidate.latency_s:.3f}"]
 
 
@@ -138,7 +138,7 @@ def report_table5(console: Console) -> None:
                   f"among all plans")
 
 
-def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Candidate]:
+def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Hybrid]:
     """A plan of Table VII; None: straight."""
     if plan is None:
         stages = SOLVERS["straight"](costs)
@@ -148,7 +148,7 @@ def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> O
     return dapple.scored("paper", costs, stages) if stages and costs.fits(stages) else None
 
 
-def layers_of(candidate: Optional[Candidate]) -> str:
+def layers_of(candidate: Optional[Hybrid]) -> str:
     if candidate is None:
         return "-"
     if len(candidate.stages) > 8:
@@ -173,7 +173,7 @@ def report_table7(console: Console) -> None:
                         ["model", "planner", "stages", "micro-batches", "L", "played"], rows))
 
 
-def first(candidates: List[Candidate]) -> Optional[Candidate]:
+def first(candidates: List[Hybrid]) -> Optional[Hybrid]:
     return candidates[0] if candidates else None
 
 
@@ -254,7 +254,7 @@ def report_policies(console: Console) -> None:
         "model", "ACR, adapters shared", "of one replica at 1 GB/s", "paper", "PB over PA", "paper"], rows))
 
 
-def ratio_of_one_replica(best: Candidate) -> float:
+def ratio_of_one_replica(best: Hybrid) -> float:
     """The ACR as the paper's is met: the messages of one replica, alone on the network."""
     costs, stages = best.costs, best.stages
     sizes = [2 * costs.outputs[stage.first - 1] * costs.micro_batch / stage.replicas for stage in stages[1:]]

@@ -252,9 +252,19 @@ def played_cases() -> List[Case]:
     ]
 
 
-def compared(case: Case) -> Dict[str, Candidate]:
-    """What is compared under ``auto_parallel: rhino``, all as played: ``chosen``, ``undivided``, ``data-parallel``, and the best
-    ``division``, whose ``formula_latency_s`` is what the search minimised."""
+class Compared(NamedTuple):
+    """What is compared under ``auto_parallel: rhino``.
+
+    Attributes:
+        plans: all as played: ``chosen``, ``undivided``, ``data-parallel``, and the best ``division``, if there is one.
+        objective_s: what the search for that division minimised.
+    """
+
+    plans: Dict[str, Candidate]
+    objective_s: float
+
+
+def compared(case: Case) -> Compared:
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
@@ -264,10 +274,16 @@ def compared(case: Case) -> Dict[str, Candidate]:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
         cluster = Cluster.parse(case.cluster)
-        found = searching.compared(graph, cluster, wh.Config({"auto_parallel": "rhino"}))
-        divided = [one for one in found if one.assignment is not None]
-        rows = {one.search: one for one in found if one.search in ("undivided", "data-parallel") and not one.why_not}
-        return dict(rows, chosen=best(found, cluster), **({"division": ranked(divided)[0]} if divided else {}))
+        search = searching.compared(graph, cluster, wh.Config({"auto_parallel": "rhino"}))
+        found = search.candidates
+        plans = {one.search: one for one in found if one.search in ("undivided", "data-parallel") and not one.why_not}
+        plans["chosen"] = best(found, cluster)
+        divided = [one for one in search.divided if one.found.assignment is not None]
+        if not divided:
+            return Compared(plans, float("nan"))
+        division = ranked([one.found for one in divided])[0]
+        return Compared(dict(plans, division=division),
+                        next(one.objective_s for one in divided if one.found is division))
     finally:
         wh.shutdown()
 
@@ -279,9 +295,9 @@ def played(console: Console) -> None:
 
     rows: List[Sequence[str]] = []
     for case in played_cases():
-        found = compared(case)
+        found, objective_s = compared(case)
         division, chosen = found.get("division"), found["chosen"]
-        objective = "-" if division is None else f"{1e3 * division.formula_latency_s:.2f}"
+        objective = "-" if division is None else f"{1e3 * objective_s:.2f}"
         rows.append([f"{case.name}, {case.batch} on {case.cluster}", objective, ms(division), ms(found.get("undivided")),
                      ms(found.get("data-parallel")), ms(chosen), f"{chosen.search}: {chosen.description}"])
     console.print(table("Rhino's objective and times as played, ms a step", [
@@ -324,13 +340,13 @@ class Small(NamedTuple):
         wh.init(cluster="cpu:1")
         try:
             graph = self.graph()
-            mine = searching.compared(graph, self.cluster, wh.Config({"auto_parallel": "rhino"}))
+            mine = searching.compared(graph, self.cluster, wh.Config({"auto_parallel": "rhino"})).candidates
             every = list(mine)
             for patterns in itertools.product(PATTERNS, repeat=len(self.widths) - 1):
                 force = {f"product_{number}": pattern for number, pattern in enumerate(patterns)}
                 config = wh.Config({"auto_parallel": "rhino", "patterns.force": force})
                 try:
-                    every += searching.compared(graph, self.cluster, config)
+                    every += searching.compared(graph, self.cluster, config).candidates
                 except ConfigError:  # this many devices do not divide the product so
                     continue
             return best(mine, self.cluster), [one for one in every if one.fits and not one.why_not]

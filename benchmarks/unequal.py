@@ -17,9 +17,10 @@ from benchmarks.measure import table
 from benchmarks.papers.stages import even_stages
 from whale_tf.balance import exact_stages
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.partition import auto_partition
 from whale_tf.planner.candidate import Candidate, Stage
+from whale_tf.planner.partition import auto_partition
 from whale_tf.planner.simulated import simulated, with_slices
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 # local batches that fit 16 GiB and are usual for the model; the paper does not give its own
@@ -33,7 +34,7 @@ def data_parallel(profile: ModelProfile, cluster: Cluster, local: int, balance: 
     batch = local * len(cluster)
     result = Candidate(
         search=balance, model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster), kind="dp",
-        stages=(stage,), micro_batches=1, latency_s=0.0, formula_latency_s=0.0, peak_memory_bytes=(0,) * len(cluster),
+        stages=(stage,), micro_batches=1, latency_s=0.0, peak_memory_bytes=(0,) * len(cluster),
         search_seconds=0.0, description="data parallel", profile=profile)
     return simulated(result, cluster, balance)
 
@@ -56,8 +57,9 @@ def report_pipelines(console: Console) -> None:
     rows: List[List[str]] = []
     for name, batch, micro_batches, paper in PIPELINES:
         profile = replace(load_builtin(name), batch_granularity=1)
+        costs = StageCosts(profile, cluster)
         even, aware = (
-            simulated(replace(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile=profile), cluster)
+            simulated(replace(auto_partition(costs, batch, 4, micro_batches, solve), profile=profile), cluster)
             for solve in (even_stages, exact_stages))
         rows.append([name, _layers(even), _layers(aware), _types(aware, cluster), _ms(even), _ms(aware),
                      f"{even.latency_s / aware.latency_s:.2f}", paper])

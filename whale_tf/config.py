@@ -168,10 +168,10 @@ class Patterns(Record):
 class Balance(Record):
     """Load on unequal devices."""
 
-    algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = field(
+    algorithm: Literal["exact", "proportional", "even"] = field(
         "exact",
-        description="exact: smallest step time within memory; repaired and paper: Whale's Algorithm 1; proportional: in "
-        "proportion to speed, ignoring memory; even: equal loads.")
+        description="exact: smallest step time within memory; proportional: in proportion to speed, ignoring memory; even: "
+        "equal loads.")
 
 
 @dataclass(frozen=True, init=False)

@@ -57,10 +57,9 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 
 
 @garbage_collection_paused()
-def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
-    """The played candidates of ``auto_parallel`` for an un-annotated training graph, which is not changed."""
-    search = Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
-    return search.staged + [one.found for one in search.divided]
+def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> Search:
+    """The search of ``auto_parallel`` for an un-annotated training graph, which is not changed, with every candidate played."""
+    return Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
 
 
 class Decided(NamedTuple):
@@ -86,9 +85,11 @@ def decided_by_annotations(division: Division, cluster: Cluster, config: Config,
 
 class Played(NamedTuple):
     """A division of every op, and its decision.  The decision is None if there is no plan, or if the division was not played
-    because its search estimates no better time than that of other plans."""
+    because its search estimates no better time than that of other plans.  ``objective_s`` is the least sum of seconds that the
+    search found."""
 
     found: Candidate
+    objective_s: float
     decided: Optional[Decided] = None
 
 
@@ -158,7 +159,12 @@ class Search:
             if not one.why_not and (every or may_be_best(one, self.staged + [other.found for other in self.divided])):
                 self.divided.append(_divided(one, captured, model.batch, cluster, config, options))
             else:
-                self.divided.append(Played(one))
+                self.divided.append(Played(one, one.latency_s))
+
+    @property
+    def candidates(self) -> List[Candidate]:
+        """Plans of both kinds, and the reasons why there are none."""
+        return self.staged + [one.found for one in self.divided]
 
 
 def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
@@ -183,6 +189,6 @@ def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster,
         step, graph = decided.captured, decided.captured.graph
         sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
         region = decided.region._replace(graph=step._replace(sources=sources, stated=captured.stated).sized(batch))
-        return Played(as_played(found, step, region, decided.plan, cluster), decided)
+        return Played(as_played(found, step, region, decided.plan, cluster), found.latency_s, decided)
     except (PlanError, UnsupportedOpError) as error:
-        return Played(no_candidate(found.search, error))
+        return Played(no_candidate(found.search, error), found.latency_s)

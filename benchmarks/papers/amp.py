@@ -10,10 +10,10 @@ from benchmarks.papers.amp_annealing import anneal
 from whale_tf.planner.amp.cost import Costs, Strategy
 from whale_tf.planner.amp.layer_assignment import Problem
 from whale_tf.planner.amp.placement import megatron as megatron_placement
-from whale_tf.planner.amp.search import Candidate, degrees, micro_batches, ranked, search
+from whale_tf.planner.amp.search import Estimated, degrees, micro_batches, ranked, search
 
 
-def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
+def megatron(costs: Costs, balance: str = "layers") -> List[Estimated]:
     """For every micro-batch the smallest ``tmp x pp`` that fits memory, layers balanced by number or by parameters.
 
     Args:
@@ -21,7 +21,7 @@ def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
     """
     layers = len(costs.profile.layers)
     weights = [float(layer.parameter_bytes) for layer in costs.profile.layers]
-    record: List[Candidate] = []
+    record: List[Estimated] = []
     smallest: Dict[int, int] = {}
     for degree in sorted(degrees(costs.profile, costs.cluster), key=lambda d: (d.tmp * d.pp, d.tmp)):
         cuts = uniform(layers, degree.pp) if balance == "layers" else balanced(weights, degree.pp)
@@ -31,7 +31,7 @@ def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
                 continue
             strategy = Strategy(degree, size, placement, cuts)
             estimate = costs.estimate(strategy)
-            record.append(Candidate(strategy, estimate))
+            record.append(Estimated(strategy, estimate))
             if estimate.fits:
                 smallest[size] = degree.tmp * degree.pp
     return ranked(record)
@@ -51,7 +51,7 @@ def balanced(weights: Sequence[float], count: int) -> Tuple[int, ...]:
     return problem.trace(problem.probe(caps[problem.first_feasible(caps)])[1])
 
 
-def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Candidate]:
+def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Estimated]:
     """Random degrees, micro-batch, placement and cuts, no cost model used to choose."""
     generator = random.Random(seed)
     every = [degree for degree in degrees(costs.profile, costs.cluster)
@@ -66,10 +66,10 @@ def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Can
         cuts = sorted(generator.sample(range(1, len(costs.profile.layers)), degree.pp - 1))
         strategy = Strategy(degree, size, placement.ravel()[order].reshape(placement.shape),
                             (0, *cuts, len(costs.profile.layers)))
-        record.append(Candidate(strategy, costs.estimate(strategy)))
+        record.append(Estimated(strategy, costs.estimate(strategy)))
     return ranked(record)
 
 
 # the package's search beside them, under one signature
-SEARCHES: Mapping[str, Callable[[Costs], List[Candidate]]] = {
+SEARCHES: Mapping[str, Callable[[Costs], List[Estimated]]] = {
     "amp": search, "megatron": megatron, "random": random_search, "annealing": anneal}

@@ -19,14 +19,14 @@ import numpy
 
 from whale_tf.planner.amp.cost import Costs, Degrees
 from whale_tf.planner.amp.placement import megatron
-from whale_tf.planner.amp.search import Candidate, degrees, micro_batches, ranked
+from whale_tf.planner.amp.search import Estimated, degrees, micro_batches, ranked
 
 ITERATIONS = 200
 COOLING = 0.97
 MAX_TILES_TRIED = 2000
 
 
-def anneal(costs: Costs, iterations: int = ITERATIONS, seed: int = 0) -> List[Candidate]:
+def anneal(costs: Costs, iterations: int = ITERATIONS, seed: int = 0) -> List[Estimated]:
     """Accepted strategies, best first.  The neighbour of a strategy differs in ``dp`` or in ``tmp``, and has a new tiling and
     micro-batch; temperatures start at the first cost and cool geometrically.
 
@@ -57,11 +57,11 @@ def anneal(costs: Costs, iterations: int = ITERATIONS, seed: int = 0) -> List[Ca
     return ranked(record)
 
 
-def _sampled(costs: Costs, degree: Degrees, generator: random.Random) -> Optional[Candidate]:
+def _sampled(costs: Costs, degree: Degrees, generator: random.Random) -> Optional[Estimated]:
     """A random tiling and micro-batch of these degrees, layers assigned exactly."""
     size = generator.choice(micro_batches(costs.global_batch, degree.dp, costs.profile.batch_granularity or 1))
     strategy = costs.assign(degree, size, domino_placement(costs, degree, generator))
-    return None if strategy is None else Candidate(strategy, costs.estimate(strategy))
+    return None if strategy is None else Estimated(strategy, costs.estimate(strategy))
 
 
 def domino_placement(costs: Costs, degree: Degrees, generator: random.Random) -> numpy.ndarray:

@@ -112,9 +112,9 @@ def in_order(costs: Costs, cuts: Sequence[int], devices: Sequence[int]) -> Stage
 
 
 def _single_device_times(costs: Costs) -> Tuple[List[float], List[float]]:
-    device = costs.servers.cluster.devices[0]
-    forward, backward = costs.prefix(device.type, 0, costs.profile.batch_granularity or 1)
-    return ([b - a for a, b in zip(forward, forward[1:])], [b - a for a, b in zip(backward, backward[1:])])
+    times = costs.stage_costs.times(0, costs.profile.batch_granularity or 1)
+    works = [times.work(layer, layer + 1) for layer in range(costs.num_layers)]
+    return [work.forward_s for work in works], [work.backward_s for work in works]
 
 
 # ---- PipeDream -------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ SOLVERS: Mapping[str, planner.Solver] = {
 }
 
 
-def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact") -> List[planner.Candidate]:
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact") -> List[planner.Hybrid]:
     """The candidates of a key of :data:`SOLVERS`, played and ranked like those of the package; empty when nothing fits memory."""
     if solver in planner.SOLVERS:
         return planner.search(profile, cluster, global_batch, solver)
@@ -221,5 +221,4 @@ def single_device_seconds(profile: ModelProfile, cluster: Cluster, global_batch:
     """All micro-batches one after the other on the first device: the numerator of the paper's speed-ups (section VI-C)."""
     count = max(planner.micro_batch_counts(profile, global_batch))
     costs = Costs(profile, Servers(cluster), global_batch, count)
-    device = cluster.devices[0]
-    return count * sum(part[-1] for part in costs.prefix(device.type, device.index, costs.micro_batch))
+    return count * sum(costs.stage_costs.times(0, costs.micro_batch).work(0, costs.num_layers))

@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.balance import generate_cases
-from whale_tf.balance import (
-    SOLVERS,
-    BalanceProblem,
-    apportion,
-    balance,
-    fits,
-    memory_utilisation,
-    step_time_s,
-    waste,
-)
+from benchmarks.papers.balance import SOLVERS, memory_utilisation, printed_units, waste
+from whale_tf.balance import BalanceProblem, apportion, balance, fits, step_time_s
 from whale_tf.errors import InfeasibleError, PlanError
 
 NAMED = BalanceProblem((4.0, 1.0, 1.0), (10.0, 12.0, 12.0), 30.0, 64)
@@ -58,23 +50,23 @@ def test_exact_equals_brute_force(problem: BalanceProblem) -> None:
     if optimum is None:
         for name in ("exact", "repaired"):
             with pytest.raises(InfeasibleError):
-                balance(problem, name)
+                SOLVERS[name](problem)
         return
     found = balance(problem)
     assert fits(problem, found.units) and step_time_s(problem, found.units) == optimum
-    assert fits(problem, balance(problem, "repaired").units)
+    assert fits(problem, SOLVERS["repaired"](problem).units)
 
 
 @pytest.mark.slow
 @given(problems(devices=9, units=400), st.sampled_from(sorted(SOLVERS)))
 def test_every_answer_is_a_division_of_the_load(problem: BalanceProblem, name: str) -> None:
     try:
-        found = balance(problem, name)
+        found = SOLVERS[name](problem)
     except InfeasibleError:
         assert name in ("exact", "repaired")
         return
     assert sum(found.units) == problem.units and min(found.units) >= problem.minimum
-    assert sum(found.loads) == pytest.approx(1) and found.algorithm == name
+    assert found.algorithm == name
 
 
 @pytest.mark.slow
@@ -85,25 +77,26 @@ def test_exact_is_never_slower_than_an_answer_that_fits(problem: BalanceProblem)
     except InfeasibleError:
         return
     for name in SOLVERS:
-        units = balance(problem, name).units
+        units = SOLVERS[name](problem).units
         if fits(problem, units):
             assert best <= step_time_s(problem, units)
 
 
 @pytest.mark.slow
 def test_ten_thousand_generated_cases() -> None:
-    """Loads sum to 1; repaired and exact are never over memory where some load fits (all generated cases are such)."""
+    """Repaired and exact are never over memory where some load fits (all generated cases are such)."""
     printed_over = 0
     for problem in generate_cases(10_000, seed=1):
-        answers = {name: balance(problem, name) for name in SOLVERS}
+        answers = {name: solve(problem) for name, solve in SOLVERS.items()}
         optimum = step_time_s(problem, answers["exact"].units)
         for name, found in answers.items():
-            assert sum(found.units) == problem.units and abs(sum(found.loads) - 1) < 1e-9
+            assert sum(found.units) == problem.units
             if name in ("exact", "repaired"):
                 assert fits(problem, found.units) and max(memory_utilisation(problem, found.units)) <= 1 + 1e-9
             if fits(problem, found.units):
                 assert step_time_s(problem, found.units) >= optimum
-        printed = [load * problem.units for load in answers["paper"].loads]
+        printed = printed_units(problem)
+        assert sum(printed) == pytest.approx(problem.units)
         printed_over += max(memory_utilisation(problem, printed)) > 1 + 1e-9
     assert printed_over > 1000  # the defect is not rare
 
@@ -112,17 +105,17 @@ class TestNamedCase:
     """Speeds 4:1:1, memories 10/12/12, need 30, batch 64."""
 
     def test_the_printed_algorithm_ends_at_134_percent(self) -> None:
-        loads = balance(NAMED, "paper").loads
-        assert loads == pytest.approx((42 / 64 + 2 / 192 - 14 / 64, 10 / 64 + 2 / 192 + 14 / 64, 1 / 6))
-        assert max(memory_utilisation(NAMED, [load * 64 for load in loads])) == pytest.approx(1.34375)
-        assert not fits(NAMED, balance(NAMED, "paper").units)
+        printed = printed_units(NAMED)
+        assert printed == pytest.approx((42 + 2 / 3 - 14, 10 + 2 / 3 + 14, 64 / 6))
+        assert max(memory_utilisation(NAMED, printed)) == pytest.approx(1.34375)
+        assert not fits(NAMED, SOLVERS["paper"](NAMED).units)
 
     def test_repaired_and_exact_fit(self) -> None:
         assert NAMED.capacities == (21, 25, 25)
         for name in ("repaired", "exact"):
-            assert max(memory_utilisation(NAMED, balance(NAMED, name).units)) <= 1
+            assert max(memory_utilisation(NAMED, SOLVERS[name](NAMED).units)) <= 1
         assert balance(NAMED).units == (21, 22, 21)
-        assert balance(NAMED, "repaired").units == (21, 25, 18)
+        assert SOLVERS["repaired"](NAMED).units == (21, 25, 18)
 
     def test_formula_1(self) -> None:
         assert waste(NAMED, (21, 22, 21)) == pytest.approx(2 * (2 / 3 - 21 / 64))
@@ -131,7 +124,7 @@ class TestNamedCase:
 
 def test_without_memory_pressure_all_aware_solvers_agree() -> None:
     problem = BalanceProblem((2.0, 1.0), (1e9, 1e9), 1.0, 12)
-    assert {balance(problem, name).units for name in ("exact", "repaired", "paper", "proportional")} == {(8, 4)}
+    assert {SOLVERS[name](problem).units for name in ("exact", "repaired", "paper", "proportional")} == {(8, 4)}
     assert balance(problem, "even").units == (6, 6)
 
 

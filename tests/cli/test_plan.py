@@ -13,7 +13,9 @@ from whale_tf.cli import app
 from whale_tf.cli.plan import differences, picture
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
-from whale_tf.planner.search import search
+from whale_tf.planner.dapple.search import plans
+from whale_tf.planner.stage_costs import StageCosts
+from whale_tf.profiler.model_profile import load_builtin
 
 
 def run(*arguments: str) -> Called:
@@ -35,9 +37,9 @@ def test_json_object() -> None:
 
 
 def test_tables_and_picture() -> None:
-    result = run(*plan("--search", "two-stages"))
+    result = run(*plan())
     assert result.exit_code == 0
-    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy", "samples/s, ", "accuracy: "):
+    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "samples/s, ", "accuracy: "):
         assert part in result.stdout
 
 
@@ -100,8 +102,9 @@ def test_errors_are_one_message(arguments: List[str], part: str) -> None:
 
 @pytest.mark.slow
 def test_picture_shows_stages_over_devices() -> None:
-    found = search("vgg-19@dapple", "dapple-a", 512, "two-stages")
-    lines = [line.plain for line in picture(found, Cluster.parse("dapple-a"))]
+    cluster = Cluster.parse("dapple-a")
+    found = plans(StageCosts(load_builtin("vgg-19@dapple"), cluster), 512, "two-stages")[0]
+    lines = [line.plain for line in picture(found, cluster)]
     shown = [int(label) for line in lines for label in line.split()[2:]]
     first = found.stages[0].all_devices
     assert len(lines) == 2 and shown == [0 if device in first else 1 for device in range(16)]

@@ -57,7 +57,7 @@ def losses_of(script: str, output: Any, monkeypatch: Any) -> List[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["two-stages", "data-parallel", "dapple"])
+@pytest.mark.parametrize("search", ["data-parallel", "dapple"])
 def test_from_a_script_to_a_plan_that_runs(tmp_path: Any, monkeypatch: Any, search: str) -> None:
     local = losses_of(write(tmp_path / "local.py"), tmp_path / "local", monkeypatch)
     plan = tmp_path / "plan.json"

@@ -15,8 +15,7 @@ from tests.planner.results import check, profile
 from whale_tf.cluster import Cluster
 from whale_tf.planner.amp.cost import Costs
 from whale_tf.planner.amp.placement import megatron
-from whale_tf.planner.amp.search import Candidate, search
-from whale_tf.planner.search import amp_result
+from whale_tf.planner.amp.search import Estimated, search
 from whale_tf.profiler.model_profile import load_builtin
 
 
@@ -28,14 +27,14 @@ def gpt() -> Costs:
 @pytest.mark.parametrize("name", sorted(papers.SEARCHES))
 def test_every_search_makes_plans(name: str) -> None:
     costs = Costs(profile(), Cluster.parse("dapple-b:4"), 16)
-    check(amp_result(name, costs, papers.SEARCHES[name](costs), 0.0), name)
+    check(papers.SEARCHES[name](costs)[0].candidate(name, costs), name)
 
 
 def test_search_is_no_worse_than_any_baseline(gpt: Costs) -> None:
     found = search(gpt)
     assert all(a.estimate.seconds <= b.estimate.seconds for a, b in zip(found, found[1:]) if a.estimate.fits == b.estimate.fits)
     best = found[0].estimate.seconds
-    others: List[List[Candidate]] = [papers.megatron(gpt), papers.megatron(gpt, "parameters")]
+    others: List[List[Estimated]] = [papers.megatron(gpt), papers.megatron(gpt, "parameters")]
     for other in others:
         assert best <= other[0].estimate.seconds
     for candidate in found + others[0]:

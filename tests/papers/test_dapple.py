@@ -12,7 +12,6 @@ from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import exact
 from whale_tf.planner.dapple.cost import Costs, latency
 from whale_tf.planner.dapple.device_sets import Servers
-from whale_tf.planner.search import dapple_result
 from whale_tf.profiler.model_profile import load_builtin
 
 CLOSE = 1e-9
@@ -76,7 +75,7 @@ def test_the_exact_planner_is_never_slower_than_any_baseline(model: str) -> None
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_every_solver_makes_plans(name: str) -> None:
-    check(dapple_result(name, search(profile(), Cluster.parse("dapple-b:4"), 16, name), 0.0), name)
+    check(search(profile(), Cluster.parse("dapple-b:4"), 16, name)[0].candidate(name), name)
 
 
 @pytest.mark.parametrize("times,count", [([1.0] * 10, 3), ([5, 1, 1, 1, 1, 1], 3), ([3, 1, 4, 1, 5, 9, 2, 6], 4), ([1, 2, 3], 3)])

@@ -9,6 +9,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.planner.amp.cost import Costs, Degrees, Strategy, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.amp.search import degrees, micro_batches
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import Measurement, ModelProfile, load_builtin
 
 PEAK = 15.7e12
@@ -104,8 +105,8 @@ def test_cuts_fit_memory_where_some_do() -> None:
 
 
 def test_tied_parameters_once() -> None:
-    costs = Costs(profile(3, tied="words"), two_nodes(), 8)
-    assert costs.device_parameters(0, 3, 1) == 100 * MB and costs.device_parameters(0, 3, 2) == 50 * MB
+    costs = StageCosts(profile(3, tied="words"), two_nodes())
+    assert costs.bytes(1).parameters[0][3] == 100 * MB and costs.bytes(2).parameters[0][3] == 50 * MB
 
 
 def test_megatron_placement_keeps_tensor_ranks_in_a_node() -> None:

@@ -12,12 +12,13 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanError
 from whale_tf.planner.auto.choose import Request, choose
-from whale_tf.planner.auto.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
 from whale_tf.planner.measures import Allowed
+from whale_tf.planner.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.search import search
 from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.slices import replica_slices
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -58,8 +59,8 @@ def partitions(layers: int, stages: int) -> Iterator[Tuple[int, ...]]:
 def test_within_two_percent_of_every_partition(number: int) -> None:
     model, name, stages = PAIRS[number]
     cluster = Cluster.parse(name)
-    found = auto_partition(model, cluster, 64, stages, 8)
-    problem = partition_problem(model, cluster, stage_devices(cluster, stages), 64, 8)
+    found = auto_partition(StageCosts(model, cluster), 64, stages, 8)
+    problem = partition_problem(StageCosts(model, cluster), stage_devices(cluster, stages), 64, 8)
     best = min(partition_latency_s(problem, candidate)
                for cuts in partitions(len(model.layers), stages) for order in itertools.permutations(range(stages))
                for candidate in [StagePartition("all", cuts, order)] if partition_fits(problem, candidate))
@@ -73,15 +74,15 @@ def test_cost_is_balanced_not_the_number_of_ops() -> None:
     """Heavy early layers: as many ops in each stage would make the first one three times as slow."""
     model = profile([6, 6, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1])
     cluster = Cluster.parse("V100-32GB:2")
-    found = auto_partition(model, cluster, 64, 2, 8)
-    problem = partition_problem(model, cluster, stage_devices(cluster, 2), 64, 8)
+    found = auto_partition(StageCosts(model, cluster), 64, 2, 8)
+    problem = partition_problem(StageCosts(model, cluster), stage_devices(cluster, 2), 64, 8)
     by_count = partition_latency_s(problem, StagePartition("count", (0, 6, 12), (0, 1)))
     assert found.stages[0].last_layer == 2 and by_count > 1.3 * found.latency_s
 
 
 def test_unequal_devices_get_work_by_speed_and_replicas_the_same_mix() -> None:
     model, cluster = profile([1] * 24), Cluster.parse("V100-32GB:4,P100-16GB:4")
-    found = auto_partition(model, cluster, 64, 2, 8)
+    found = auto_partition(StageCosts(model, cluster), 64, 2, 8)
     types = [{cluster.devices[index].type for index in stage.all_devices} for stage in found.stages]
     sizes = {types[i].pop(): stage.last_layer - stage.first_layer + 1 for i, stage in enumerate(found.stages)}
     assert set(sizes) == {"V100-32GB", "P100-16GB"} and found.model_replicas == 4
@@ -95,7 +96,7 @@ def test_memory_decides_where_speed_does_not() -> None:
     types = {name: {"base": "V100-32GB", "memory_gib": size} for name, size in (("small", 1.8), ("large", 2.8))}
     nodes = [{"devices": ["small:1", "large:1"], "links": "default"}]
     cluster = Cluster.parse({"name": "c", "device_types": types, "nodes": nodes})
-    found = auto_partition(model, cluster, 2, 2, 2)
+    found = auto_partition(StageCosts(model, cluster), 2, 2, 2)
     assert [stage.devices for stage in found.stages] == [((1,),), ((0,),)]
 
 

@@ -16,9 +16,9 @@ from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
+from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.play import _all_at_once, _Prices, called_too_large, played, played_peaks, played_seconds
-from whale_tf.planner.rhino.op_price import OpPrices
-from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network as Links

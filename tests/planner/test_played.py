@@ -18,7 +18,7 @@ from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.bounds import Bounds
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.measures import Allowed
-from whale_tf.planner.search import amp_result, search
+from whale_tf.planner.search import search
 from whale_tf.planner.simulated import ALGORITHM, simulated, simulator_of
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
@@ -36,7 +36,7 @@ def test_amps_first_plan_plays_fastest_of_all_its_strategies(cluster: str) -> No
     every = amp.search(costs)
     simulator = simulator_of(machines)
     bounds = Bounds(machines, simulator.network, ALGORITHM)
-    plans = [replace(amp_result("amp", costs, every[number:], 0.0), profile=profile) for number in range(len(every))]
+    plans = [one.candidate("amp", costs) for one in every]
     played = [simulated(one, machines, simulator=simulator) for one in plans]
     assert all(bounds.seconds(plan) <= one.latency_s for plan, one in zip(plans, played))
     best = min(one.latency_s for one in played if one.fits)
@@ -89,12 +89,11 @@ def test_random_small_clusters_get_the_plan_that_plays_fastest(seed: int, count:
         strategies = [Strategy(degree, size, megatron(cluster, degree), (0, *inner, layers))
                       for degree in amp.degrees(profile, cluster) for size in amp.micro_batches(batch, degree.dp, 1)
                       for inner in itertools.combinations(range(1, layers), degree.pp - 1)]
-        every = [amp_result("amp", costs, [amp.Candidate(one, costs.estimate(one))], 0.0) for one in strategies]
+        every = [amp.Estimated(one, costs.estimate(one)).candidate("amp", costs) for one in strategies]
         simulator = simulator_of(cluster)
         bounds = Bounds(cluster, simulator.network, ALGORITHM)
-        plans = [replace(one, profile=profile) for one in every]
-        played = [simulated(one, cluster, simulator=simulator) for one in plans]
-        for plan, one in zip(plans, played):
+        played = [simulated(one, cluster, simulator=simulator) for one in every]
+        for plan, one in zip(every, played):
             assert one.why_not or bounds.seconds(plan) <= one.latency_s * (1 + 1e-9)
         played = [one for one in played if one.fits]
         replicated = [one.latency_s for one in played if all(stage.strategy == "replicate" for stage in one.stages)]

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from tests.planner.results import check, profile
+from whale_tf.cluster import Cluster
 from whale_tf.errors import ClusterError, InfeasibleError, PlanError
+from whale_tf.planner.dapple import search as dapple
 from whale_tf.planner.measures import Allowed
 from whale_tf.planner.search import METHODS, search
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import load_builtin
 
 
@@ -18,7 +21,7 @@ def test_every_method_on_one_case(method: str) -> None:
 
 
 def test_ops_of_the_layers_become_task_graphs() -> None:
-    found = search(profile(ops=True), "dapple-b:2", 16, "two-stages")
+    found = dapple.plans(StageCosts(profile(ops=True), Cluster.parse("dapple-b:2")), 16, "two-stages")[0]
     plan = found.to_plan(profile(ops=True))
     assert plan.graph == "f1" and found.kind == "straight"
     assert [op for graph in plan.task_graphs for op in graph.ops] == [
@@ -57,7 +60,7 @@ def test_profile_without_batch_size() -> None:
 
 @pytest.mark.parametrize("changes,part", [
     ({"method": "dapel"}, "Did you mean 'dapple'?"),
-    ({"method": "pipedream"}, "there are dapple, data-parallel, two-stages, amp, rhino, auto."),
+    ({"method": "pipedream"}, "there are dapple, data-parallel, amp, rhino, auto."),
     ({"global_batch": 0}, "global_batch is 0"),
     ({"profile": "bert-49"}, "Did you mean 'bert-48'?")])
 def test_wrong_arguments(changes: Any, part: str) -> None:

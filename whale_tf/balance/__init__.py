@@ -4,9 +4,8 @@ from __future__ import annotations
 from typing import Callable, Mapping
 
 from whale_tf.balance.exact import exact
-from whale_tf.balance.memory_constrained import paper, repaired
 from whale_tf.balance.partition import exact_stages
-from whale_tf.balance.problem import Balance, BalanceProblem, fits, memory_utilisation, step_time_s, waste
+from whale_tf.balance.problem import Balance, BalanceProblem, fits, step_time_s
 from whale_tf.balance.proportional import even, proportional
 from whale_tf.balance.stages import (
     PartitionProblem,
@@ -14,21 +13,21 @@ from whale_tf.balance.stages import (
     partition_fits,
     partition_latency_s,
     partition_memory_bytes,
+    pipeline_seconds,
     stage_times_s,
 )
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.ir.parts import apportion
 
 SOLVERS: Mapping[str, Callable[[BalanceProblem], Balance]] = {
-    "exact": exact, "repaired": repaired, "paper": paper, "proportional": proportional, "even": even}
+    "exact": exact, "proportional": proportional, "even": even}
 
 
 def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
     """Divides the load of one TaskGraph over its devices.
 
     Raises:
-        InfeasibleError: ``exact`` or ``repaired``, and no load fits in memory (the others ignore memory or may exceed
-            it; check with :func:`fits`).
+        InfeasibleError: ``exact``, and no load fits in memory (the others ignore memory; check with :func:`fits`).
         PlanError: unknown algorithm.
     """
     if algorithm not in SOLVERS:
@@ -38,5 +37,5 @@ def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
 
 
 __all__ = ["Balance", "BalanceProblem", "PartitionProblem", "SOLVERS", "StagePartition", "apportion", "balance",
-           "exact_stages", "fits", "memory_utilisation", "partition_fits", "partition_latency_s",
-           "partition_memory_bytes", "stage_times_s", "step_time_s", "waste"]
+           "exact_stages", "fits", "partition_fits", "partition_latency_s",
+           "partition_memory_bytes", "pipeline_seconds", "stage_times_s", "step_time_s"]

@@ -5,7 +5,7 @@ import heapq
 import math
 from typing import List, Sequence, Tuple
 
-from whale_tf.balance.problem import Balance, BalanceProblem, answer
+from whale_tf.balance.problem import Balance, BalanceProblem
 
 
 def exact(problem: BalanceProblem) -> Balance:
@@ -45,7 +45,7 @@ def exact(problem: BalanceProblem) -> Balance:
             heapq.heapreplace(queue, ((units[i] + 1) / speeds[i], i))
         else:
             heapq.heappop(queue)
-    return answer("exact", units)
+    return Balance("exact", tuple(units))
 
 
 def _water_level(speeds: Sequence[float], capacities: Sequence[int], minimum: int, units: int) -> float:

@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.balance.stages import PartitionProblem, StagePartition
+from whale_tf.balance.stages import PartitionProblem, StagePartition, interval_sums
 from whale_tf.errors import InfeasibleError, PlanError
 
 MAX_STATES = 4096
@@ -101,7 +101,7 @@ class _Tables:
         self.cost: List[np.ndarray] = []
         self.pace: List[np.ndarray] = []
         for members in self.kinds:
-            times = _interval_sums(problem.flops) / problem.speeds[members[0]]
+            times = interval_sums(problem.flops) / problem.speeds[members[0]]
             self.cost.append(times + ends)
             self.pace.append(np.maximum(times, ends))
         places = {(step.kind, sum(state)) for state, steps in self.steps.items() for step in steps}
@@ -135,8 +135,7 @@ class _Tables:
         """The stages [first, end] that may be stage number ``stage`` on a device of ``kind``: they fit in memory and leave ops
         for all other stages."""
         problem, stages = self.problem, len(self.problem.speeds)
-        need = _interval_sums(problem.resident_bytes) + problem.kept[stage] * _interval_sums(problem.activation_bytes)
-        legal = need <= problem.memory_bytes[self.kinds[kind][0]] * (1 + 1e-9)
+        legal = problem.need_bytes(stage) <= problem.memory_bytes[self.kinds[kind][0]] * (1 + 1e-9)
         first, end = np.arange(self.size + 1)[:, None], np.arange(self.size + 1)[None, :]
         left = stages - stage - 1
         last = end == self.size if left == 0 else end <= self.size - left
@@ -191,9 +190,3 @@ class _Tables:
         """Devices for stages of these kinds, the lowest number of each kind first."""
         left = [list(members) for members in self.kinds]
         return tuple(left[kind].pop(0) for kind in kinds)
-
-
-def _interval_sums(values: Sequence[float]) -> np.ndarray:
-    """[first, end]: sum of ``values[first:end]``."""
-    prefix = np.concatenate([[0.0], np.cumsum(values)])
-    return prefix[None, :] - prefix[:, None]

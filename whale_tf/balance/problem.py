@@ -7,8 +7,8 @@ One TaskGraph runs on n devices at once; its work is divisible into ``units`` (s
     constraints  sum u_i = units;  u_i >= minimum;  fixed_bytes + L_i * load_bytes <= memory_bytes_i (where u_i > 0)
     objective    step time  max_i L_i * flops / speed_i
 
-Whale's own objective (section 3.3.1, Formula 1), sum_i |L_i - speed_i / sum(speed)|, is reported too: it adds up the
-devices' idle shares, whereas a step takes as long as its slowest device.
+Whale's own objective (section 3.3.1, Formula 1), sum_i |L_i - speed_i / sum(speed)|, adds up the devices' idle shares, whereas a
+step takes as long as its slowest device.
 """
 from __future__ import annotations
 
@@ -97,19 +97,10 @@ class Balance(NamedTuple):
     Attributes:
         algorithm: the solver's name.
         units: whole units of each device; they sum to the problem's.
-        loads: the solver's load ratios; ``units / sum(units)`` for all solvers except ``paper``, which does not round
-            them to whole units.
     """
 
     algorithm: str
     units: Tuple[int, ...]
-    loads: Tuple[float, ...]
-
-
-def answer(algorithm: str, units: Sequence[int]) -> Balance:
-    """The answer of a solver that works in whole units."""
-    total = sum(units)
-    return Balance(algorithm, tuple(units), tuple(unit / total for unit in units))
 
 
 # ---- scores, computed outside the solvers ----------------------------------------------------------------------
@@ -117,19 +108,6 @@ def answer(algorithm: str, units: Sequence[int]) -> Balance:
 def step_time_s(problem: BalanceProblem, units: Sequence[float]) -> float:
     """max_i L_i * flops / speed_i."""
     return max(unit / speed for unit, speed in zip(units, problem.speeds)) * problem.flops / problem.units
-
-
-def waste(problem: BalanceProblem, units: Sequence[float]) -> float:
-    """Whale's Formula 1: sum_i |L_i - speed_i / sum(speed)|."""
-    total = sum(problem.speeds)
-    return sum(abs(unit / problem.units - speed / total) for unit, speed in zip(units, problem.speeds))
-
-
-def memory_utilisation(problem: BalanceProblem, units: Sequence[float]) -> Tuple[float, ...]:
-    """Each device's ratio of needed to available memory (Whale's mem_utils); above 1 is out of memory."""
-    needs = [problem.need_bytes(unit) for unit in units]
-    return tuple(need / memory if memory else (math.inf if need else 0.0)
-                 for need, memory in zip(needs, problem.memory_bytes))
 
 
 def fits(problem: BalanceProblem, units: Sequence[int]) -> bool:

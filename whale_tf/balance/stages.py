@@ -13,8 +13,10 @@ each further one follows a pace later (AMP section 3.3; a transfer is a separate
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from whale_tf.errors import InfeasibleError, PlanError
 
@@ -33,6 +35,8 @@ class PartitionProblem:
         micro_batches: M.
         kept: micro-batches that stage i keeps alive; empty for min(S - i, M), as 1F1B needs (Whale section 3.3.2).
         fixed_order: device i runs stage i; otherwise the solver chooses.
+        stage_bytes: ``[first, end]`` resident and activation bytes of a stage, if they are no sums over its ops (tied parameters,
+            recomputation); then the two sizes per op are left out.
     """
 
     flops: Tuple[float, ...]
@@ -44,12 +48,14 @@ class PartitionProblem:
     micro_batches: int = 1
     kept: Tuple[int, ...] = ()
     fixed_order: bool = False
+    stage_bytes: Optional[Tuple[np.ndarray, np.ndarray]] = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         n, stages = len(self.flops), len(self.speeds)
         if not n or not stages:
             raise PlanError(f"a partition needs at least one op and one device, got {n} and {stages}")
-        lengths = (len(self.resident_bytes), len(self.activation_bytes), len(self.handover_s) + 1)
+        sizes = (n, n) if self.stage_bytes is not None else (len(self.resident_bytes), len(self.activation_bytes))
+        lengths = (*sizes, len(self.handover_s) + 1)
         if lengths != (n, n, n):
             raise PlanError(f"a partition of {n} ops needs {n} resident and activation sizes and {n - 1} hand-overs, got "
                             f"{lengths[0]}, {lengths[1]} and {lengths[2] - 1}")
@@ -63,6 +69,19 @@ class PartitionProblem:
             raise InfeasibleError(f"{stages} stages need at least {stages} ops, the model has {n}; use at most {n} stages")
         if not self.kept:
             object.__setattr__(self, "kept", tuple(min(stages - i, self.micro_batches) for i in range(stages)))
+
+    def need_bytes(self, stage: int) -> np.ndarray:
+        """``[first, end]``: memory needed by stage number ``stage`` with the ops ``first`` to ``end - 1``."""
+        resident, activation = self.stage_bytes or (interval_sums(self.resident_bytes), interval_sums(self.activation_bytes))
+        found: np.ndarray = resident + self.kept[stage] * activation
+        return found
+
+
+def interval_sums(values: Sequence[float]) -> np.ndarray:
+    """``[first, end]``: sum of ``values[first:end]``."""
+    prefix = np.concatenate([[0.0], np.cumsum(values)])
+    found: np.ndarray = prefix[None, :] - prefix[:, None]
+    return found
 
 
 class StagePartition(NamedTuple):
@@ -91,14 +110,17 @@ def partition_latency_s(problem: PartitionProblem, partition: StagePartition) ->
     """The objective L."""
     times = stage_times_s(problem, partition.cuts, partition.devices)
     handovers = [problem.handover_s[cut - 1] for cut in partition.cuts[1:-1]]
-    pace = max(list(times) + handovers)
-    return sum(times) + sum(handovers) + (problem.micro_batches - 1) * pace
+    return pipeline_seconds(times, handovers, problem.micro_batches)
+
+
+def pipeline_seconds(times_s: Sequence[float], handovers_s: Sequence[float], micro_batches: int) -> float:
+    """L of stages and transfers."""
+    return sum(times_s) + sum(handovers_s) + (micro_batches - 1) * max([*times_s, *handovers_s])
 
 
 def partition_memory_bytes(problem: PartitionProblem, cuts: Sequence[int]) -> Tuple[float, ...]:
     """Memory needed by each stage."""
-    return tuple(sum(problem.resident_bytes[start:end]) + kept * sum(problem.activation_bytes[start:end])
-                 for start, end, kept in zip(cuts, cuts[1:], problem.kept))
+    return tuple(float(problem.need_bytes(stage)[start, end]) for stage, (start, end) in enumerate(zip(cuts, cuts[1:])))
 
 
 def partition_fits(problem: PartitionProblem, partition: StagePartition) -> bool:

@@ -234,7 +234,7 @@ def _list(as_json: bool) -> None:
     for name, row in BUILTIN.items():
         clusters.add_row(name, row.source)
     searches = Table("search", "what it does")
-    for name, summary in [*METHODS.items(), *ON_GRAPHS.items()]:
+    for name, summary in [*((name, one.summary) for name, one in METHODS.items()), *ON_GRAPHS.items()]:
         searches.add_row(name, summary)
     for table in (models, clusters, searches):
         out.print(table)
@@ -281,9 +281,6 @@ def _facts(found: Candidate) -> List[str]:
     facts = ["{} micro-batch{}".format(found.micro_batches, "es" if found.micro_batches > 1 else "")]
     if found.model_replicas > 1:
         facts.append(f"{found.model_replicas} model replicas")
-    if found.warmup_policy is not None:
-        facts.append(f"warm-up policy {found.warmup_policy}, activation-communication ratio "
-                     f"{found.activation_communication_ratio or 0.0:.2f}")
     return facts + found.measures.described() + [
         f"at most {memory_text(max(found.peak_memory_bytes))} on a device",
         f"searched in {found.search_seconds:.2f} s"]

@@ -133,9 +133,6 @@ def simulate(
     timeline: Optional[str] = typer.Option(None, help="write the timeline here (.png or .svg)"),
     memory: Optional[str] = typer.Option(None, help="write the memory curve here (.png or .svg)"),
     report: Optional[str] = typer.Option(None, help="write a self-contained HTML report here"),
-    sharing: bool = typer.Option(True, help="concurrent communications share links"),
-    overlap: bool = typer.Option(True, help="computation and gradient communication slow each other down"),
-    collapse: bool = typer.Option(True, help="simulate only one device of each class of equal devices"),
     steady_state: bool = typer.Option(False, help="extrapolate from a few micro-batches if the pipeline is periodic"),
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`, used instead of table figures"),
     precision: Optional[str] = typer.Option(None, help="fp32, tf32, or mixed: fp16, bf16; default: the model's own"),
@@ -149,7 +146,7 @@ def simulate(
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = limited(Cluster.parse(cluster), memory_limit)
         execution = _execution(machines, precision, xla, known)
-        options = Options(sharing, overlap, collapse, steady_state, calibration=measured, laws=known)
+        options = Options(steady_state=steady_state, calibration=measured, laws=known)
         loaded = Plan.parse(plan) if plan is not None else None
         if ops is not None:
             simulator = Simulator(machines, options)

@@ -14,25 +14,18 @@ Nothing else is counted: neither bubbles, nor messages between stages, nor updat
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import TaskGraphPlan
 from whale_tf.planner.candidate import Candidate, Stage
 from whale_tf.planner.simulated import with_slices
-from whale_tf.profiler.layer_time import LayerTime, layer_seconds
+from whale_tf.planner.stage_costs import StageCosts, Work
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.transformation import ALL_REDUCE, Group
 
 IN_ORDER = ("backward_first", "gpipe")  # schedules with one stage on each device, whose backward steps are whole
-
-
-class Work(NamedTuple):
-    """Seconds of a device for one micro-batch of a stage."""
-
-    forward_s: float
-    backward_s: float
 
 
 class Bounds:
@@ -45,7 +38,7 @@ class Bounds:
 
     def __init__(self, cluster: Cluster, network: Network, balance: str) -> None:
         self.cluster, self.network, self.balance = cluster, network, balance
-        self._times: Dict[int, Tuple[ModelProfile, Dict[Tuple[int, str, float, int], LayerTime]]] = {}  # by id of the profile
+        self._costs: Dict[int, StageCosts] = {}  # by id of the profile, which they keep
 
     def seconds(self, found: Candidate) -> float:
         """No simulation of the plan under its measures takes less.
@@ -54,55 +47,48 @@ class Bounds:
             PlanError: a layer has no time on a device, or a micro-batch has too few examples for its replicas.
         """
         assert found.profile is not None, "stages are given in layers"
-        self._profile, count = found.profile, found.micro_batches
+        costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
+        count = found.micro_batches
         plan = with_slices(found, found.profile, self.cluster, self.balance)
-        works = [self._works(stage, task, found.global_batch / count) for stage, task in zip(found.stages, plan.task_graphs)]
+        works = [self._works(costs, stage, task, found.global_batch / count)
+                 for stage, task in zip(found.stages, plan.task_graphs)]
         if found.measures.schedule not in IN_ORDER:
             busy: Dict[int, float] = {}
             for work in works:
                 for device, one in work.items():
-                    busy[device] = busy.get(device, 0.0) + count * (one.forward_s + one.backward_s)
+                    busy[device] = busy.get(device, 0.0) + count * sum(one)
             return max(busy.values())
         fill_s = drain_s = least_s = 0.0
         begin_s: List[float] = []  # of each stage's sums
         for work in works:
-            least_s = max(least_s, fill_s + drain_s + count * max(one.forward_s + one.backward_s for one in work.values()))
+            least_s = max(least_s, fill_s + drain_s + count * max(map(sum, work.values())))
             begin_s.append(fill_s + max(count * one.forward_s + (count - 1) * one.backward_s for one in work.values()))
             fill_s += min(one.forward_s for one in work.values())
             drain_s += min(one.backward_s for one in work.values())
-        return max(least_s, self._summed_s(found, begin_s) if found.measures.zero == "none" else 0.0)
+        return max(least_s, self._summed_s(found, found.profile, begin_s) if found.measures.zero == "none" else 0.0)
 
     # ---- a stage -----------------------------------------------------------------------------------------------------
 
-    def _works(self, stage: Stage, task: TaskGraphPlan, samples: float) -> Dict[int, Work]:
+    def _works(self, costs: StageCosts, stage: Stage, task: TaskGraphPlan, samples: float) -> Dict[int, Work]:
         """The work of each device; ``samples``: of a micro-batch of all model replicas."""
         first, end = stage.first_layer, stage.last_layer + 1
         found: Dict[int, Work] = {}
         for row in stage.devices:
             size = samples / len(stage.devices)
             if stage.strategy == "split":
-                forward_s, backward_s = self._sums_inside(row, self._profile.layers[first:end], size)
+                layers = costs.profile.layers[first:end]
+                forward_s, backward_s = self._sums_inside(row, layers, size)
+                degrees = [len(row) if is_split(layer) else 1 for layer in layers]
                 for device in row:
-                    own = self._work(first, end, device, size, len(row))
-                    found[device] = Work(own.forward_s + forward_s, own.backward_s + backward_s)
+                    own = [costs.times(device, size, degree).work(number, number + 1)
+                           for number, degree in enumerate(degrees, first)]
+                    found[device] = Work(forward_s + sum(one.forward_s for one in own),
+                                         backward_s + sum(one.backward_s for one in own))
             else:
                 slices = task.slices or (1,) * len(row)
                 for device, part in zip(row, slices):
-                    found[device] = self._work(first, end, device, size * part / sum(slices), 1)
+                    found[device] = costs.times(device, size * part / sum(slices)).work(first, end)
         return found
-
-    def _work(self, first: int, end: int, device: int, size: float, split: int) -> Work:
-        times = [self._layer(number, device, size, split if is_split(self._profile.layers[number]) else 1)
-                 for number in range(first, end)]
-        return Work(sum(one.forward_s for one in times), sum(one.backward_s for one in times))
-
-    def _layer(self, number: int, device: int, size: float, degree: int) -> LayerTime:
-        layer, one = self._profile.layers[number], self.cluster.devices[device]
-        _, times = self._times.setdefault(id(self._profile), (self._profile, {}))
-        key = (number, one.type, size, degree)
-        if key not in times:
-            times[key] = layer_seconds(self._profile, layer, one, size, degree)
-        return times[key]
 
     def _sums_inside(self, row: Tuple[int, ...], layers: Sequence[LayerProfile], size: float) -> Tuple[float, float]:
         """Seconds of tensor parallelism's sums behind all layers but the last (forward), and before all but the first
@@ -114,14 +100,14 @@ class Bounds:
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
-    def _summed_s(self, found: Candidate, begin_s: Sequence[float]) -> float:
+    def _summed_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float]) -> float:
         """When all gradients are summed: each device does one sum after another, and a link carries the bytes of all."""
         least_s = 0.0
         carried: Dict[int, float] = {}
         earliest_s: Dict[int, float] = {}
         for stage, begin in zip(found.stages, begin_s):
             is_tensor_parallel = stage.strategy == "split"
-            size = self._gradient_bytes(stage, len(stage.devices[0]) if is_tensor_parallel else 1)
+            size = _gradient_bytes(profile, stage, len(stage.devices[0]) if is_tensor_parallel else 1)
             for members in zip(*stage.devices) if is_tensor_parallel else [stage.all_devices]:
                 if len(members) < 2:
                     continue
@@ -133,10 +119,11 @@ class Bounds:
                     earliest_s[link] = min(begin, earliest_s.get(link, begin))
         return max([least_s] + [earliest_s[link] + size / self.network.bandwidths[link] for link, size in carried.items()])
 
-    def _gradient_bytes(self, stage: Stage, degree: int) -> float:
-        """Bytes of the gradients that every device of a stage sums, each tied parameter's once."""
-        layers = self._profile.distinct(stage.first_layer, stage.last_layer + 1)
-        return sum(layer.parameter_bytes / degree for layer in layers if degree == 1 or is_split(layer))
+
+def _gradient_bytes(profile: ModelProfile, stage: Stage, degree: int) -> float:
+    """Bytes of the gradients that every device of a stage sums, each tied parameter's once."""
+    layers = profile.distinct(stage.first_layer, stage.last_layer + 1)
+    return sum(layer.parameter_bytes / degree for layer in layers if degree == 1 or is_split(layer))
 
 
 def is_split(layer: LayerProfile) -> bool:

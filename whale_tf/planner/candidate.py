@@ -11,6 +11,7 @@ from whale_tf.errors import InfeasibleError, PlanError, memory_text
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
 RUNNERS_UP = 5  # number of runners-up to report
@@ -53,12 +54,8 @@ class Candidate:
         micro_batches: micro-batches of one model replica.
         latency_s: estimated seconds of one step.
         is_played: whether the estimate comes from playing the plan's tasks, and not from the search itself.
-        formula_latency_s: DAPPLE: L of Eq. 1 and 2 (``latency_s`` is the time of playing the schedule); AMP: Eq. 4; Rhino: the
-            objective of the search.
         peak_memory_bytes: peak of each device of the cluster.
         fits: whether the peaks are within every device's memory.
-        activation_communication_ratio: DAPPLE Table V.
-        warmup_policy: DAPPLE's PA or PB.
         measures: the memory measures.
         runners_up: the plans that were not chosen, in words, best first.
         without: the search's answers without each of the measures, in words.
@@ -79,12 +76,9 @@ class Candidate:
     micro_batches: int = 1
     model_replicas: int = 1
     latency_s: float = float("inf")
-    formula_latency_s: float = float("inf")
     peak_memory_bytes: Tuple[int, ...] = ()
     fits: bool = True
     measures: Measures = Measures()
-    activation_communication_ratio: Optional[float] = None
-    warmup_policy: Optional[str] = None
     is_played: bool = False
     search_seconds: float = 0.0
     runners_up: Tuple[str, ...] = ()
@@ -149,6 +143,21 @@ class Candidate:
             offload=self.measures.offload, precision=PRECISION_OF.get(profile.precision, "float32"), estimate=self.estimate)
 
 
+def of_stages(search: str, description: str, costs: StageCosts, stages: Sequence[Stage], global_batch: int,
+              micro_batches: int, latency_s: float = float("inf"), peak_memory_bytes: Sequence[int] = (),
+              runners_up: Sequence[str] = ()) -> Candidate:
+    """The candidate of a search that found stages of a profile's layers.
+
+    Args:
+        peak_memory_bytes: of every device; empty if the search does not say.
+    """
+    return Candidate(
+        search, description, costs.profile.name, costs.cluster.name, global_batch, len(costs.cluster), kind_of(stages),
+        tuple(stages), micro_batches, len(stages[0].devices), latency_s,
+        tuple(peak_memory_bytes) or (0,) * len(costs.cluster), measures=costs.measures, runners_up=tuple(runners_up),
+        profile=costs.profile)
+
+
 def no_candidate(search: str, reason: Exception) -> Candidate:
     """The candidate of a requested search that found no plan."""
     return Candidate(search, f"no candidate: {reason}", fits=False, why_not=str(reason))
@@ -206,7 +215,18 @@ def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> InfeasibleError
         f"{memory_text(room)}; use larger devices, more of them, or a smaller mini-batch", need)
 
 
-def kind_of(stages: Tuple[Stage, ...]) -> str:
+def smallest_too_large(costs: StageCosts, search: str, least_bytes: float) -> InfeasibleError:
+    """The error of a search of which no plan fits; ``least_bytes``: of the smallest one on its fullest device."""
+    cluster, measures = costs.cluster, costs.measures.described()
+    smallest = min(cluster.devices, key=lambda device: device.usable_bytes)
+    return InfeasibleError(
+        f"no plan of {costs.profile.name!r} fits the {len(cluster)} devices of {cluster.name!r} ({smallest.type} has "
+        f"{memory_text(smallest.memory_bytes)}, {memory_text(smallest.usable_bytes)} for a step)"
+        f"{', even ' + ', '.join(measures) if measures else ''}: the smallest plan of {search!r} needs "
+        f"{memory_text(least_bytes)} on its fullest device; use larger devices, more of them, or a smaller batch", least_bytes)
+
+
+def kind_of(stages: Sequence[Stage]) -> str:
     """``dp``, ``straight`` or ``hybrid``."""
     if len(stages) == 1 and stages[0].strategy == "replicate":
         return "dp"

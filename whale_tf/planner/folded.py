@@ -18,14 +18,14 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.balance import exact_stages, stage_times_s
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.partition import all_reduce_seconds, partition_problem, stage_devices
-from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, of_stages
 from whale_tf.planner.measures import Measures
-from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.planner.micro_batches import micro_batch_counts
+from whale_tf.planner.partition import all_reduce_seconds, partition_problem, stage_devices
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.schedule import schedule_of
 
 MOST_EACH = 4  # TaskGraphs on a device
-MOST_PER_STAGE = 8  # micro-batches for each stage of devices; with more, devices hardly wait
 HANDED_OVER = 6  # number of plans to play
 OF_EACH = 2  # number of these with the same devices for their stages
 TWO_EACH = "zero_bubble_v"
@@ -69,8 +69,9 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
     if not plans:
         return []
     profiles = {id(one.profile): one.profile for one in plans if one.profile is not None}
-    made = [one for shape in _shapes(plans, cluster) for profile in profiles.values()
-            for one in _of_shape(shape, profile, plans[0], cluster, measures.schedule, micro_batches)]
+    costs = [StageCosts(profile, cluster, Measures(is_bounded=False)) for profile in profiles.values()]
+    made = [one for shape in _shapes(plans, cluster) for each in costs
+            for one in _of_shape(shape, each, plans[0], measures.schedule, micro_batches)]
     taken: Dict[Rows, int] = {}
     kept: List[Candidate] = []
     for one in sorted(made, key=lambda one: (one.latency_s, len(one.stages))):
@@ -103,39 +104,27 @@ def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
     return list(shapes.values())
 
 
-def _of_shape(shape: _Shape, profile: ModelProfile, like: Candidate, cluster: Cluster, schedule: str,
+def _of_shape(shape: _Shape, costs: StageCosts, like: Candidate, schedule: str,
               micro_batches: Optional[int]) -> Iterator[Candidate]:
     fold = schedule_of(schedule).homes
     assert fold is not None
     for each in (2,) if schedule == TWO_EACH else range(2, MOST_EACH + 1):
-        if shape.stages * each > len(profile.layers):
+        if shape.stages * each > costs.num_layers:
             return
         homes = fold(shape.stages * each, each)
         rows = [tuple(row[home] for home in homes) for row in shape.replicas]
-        for count in _micro_batch_counts(shape, like.global_batch, schedule, micro_batches):
-            problem = partition_problem(profile, cluster, rows, like.global_batch, count, Measures(is_bounded=False))
-            problem = replace(problem, fixed_order=True)
+        multiple = 1 if schedule == TWO_EACH else shape.stages
+        for count in micro_batch_counts(
+                like.global_batch, shape.model_replicas, shape.stages, len(shape.rows[0][0]), micro_batches, multiple):
+            problem = replace(partition_problem(costs, rows, like.global_batch, count), fixed_order=True)
             cuts = exact_stages(problem).cuts
             times = stage_times_s(problem, cuts, range(len(homes)))
             device_s = max(sum(seconds for seconds, home in zip(times, homes) if home == place) for place in range(shape.stages))
             wire_s = max(problem.handover_s[cut - 1] for cut in cuts[1:-1])
             stages = tuple(Stage(first_layer=first, last_layer=end - 1, devices=shape.rows[home])
                            for first, end, home in zip(cuts, cuts[1:], homes))
-            seconds = (count + (shape.stages - 1) / each) * max(device_s, wire_s) + all_reduce_seconds(profile, cluster, stages)
-            yield Candidate(
-                schedule, _described(shape, cuts, each, count), like.model, like.cluster, like.global_batch, len(cluster),
-                kind_of(stages), stages, count, shape.model_replicas, seconds, seconds,
-                peak_memory_bytes=(0,) * len(cluster), profile=profile)
-
-
-def _micro_batch_counts(shape: _Shape, global_batch: int, schedule: str, asked: Optional[int]) -> List[int]:
-    """The numbers of micro-batches that leave each replica whole examples."""
-    share = global_batch // shape.model_replicas
-    if share * shape.model_replicas != global_batch:
-        return []
-    counts = [asked] if asked is not None else range(1, min(share, MOST_PER_STAGE * shape.stages) + 1)
-    replicas, step = len(shape.rows[0][0]), 1 if schedule == TWO_EACH else shape.stages
-    return [count for count in counts if share % count == 0 and share // count >= replicas and count % step == 0]
+            seconds = (count + (shape.stages - 1) / each) * max(device_s, wire_s) + all_reduce_seconds(costs, stages)
+            yield of_stages(schedule, _described(shape, cuts, each, count), costs, stages, like.global_batch, count, seconds)
 
 
 def _described(shape: _Shape, cuts: Sequence[int], each: int, count: int) -> str:

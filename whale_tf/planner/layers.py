@@ -17,7 +17,7 @@ from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import simulated, simulator_of, with_slices
-from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
 
@@ -84,7 +84,7 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
     assert profile is not None, "stages are given in layers"
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
-    rows, names = [], []
+    rows, names, costs = [], [], StageCosts(profile, cluster)
     homes = places_of([stage.devices for stage in found.stages])
     steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], homes)
     held_at_once = in_flight(steps, len(found.stages))
@@ -93,12 +93,11 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
         split = len(stage.devices[0]) if stage.strategy == "split" else 1
         slices = task.slices or (1,) * len(stage.devices[0])
         share = samples if stage.strategy == "split" else samples * max(slices) / sum(slices)
-        device = cluster.devices[stage.devices[0][0]]
+        times, sizes = costs.times(stage.devices[0][0], share, split), costs.bytes(split)
         each = -(-len(layers) // PARTS)
         groups = [layers[first:first + each] for first in range(0, len(layers), each)]
-        parts = [1 if layer.tensor_parallel_bytes is None else split for layer in layers]
-        held = [layer.activation_bytes * share / part for layer, part in zip(layers, parts)]
-        seconds = [layer_seconds(profile, layer, device, share, split).forward_s for layer in layers]
+        held = [sizes.each[number][number + 1] * share for number in range(stage.first_layer, stage.last_layer + 1)]
+        seconds = times.forward_s[stage.first_layer:stage.last_layer + 1]
         behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
         starts = range(0, len(layers), each)
         names.append(tuple(tuple(layer.name for layer in group) for group in groups))

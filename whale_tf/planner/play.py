@@ -29,8 +29,8 @@ from whale_tf.passes.form import AUTO, CALL, INLINE, choose_form, is_large
 from whale_tf.plan import Plan
 from whale_tf.planner.candidate import fit
 from whale_tf.planner.homes import Held, has_one_memory
-from whale_tf.planner.rhino.op_price import OpPrices
-from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.planner.op_price import OpPrices
+from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.chain import shares_buffer
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import op_seconds

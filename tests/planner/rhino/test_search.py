@@ -20,8 +20,8 @@ from whale_tf.planner.rhino.memory import lower_bound, parameters, sharded
 from whale_tf.planner.rhino.mesh import Axis, axes, layout_of, meshes
 from whale_tf.planner.rhino.near import NEAR, near_answer
 from whale_tf.planner.rhino.problem import Problem
-from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import search
+from whale_tf.planner.scope import find_scope
 
 FOUR = Cluster.parse("rhino-s1:4")
 EIGHT = Cluster.parse("rhino-m8:8")

@@ -19,10 +19,10 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy
 
-from whale_tf.cluster import Cluster, Link
+from whale_tf.cluster import Cluster
 from whale_tf.planner.amp import layer_assignment
 from whale_tf.planner.measures import Measures
-from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.planner.stage_costs import Group, StageCosts, Transfer
 from whale_tf.profiler.model_profile import ModelProfile
 
 
@@ -67,14 +67,7 @@ class Costs:
                  shared_adapters: bool = True, measures: Measures = Measures()) -> None:  # noqa: B008 (a frozen tuple)
         self.profile, self.cluster, self.global_batch = profile, cluster, global_batch
         self.blocking, self.shared_adapters, self.measures = blocking, shared_adapters, measures
-        layers = profile.layers
-        self.outputs = numpy.array([layer.output_bytes for layer in layers], dtype=float)
-        self._split = numpy.array([layer.tensor_parallel_bytes is not None for layer in layers])
-        self._kept = numpy.array([layer.activation_bytes for layer in layers], dtype=float)
-        self._summed = numpy.array([layer.tensor_parallel_bytes or 0 for layer in layers], dtype=float)
-        self._columns: Dict[Tuple[str, int, int], Tuple[numpy.ndarray, numpy.ndarray]] = {}
-        self._links: Dict[FrozenSet[int], Link] = {}
-        self._parameters: Dict[Tuple[int, int, int], float] = {}
+        self.stage_costs = StageCosts(profile, cluster, measures)
         self._wired: Dict[Tuple[bytes, Degrees], Tuple[numpy.ndarray, numpy.ndarray, float]] = {}
 
     def accumulation(self, degrees: Degrees, micro_batch: int) -> int:
@@ -86,24 +79,22 @@ class Costs:
     def layer_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
         """``[dp, L, pp]`` seconds, forward and backward, of one micro-batch of every layer on every stage."""
         pp, dp, tmp = degrees
-        table: Dict[Tuple[Tuple[str, ...], float, float], numpy.ndarray] = {}
+        known: Dict[Tuple[FrozenSet[str], Transfer], numpy.ndarray] = {}
         times = numpy.empty((dp, len(self.profile.layers), pp))
         for p in range(pp):
             for d in range(dp):
-                group = placement[p, d]
-                types = tuple(sorted({self.cluster.devices[device].type for device in group}))
-                link = self.link(group)
-                key = (types, link.bandwidth_bytes_per_s, link.latency_s)
-                if key not in table:
-                    table[key] = self._group_times(types, link, tmp, micro_batch)
-                times[d, :, p] = table[key]
+                group = placement[p, d].tolist()
+                key = (frozenset(self.cluster.devices[device].type for device in group), self.stage_costs.ring(group))
+                if key not in known:
+                    known[key] = self.stage_costs.group(group, micro_batch, dp, tmp).layer_seconds()
+                times[d, :, p] = known[key]
         return times
 
     def edge_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
         """``[dp, L - 1, pp - 1]`` seconds of the tensors after layer c crossing from stage p to p + 1, and of their gradients
         back.  Each device sends to its counterpart."""
         per_byte, latency_s, _ = self._wires(degrees, placement)
-        sizes = self.outputs[:-1] * micro_batch
+        sizes = numpy.array(self.stage_costs.outputs[:-1], dtype=float) * micro_batch
         return 2 * (sizes[None, :, None] * per_byte[:, None, :] + latency_s[:, None, :])
 
     # ---- Eq. 4 -----------------------------------------------------------------------------------------------------
@@ -140,56 +131,17 @@ class Costs:
         """The slowest gradient ring of a stage (Eq. 3): one ring for each tensor-parallel rank, over all pipelines."""
         if degrees.dp == 1:
             return 0.0
-        share = self._wires(degrees, placement)[2]
+        share = self._wires(degrees, placement)[2] if self.shared_adapters else 1.0
+        size = self.stage_costs.bytes(degrees.tmp).parameters[cuts[stage]][cuts[stage + 1]]
         seconds = 0.0
         for t in range(degrees.tmp):
-            group = placement[stage, :, t]
-            link = self.link(group)
-            crossing = len({self.cluster.devices[device].node for device in group}) > 1
-            bandwidth = link.bandwidth_bytes_per_s / (share if crossing and self.shared_adapters else 1.0)
-            size = self.device_parameters(cuts[stage], cuts[stage + 1], degrees.tmp)
-            seconds = max(seconds, 2.0 * (degrees.dp - 1) / degrees.dp * size / bandwidth
-                          + 2 * (degrees.dp - 1) * link.latency_s)
+            group = placement[stage, :, t].tolist()
+            ring = self.stage_costs.ring(group)
+            is_crossing = len({self.cluster.devices[device].node for device in group}) > 1
+            seconds = max(seconds, ring.latency_s + ring.seconds_per_byte * size * (share if is_crossing else 1.0))
         return seconds
 
-    def device_parameters(self, first: int, end: int, tmp: int) -> float:
-        """Parameter bytes of layers first to end - 1 on one device, a tied parameter once."""
-        key = (first, end, tmp)
-        if key not in self._parameters:
-            self._parameters[key] = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else tmp)
-                                        for layer in self.profile.distinct(first, end))
-        return self._parameters[key]
-
-    def link(self, group: numpy.ndarray) -> Link:
-        """The slowest link of a group (Eq. 3's B')."""
-        key = frozenset(int(device) for device in group)
-        if key not in self._links:
-            self._links[key] = self.cluster.bottleneck(key)
-        return self._links[key]
-
     # ---- parts -----------------------------------------------------------------------------------------------------
-
-    def _group_times(self, types: Tuple[str, ...], link: Link, tmp: int, micro_batch: int) -> numpy.ndarray:
-        """Seconds of every layer on a tensor-parallel group: its slowest device, and the sums over the group."""
-        columns = [self._column(name, tmp, micro_batch) for name in types]
-        seconds = numpy.max([column for column, _ in columns], axis=0)
-        if tmp > 1:
-            samples = numpy.max([unmeasured for _, unmeasured in columns], axis=0)
-            ring = 2.0 * (tmp - 1) / tmp / link.bandwidth_bytes_per_s
-            # one sum forward and one backward, of the samples whose sums are not in a measured time
-            seconds = seconds + 2 * self._summed * samples * ring + (self._summed > 0) * (samples > 0) * (
-                4 * (tmp - 1) * link.latency_s)
-        return numpy.asarray(seconds)
-
-    def _column(self, name: str, tmp: int, micro_batch: int) -> Tuple[numpy.ndarray, numpy.ndarray]:
-        key = (name, tmp, micro_batch)
-        if key not in self._columns:
-            device = next(device for device in self.cluster.devices if device.type == name)
-            times = [layer_seconds(self.profile, layer, device, micro_batch, tmp) for layer in self.profile.layers]
-            batch = max(micro_batch, self.profile.batch_granularity or 1)
-            self._columns[key] = (numpy.array([time.forward_s + time.backward_s for time in times]),
-                                  numpy.array([batch - min(batch, time.measured_batch) for time in times]))
-        return self._columns[key]
 
     def _wires(self, degrees: Degrees, placement: numpy.ndarray) -> Tuple[numpy.ndarray, numpy.ndarray, float]:
         """(``[dp, pp - 1]`` seconds per byte, ``[dp, pp - 1]`` latency, rings that share the busiest adapter)."""
@@ -199,9 +151,9 @@ class Costs:
             per_byte, latency_s = numpy.zeros((dp, pp - 1)), numpy.zeros((dp, pp - 1))
             for d in range(dp):
                 for p in range(pp - 1):
-                    links = [self.cluster.link(int(a), int(b)) for a, b in zip(placement[p, d], placement[p + 1, d])]
-                    per_byte[d, p] = max(1.0 / link.bandwidth_bytes_per_s for link in links)
-                    latency_s[d, p] = max(link.latency_s for link in links)
+                    per_byte[d, p], latency_s[d, p] = Transfer.slowest(
+                        self.stage_costs.message([a], [b])
+                        for a, b in zip(placement[p, d].tolist(), placement[p + 1, d].tolist()))
             self._wired[key] = (per_byte, latency_s, float(self._rings_on_an_adapter(degrees, placement)))
         return self._wired[key]
 
@@ -216,40 +168,32 @@ class Costs:
         adapters = [node.nic.count if node.nic is not None else 1 for node in self.cluster.description.nodes]
         return max([-(-count // adapters[node]) for node, count in rings.items()] or [1])
 
-    def _stage_bytes(self, degrees: Degrees, micro_batch: int, gas: int, stage: int, first: int, end: int) -> float:
-        """Bytes on each device of a stage: parameters with their gradients and states, and the activations of the micro-batches
-        in flight."""
-        kept = self._kept[first:end] / numpy.where(self._split[first:end], degrees.tmp, 1)
-        fixed = self.device_parameters(first, end, degrees.tmp) * self.measures.parameter_bytes(self.profile, degrees.dp)
-        each = float(kept.sum())
-        if self.measures.recompute != "none":
-            fixed += micro_batch * float(kept.max() if self.measures.recompute == "full" else each)
-            passed = self.outputs[[max(0, layer - 1) for layer in range(first, end)]]
-            each = float(passed.sum() if self.measures.recompute == "full" else passed[0])
-        return float(fixed + min(gas, degrees.pp - stage) * micro_batch * each)
+    def _groups(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> List[Group]:
+        """The devices of every stage, of all pipelines."""
+        return [self.stage_costs.group(devices.ravel().tolist(), micro_batch, degrees.dp, degrees.tmp) for devices in placement]
 
     def _lowest(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray, gas: int) -> List[List[int]]:
         """``[pp][L + 1]``: the first layer with which a stage that ends there fits the smallest of its devices."""
         rows = []
-        for p in range(degrees.pp):
-            limit = self.measures.limit(min(self.cluster.devices[d].usable_bytes for d in placement[p].ravel().tolist()))
+        for p, group in enumerate(self._groups(degrees, micro_batch, placement)):
             row, first = [0], 0
             for end in range(1, len(self.profile.layers) + 1):
-                while first < end and self._stage_bytes(degrees, micro_batch, gas, p, first, end) > limit:
+                while first < end and group.memory(first, end).bytes(min(gas, degrees.pp - p)) > group.limit:
                     first += 1
                 row.append(first)
             rows.append(row)
         return rows
 
     def _memory(self, strategy: Strategy, gas: int) -> Tuple[Tuple[int, ...], bool]:
+        """Peak bytes of every device, with the micro-batches in flight of 1F1B, and whether they fit."""
         degrees, micro_batch, placement, cuts = strategy
-        peak = [0] * len(self.cluster.devices)
-        for p in range(degrees.pp):
-            size = int(self._stage_bytes(degrees, micro_batch, gas, p, cuts[p], cuts[p + 1]))
-            for device in placement[p].ravel().tolist():
+        peak, fits = [0] * len(self.cluster.devices), True
+        for p, group in enumerate(self._groups(degrees, micro_batch, placement)):
+            size = int(group.memory(cuts[p], cuts[p + 1]).bytes(min(gas, degrees.pp - p)))
+            fits = fits and size <= group.limit
+            for device in group.devices:
                 peak[device] = size
-        devices = self.cluster.devices
-        return tuple(peak), all(size <= self.measures.limit(devices[index].usable_bytes) for index, size in enumerate(peak))
+        return tuple(peak), fits
 
 
 def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:

@@ -12,15 +12,16 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
-from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
-from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
+from whale_tf.planner.candidate import Candidate, Stage, no_candidate, of_stages
 from whale_tf.planner.joint import Joint
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
+from whale_tf.planner.micro_batches import micro_batch_counts
+from whale_tf.planner.partition import auto_partition, respecting_blocks
 from whale_tf.planner.search import searched
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
-MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
     "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
 PLAYED = 6  # number of candidates of a graph to play, the fastest by layers
@@ -86,12 +87,10 @@ def to_play(found: Sequence[Candidate]) -> List[Candidate]:
     return kept + [one for one in found if one not in kept][:PLAYED]
 
 
-def undivided(profile: ModelProfile, cluster: Cluster, request: Request) -> Candidate:
+def undivided(costs: StageCosts, request: Request) -> Candidate:
     """The local script: the whole model on the first device."""
-    stages = (Stage(first_layer=0, last_layer=len(profile.layers) - 1, devices=((0,),)),)
-    return Candidate(
-        "undivided", "one device", profile.name, cluster.name, request.global_batch, len(cluster), kind_of(stages), stages,
-        request.micro_batches or 1, peak_memory_bytes=(0,) * len(cluster), profile=profile)
+    stages = (Stage(first_layer=0, last_layer=costs.num_layers - 1, devices=((0,),)),)
+    return of_stages("undivided", "one device", costs, stages, request.global_batch, request.micro_batches or 1)
 
 
 def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
@@ -105,7 +104,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
                 raise
             found.append(no_candidate(f"pipelines of {count} stages", error))
     if request.num_stages is None:
-        found.append(undivided(layers, cluster, request))
+        found.append(undivided(StageCosts(layers, cluster, measures), request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
             try:
                 found += _searched(layers, cluster, request, name, measures)
@@ -160,41 +159,40 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     """The best numbers of micro-batches for ``count`` stages.  Cuts are between blocks, unless finer cuts gain enough."""
     if count == 1:
         return _searched(layers, cluster, request, "data-parallel", measures)
-    profile = layers if count <= len(layers.layers) else pieces
+    fine = StageCosts(pieces, cluster, measures)
+    coarse = StageCosts(layers, cluster, measures) if count <= len(layers.layers) else fine
     found: List[Candidate] = []
     error: Optional[InfeasibleError] = None
     for micro_batches in _micro_batch_counts(cluster, request, count):
         try:
-            found.append(auto_partition(profile, cluster, request.global_batch, count, micro_batches, measures))
+            found.append(auto_partition(coarse, request.global_batch, count, micro_batches))
         except InfeasibleError as failed:
             error = failed
     if not found:
-        return [_finer(pieces, cluster, request, count, measures, error)]
+        return [_finer(fine, request, count, error)]
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
-        finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches, measures)
-        taken = respecting_blocks(result, finer)
-        choices.append(replace(taken, profile=pieces if taken is finer else profile))
+        finer = auto_partition(fine, request.global_batch, count, result.micro_batches)
+        choices.append(respecting_blocks(result, finer))
     return choices
 
 
-def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, measures: Measures,
-           error: Optional[InfeasibleError]) -> Candidate:
+def _finer(pieces: StageCosts, request: Request, count: int, error: Optional[InfeasibleError]) -> Candidate:
     """Tries finer cuts if no cut between blocks fits in memory."""
-    most = max(_micro_batch_counts(cluster, request, count))
+    most = max(_micro_batch_counts(pieces.cluster, request, count))
     try:
-        return replace(auto_partition(pieces, cluster, request.global_batch, count, most, measures), profile=pieces)
+        return auto_partition(pieces, request.global_batch, count, most)
     except InfeasibleError:
-        raise error or InfeasibleError(f"no partition of {pieces.name!r} fits") from None
+        raise error or InfeasibleError(f"no partition of {pieces.profile.name!r} fits") from None
 
 
 def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[int]:
-    replicas = max(1, len(cluster.devices) // count)
     if request.micro_batches is not None:
         return [request.micro_batches]
-    each = request.global_batch // replicas
-    if each * replicas != request.global_batch or each < 1:
+    replicas = max(1, len(cluster.devices) // count)
+    counts = micro_batch_counts(request.global_batch, replicas, count)
+    if not counts:
         raise InfeasibleError(
             f"a mini-batch of {request.global_batch} examples does not divide over {replicas} model replicas of "
             f"{count} TaskGraphs; use a multiple of {replicas}")
-    return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
+    return counts

@@ -88,8 +88,8 @@ def lower_bound(costs: Costs) -> float:
 def upper_bound(costs: Costs) -> float:
     """No plan takes longer: every micro-batch alone through all layers on one device, all wires and one all-reduce."""
     cluster, samples = costs.servers.cluster, costs.micro_batch
-    types = sorted({device.type: device.index for device in cluster.devices}.items())
-    work_s = max(sum(part[-1] for part in costs.prefix(name, device, samples)) for name, device in types)
+    everything = costs.stage_costs.group(range(len(cluster)), samples)
+    work_s = max(sum(times.work(0, costs.num_layers)) for times in everything.times)
     links = [cluster.link(0, device.index) for device in cluster.devices[1:]]
     slowest = min([link.bandwidth_bytes_per_s for link in links] or [INFINITY])
     latency_s = max([link.latency_s for link in links] or [0.0])
@@ -147,24 +147,21 @@ class _Search:
         last = self.servers.free(used) == taken
         behind, sent = (used, taken) if last else self._behind(used, taken)
         ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, behind)
-        table = costs.set_cost(used, taken)
-        forward, backward = table.forward, table.backward
+        devices = costs.group(used, taken)
+        ring, parameters = devices.ring, costs.parameters[layer]
         for end in ends:
             stage = Stage(layer, end, used, taken)
-            if len(forward) == 1:
-                forward_s, backward_s = forward[0][end] - forward[0][layer], backward[0][end] - backward[0][layer]
-            else:
-                forward_s, backward_s = costs.times(stage)
+            forward_s, backward_s = devices.work(layer, end)
             work_s = forward_s + backward_s
             if (steady + 1) * work_s + floor_f >= bound:
                 break
             rests = {} if last else self._solve(end, behind)
             if not (rests or last):
                 continue
-            depth = costs.memory(stage).depth
+            depth = devices.memory(layer, end).depth
             if depth < 1:
                 break
-            allreduce_s = costs.allreduce_seconds(stage)
+            allreduce_s = ring.seconds(parameters[end])
             if last:
                 label = _last(stage, forward_s, backward_s, allreduce_s, steady)
                 if label.x + floor_f < bound:
@@ -324,10 +321,10 @@ class _Floors:
             return [1.0] * len(costs.servers.sizes)
         rates = dict.fromkeys(types, 0.0)
         for samples in sorted({-(-costs.micro_batch // count) for count in range(1, costs.servers.num_devices + 1)}):
-            tables = {name: costs.prefix(name, device, samples) for name, device in types.items()}
+            tables = {name: costs.stage_costs.times(device, samples) for name, device in types.items()}
             for part in (0, 1):
                 for layer in range(costs.num_layers):
-                    seconds = {name: table[part][layer + 1] - table[part][layer] for name, table in tables.items()}
+                    seconds = {name: times.work(layer, layer + 1)[part] for name, times in tables.items()}
                     least = min(seconds.values())
                     for name, value in seconds.items():
                         rates[name] = max(rates[name], least / value if value else 1.0)
@@ -335,12 +332,10 @@ class _Floors:
 
     def _fastest(self, replicas: int) -> Tuple[List[float], List[float]]:
         """Seconds of every layer on the fastest device type."""
-        costs, cluster = self.costs, self.costs.servers.cluster
-        samples = -(-costs.micro_batch // replicas)
-        tables = [costs.prefix(name, device, samples)
-                  for name, device in sorted({d.type: d.index for d in cluster.devices}.items())]
-        forward, backward = ([min(table[part][k + 1] - table[part][k] for table in tables)
-                              for k in range(costs.num_layers)] for part in (0, 1))
+        costs = self.costs
+        everything = costs.stage_costs.group(range(costs.servers.num_devices), -(-costs.micro_batch // replicas))
+        forward, backward = ([min(times.work(k, k + 1)[part] for times in everything.times) for k in range(costs.num_layers)]
+                             for part in (0, 1))
         return forward, backward
 
     def of(self, layer: int, devices: int) -> Tuple[float, float]:

@@ -1,4 +1,4 @@
-"""DAPPLE's planner from profile to plan: micro-batch counts, candidates, and the choice among them.
+"""DAPPLE's planner from profile to plan: micro-batch counts, plans, and the choice among them.
 
 The planner tries every number of micro-batches M that divides the batch into whole micro-batches of at least the profile's
 granularity.  For each M the exact planner gives the least L.  Other candidates are the best two-stage plan, and data parallelism
@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
 from whale_tf.planner.dapple import exact, restricted
 from whale_tf.planner.dapple.cost import Costs, Stages
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
 from whale_tf.planner.measures import Measures
+from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
 Solver = Callable[[Costs], Optional[Stages]]
@@ -28,11 +30,13 @@ SOLVERS: Mapping[str, Solver] = {
 # Policy B keeps more micro-batches alive, so it must gain this much (DAPPLE Table IV: 1.02 was not worth it).
 POLICY_B_GAIN = 1.02
 
-POLISHED = 4  # candidates whose cuts are moved
+POLISHED = 4  # plans whose cuts are moved
+SMALL = 32  # devices; for a cluster of at most this size, the least memory is computed before a search
+HANDED_OVER = 8  # number of plans to play
 
 
-class Candidate(NamedTuple):
-    """A plan and the facts known about it.
+class Hybrid(NamedTuple):
+    """A hybrid of pipeline and data parallelism, and the facts known about it.
 
     Attributes:
         origin: the solver that found it.
@@ -63,7 +67,7 @@ class Candidate(NamedTuple):
         for stage, depth in zip(self.stages, self.depths):
             memory = self.costs.memory(stage)
             for device in self.costs.servers.devices(stage.used, stage.taken):
-                peaks[device] = int(memory.fixed + depth * memory.each)
+                peaks[device] = int(memory.bytes(depth))
         return peaks
 
     def describe(self) -> str:
@@ -77,6 +81,36 @@ class Candidate(NamedTuple):
                                            "+".join(str(stage.end - stage.first) for stage in self.stages))
         return f"{what}, {self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
 
+    def candidate(self, method: str, others: Sequence[Hybrid] = ()) -> Candidate:
+        """The plan as every search returns it, with the next ones as its runners-up."""
+        servers = self.costs.servers
+        stages = [Stage(first_layer=stage.first, last_layer=stage.end - 1, warmup=depth,
+                        devices=(servers.devices(stage.used, stage.taken),))
+                  for stage, depth in zip(self.stages, self.depths)]
+        return of_stages(
+            method, self.describe(), self.costs.stage_costs, stages, self.costs.global_batch, self.micro_batches, self.latency_s,
+            self.peak_bytes(), [f"{method}: {one.describe()}, {one.latency_s:.4g} s" for one in others[:RUNNERS_UP]])
+
+
+def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Optional[int] = None) -> List[Candidate]:
+    """The plans to play, from fast to slow.
+
+    Args:
+        method: ``dapple`` or a key of :data:`SOLVERS`.
+        micro_batches: the only number of micro-batches to try.
+
+    Raises:
+        InfeasibleError: nothing fits memory.
+    """
+    solver, counts = "exact" if method == "dapple" else method, None if micro_batches is None else [micro_batches]
+    profile, cluster, measures = costs.profile, costs.cluster, costs.measures
+    largest = max(measures.limit(device.usable_bytes) for device in cluster.devices)
+    is_hopeless = len(cluster) <= SMALL and least_memory(costs, global_batch) > largest
+    found = [] if is_hopeless else search(profile, cluster, global_batch, solver, measures, counts)
+    if not found:
+        raise smallest_too_large(costs, method, least_memory(costs, global_batch))
+    return [one.candidate(method, found[number + 1:]) for number, one in enumerate(found[:HANDED_OVER])]
+
 
 def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
     """Every M that divides the batch and leaves micro-batches of at least the profile's granularity (or one, M = 1)."""
@@ -85,8 +119,8 @@ def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
 
 
 def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact",
-           measures: Measures = Measures(), counts: Optional[Sequence[int]] = None) -> List[Candidate]:
-    """Candidates from fast to slow; empty if nothing fits memory.
+           measures: Measures = Measures(), counts: Optional[Sequence[int]] = None) -> List[Hybrid]:
+    """Hybrids from fast to slow; empty if nothing fits memory.
 
     Args:
         solver: a key of :data:`SOLVERS`.
@@ -105,9 +139,9 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
     return ranked(found)
 
 
-def ranked(found: List[Candidate]) -> List[Candidate]:
+def ranked(found: List[Hybrid]) -> List[Hybrid]:
     """Fast plans first; if two differ by less than 0.1%, the one with fewer stages first (section IV-D1)."""
-    unique: Dict[Tuple[int, Stages, bool, Measures], Candidate] = {}
+    unique: Dict[Tuple[int, Stages, bool, Measures], Hybrid] = {}
     for candidate in found:
         key = (candidate.micro_batches, candidate.stages, candidate.overlapped, candidate.costs.measures)
         unique.setdefault(key, candidate)
@@ -120,8 +154,8 @@ def ranked(found: List[Candidate]) -> List[Candidate]:
     return ranked
 
 
-def _exact(every: List[Costs]) -> List[Candidate]:
-    found: List[Candidate] = []
+def _exact(every: List[Costs]) -> List[Hybrid]:
+    found: List[Hybrid] = []
     for name in ("data-parallel", "two-stages"):
         for costs in every:
             stages = SOLVERS[name](costs)
@@ -145,7 +179,7 @@ def _exact(every: List[Costs]) -> List[Candidate]:
     return found + [polished(candidate) for candidate in ranked(found)[:POLISHED] if len(candidate.stages) > 1]
 
 
-def polished(candidate: Candidate) -> Candidate:
+def polished(candidate: Hybrid) -> Hybrid:
     """The plan with its cuts moved, one layer at a time, to where it plays fastest."""
     best, improved = candidate, True
     while improved:
@@ -170,7 +204,7 @@ def _moved(stages: Stages, boundary: int, layer: int) -> Optional[Stages]:
     return tuple(moved)
 
 
-def scored(origin: str, costs: Costs, stages: Stages) -> Candidate:
+def scored(origin: str, costs: Costs, stages: Stages) -> Hybrid:
     """The plan, scored from its stages alone: by Eq. 1 and 2, and by playing it under both policies."""
     elements = costs.elements(stages)
     times = {}
@@ -178,7 +212,7 @@ def scored(origin: str, costs: Costs, stages: Stages) -> Candidate:
         depths = depths_of(costs, stages, policy)
         times[policy] = (rehearse(elements, costs.micro_batches, depths), depths)
     policy = "PB" if times["PB"][0] * POLICY_B_GAIN < times["PA"][0] else "PA"
-    return Candidate(origin, costs, stages, costs.latency(stages), times[policy][0], policy, times[policy][1], False,
+    return Hybrid(origin, costs, stages, costs.latency(stages), times[policy][0], policy, times[policy][1], False,
                      communication_ratio(costs, stages))
 
 
@@ -190,7 +224,7 @@ def communication_ratio(costs: Costs, stages: Stages) -> float:
     return sum(wires) / len(wires) / (sum(work) / len(work)) if wires and sum(work) else 0.0
 
 
-def _overlapped(found: List[Candidate]) -> List[Candidate]:
+def _overlapped(found: List[Hybrid]) -> List[Hybrid]:
     """Data parallelism with the all-reduce of every layer started as soon as its gradients are ready."""
     made = []
     for candidate in found:
@@ -206,32 +240,29 @@ def overlapped_seconds(costs: Costs, stages: Stages) -> float:
     one after the other in the order of the layers (Poseidon: the paper's "DP Overlap", section VI-C)."""
     (stage,) = stages
     forward_s, backward_s = costs.times(stage)
-    table = costs.set_cost(stage.used, stage.taken)
-    slowest = max(table.backward, key=lambda prefix: prefix[-1])
+    group = costs.group(stage.used, stage.taken)
+    slowest = max(group.times, key=lambda times: times.backward[-1])
     ready_s = sent_s = 0.0
     for layer in reversed(range(costs.num_layers)):
-        ready_s += slowest[layer + 1] - slowest[layer]
+        ready_s += slowest.work(layer, layer + 1).backward_s
         if costs.parameters[layer][layer + 1] and stage.replicas > 1:
-            seconds = table.allreduce_s + table.allreduce_s_per_byte * costs.parameters[layer][layer + 1]
-            sent_s = max(sent_s, ready_s) + seconds
+            sent_s = max(sent_s, ready_s) + group.ring_seconds(layer, layer + 1)
     return forward_s * costs.micro_batches + backward_s * (costs.micro_batches - 1) + max(ready_s, sent_s)
 
 
-def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, measures: Measures) -> float:
+def least_memory(costs: StageCosts, global_batch: int) -> float:
     """Bytes per device of the plan that needs the least on its fullest device: the smallest micro-batch, one in flight, and
     layers spread over as many stages as help (dynamic programming over layers and devices)."""
-    servers = Servers(cluster)
-    costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), measures)
-    devices = min(servers.num_devices, 4 * costs.num_layers)
-    widths = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
+    micro_batch = -(-global_batch // max(micro_batch_counts(costs.profile, global_batch)))
+    devices = min(len(costs.cluster), 4 * costs.num_layers)
+    groups = {width: costs.group(range(width), -(-micro_batch // width))
+              for width in (1 << k for k in range(devices.bit_length())) if width <= devices}
     best = [[0.0 if layer == 0 else float("inf")] * (devices + 1) for layer in range(costs.num_layers + 1)]
     for end in range(1, costs.num_layers + 1):
-        for used in range(1, devices + 1):
-            for width in widths:
-                if width > used:
-                    break
-                samples, rate = -(-costs.micro_batch // width), measures.parameter_bytes(profile, width)
-                for first in range(end):
-                    need = costs.parameters[first][end] * rate + sum(costs.held_bytes(first, end)) * samples
-                    best[end][used] = min(best[end][used], max(need, best[first][used - width]))
+        for first in range(end):
+            needs = [(width, group.memory(first, end).bytes(1)) for width, group in groups.items()]
+            for used in range(1, devices + 1):
+                for width, need in needs:
+                    if width <= used:
+                        best[end][used] = min(best[end][used], max(need, best[first][used - width]))
     return min(best[costs.num_layers])

@@ -15,8 +15,8 @@ from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.mesh import Mesh, meshes
 from whale_tf.planner.rhino.near import near_answer
 from whale_tf.planner.rhino.problem import Problem
-from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import Answer, search
+from whale_tf.planner.scope import find_scope
 from whale_tf.planner.sharding import Assignment
 
 NAME = "rhino"
@@ -90,7 +90,7 @@ def _candidate(question: Question, cluster: Cluster, replicas: int, answer: Answ
     stages = (Stage(first_layer=0, last_layer=0, devices=_rows(len(cluster), replicas), strategy="split"),)
     return Candidate(
         NAME, describe(assignment, question.graph, answer.mesh), "", cluster.name, question.batch, len(cluster),
-        kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds, formula_latency_s=answer.seconds,
+        kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds,
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=search_seconds, assignment=assignment)
 
 

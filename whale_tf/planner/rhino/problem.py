@@ -25,11 +25,11 @@ from whale_tf.ir.traits import SHAPE_ONLY
 from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import LINEAR, ONCE, Strategy, computed_once, look, strategies
+from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Axis, layout_of
-from whale_tf.planner.rhino.op_price import OpPrices
-from whale_tf.planner.rhino.scope import Scope
+from whale_tf.planner.scope import Scope
 
 Layouts = Tuple[Spread, ...]
 MANY_READERS, SCALAR_BYTES = 12, 8.0  # a number that many ops read (a learning rate) goes to all devices and decides nothing

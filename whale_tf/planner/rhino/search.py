@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import AbstractSet, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mean
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.ir.graph import OpGraph
 from whale_tf.patterns.spread import Spread
+from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.rhino import memory
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
@@ -15,16 +16,13 @@ from whale_tf.planner.rhino.integer_program import solve
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Mesh, axes, meshes
-from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, replica_shapes
-from whale_tf.planner.rhino.scope import Scope, find_scope
+from whale_tf.planner.scope import Scope, find_scope
 
-GIB = float(1 << 30)
 PRICES = 10  # number of byte prices to try
 
 Solver = Callable[[Problem, CostGraph], Solution]  # the problem, and its costs, possibly modified
-
 
 
 class Level(NamedTuple):
@@ -105,9 +103,9 @@ def search(graph: OpGraph, cluster: Cluster, solver: Solver = exact, pins: Optio
     if not found:
         least = min(one.least_bytes for one in searches)
         raise InfeasibleError(
-            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if every variable is divided that can "
-            f"be divided, but the memory limit is {limit / GIB:.3g} GiB; use more devices, a smaller batch, or devices with at "
-            f"least {least:.0f} bytes")
+            f"a step takes {memory_text(least)} on each of {len(cluster)} devices even if every variable is divided that can be "
+            f"divided, but the memory limit is {memory_text(limit)}; use more devices, a smaller batch, or devices with at least "
+            f"{least:.0f} bytes")
     found.sort(key=lambda answer: answer.seconds)
     return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.peak_bytes) for a in found[1:]))
 

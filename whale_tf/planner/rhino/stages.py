@@ -11,27 +11,26 @@ plays the task graph under the static 1F1B order (section 6.2) like any other pl
 
 from __future__ import annotations
 
-import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from whale_tf.balance import pipeline_seconds
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import InfeasibleError
 from whale_tf.ir.traits import traits
-from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, of_stages
+from whale_tf.planner.micro_batches import micro_batch_counts
 from whale_tf.planner.rhino.pipeline import Flow, StageProblem, Stages, stage_program
+from whale_tf.planner.stage_costs import StageCosts, Transfer
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, profile_of
-from whale_tf.profiler.layer_time import layer_seconds
-from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import LAUNCH_S, op_seconds
 from whale_tf.schedule import warmup_depths
 
-MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
 TRIED = 2  # how many numbers of micro-batches to play for each choice of stages on each mesh
 
 
@@ -127,18 +126,19 @@ def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int,
         MissingPackageError: there is no ortools to solve the integer program.
     """
     found: List[Candidate] = []
-    total, began = len(cluster), time.perf_counter()
+    total = len(cluster)
     units = units_of(chain, cluster.devices[0])
     for stages in _distinct_stages(units, total, epsilon):
         count = max(stages.of) + 1
-        profile = profile_of(staged_chain(chain, units, stages.of), source)
+        costs = StageCosts(profile_of(staged_chain(chain, units, stages.of), source), cluster)
         for rows in _meshes(cluster, count):
             ranked = []
-            for number in _micro_batch_counts(global_batch, len(rows[0]), len(rows[0][0]), count, micro_batches):
-                seconds = _latency(profile, cluster, rows, global_batch / (number * len(rows[0]) * len(rows[0][0])), number)
-                ranked.append((seconds, number))
+            counts = micro_batch_counts(global_batch, len(rows[0]), count, len(rows[0][0]), micro_batches)
+            for number in counts if micro_batches is not None else counts[1:]:  # one would leave all stages but one idle
+                samples = global_batch / (number * len(rows[0]) * len(rows[0][0]))  # on each device
+                ranked.append((_latency(costs, rows, samples, number), number))
             for seconds, number in sorted(ranked)[:TRIED]:
-                found.append(_candidate(profile, cluster, rows, global_batch, number, seconds, time.perf_counter() - began))
+                found.append(_candidate(costs, rows, global_batch, number, seconds))
     return found
 
 
@@ -170,31 +170,23 @@ def _meshes(cluster: Cluster, count: int) -> List[Rows]:
     return found
 
 
-def _micro_batch_counts(batch: int, replicas: int, devices: int, count: int, given: Optional[int]) -> List[int]:
-    """Numbers of micro-batches that leave every device an example."""
-    share = batch // replicas
-    numbers = range(2, min(share, MOST_PER_STAGE * count) + 1) if given is None else [given]
-    return [number for number in numbers if share * replicas == batch and share % number == 0 and share // number >= devices]
+def _latency(costs: StageCosts, rows: Rows, samples: float, micro_batches: int) -> float:
+    """The time of a pipeline in which stage number i is layer number i."""
+    groups = [costs.group([device for row in replicas for device in row], samples) for replicas in rows]
+    works = [group.work(number, number + 1) for number, group in enumerate(groups)]
+    handovers = [
+        2 * Transfer.slowest(costs.message(a, b) for a, b in zip(senders, receivers)).seconds(size * samples * len(senders[0]))
+        for size, senders, receivers in zip(costs.outputs, rows, rows[1:])]
+    sums_s = max(group.ring_seconds(number, number + 1) for number, group in enumerate(groups))
+    return pipeline_seconds([sum(work) for work in works], handovers, micro_batches) + sums_s
 
 
-def _latency(profile: ModelProfile, cluster: Cluster, rows: Rows, samples: float, micro_batches: int) -> float:
-    """The time of one micro-batch through all stages and the others through the slowest, to rank numbers of micro-batches."""
-    times = [max(sum(layer_seconds(profile, layer, cluster.devices[device], samples)[:2]) for row in replicas for device in row)
-             for layer, replicas in zip(profile.layers, rows)]
-    return sum(times) + (micro_batches - 1) * max(times)
-
-
-def _candidate(profile: ModelProfile, cluster: Cluster, rows: Rows, batch: int, micro_batches: int, seconds: float,
-               search_seconds: float) -> Candidate:
+def _candidate(costs: StageCosts, rows: Rows, batch: int, micro_batches: int, seconds: float) -> Candidate:
     depths = warmup_depths("PA", len(rows), None, micro_batches)
-    stages = tuple(Stage(first_layer=number, last_layer=number, devices=row, warmup=depth)
-                   for number, (row, depth) in enumerate(zip(rows, depths)))
+    stages = [Stage(first_layer=number, last_layer=number, devices=row, warmup=depth)
+              for number, (row, depth) in enumerate(zip(rows, depths))]
     replicas, devices = len(rows[0]), len(rows[0][0])
     mesh = f"{replicas}x{len(rows)}" if replicas > 1 else "x".join(map(str, (len(rows), devices)[:1 + (devices > 1)]))
-    return Candidate(
-        search="rhino", model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster),
-        kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
-        formula_latency_s=seconds, peak_memory_bytes=(0,) * len(cluster), search_seconds=search_seconds, profile=profile,
-        description="mesh {}, pipeline of {} stages{}, {} micro-batches".format(
-            mesh, len(rows), f" in {replicas} model replicas" if replicas > 1 else
-            f" of {devices} devices" if devices > 1 else "", micro_batches))
+    wide = f" in {replicas} model replicas" if replicas > 1 else f" of {devices} devices" if devices > 1 else ""
+    return of_stages("rhino", f"mesh {mesh}, pipeline of {len(rows)} stages{wide}, {micro_batches} micro-batches", costs, stages,
+                     batch, micro_batches, seconds)

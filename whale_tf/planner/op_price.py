@@ -9,7 +9,7 @@ import numpy as np
 from whale_tf.cluster.devices import Device
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.patterns.strategy import NOMINAL_SIZE, Sizes
-from whale_tf.planner.rhino.scope import Scope
+from whale_tf.planner.scope import Scope
 from whale_tf.profiler.op_cost import OpCost, op_costs
 from whale_tf.profiler.op_time import op_seconds
 

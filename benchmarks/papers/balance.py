@@ -13,18 +13,19 @@ The repaired form shifts b = min(the peak's excess, the valley's room), and list
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import Callable, List, Mapping, Sequence, Tuple
 
-from whale_tf.balance.problem import Balance, BalanceProblem, answer, memory_utilisation
-from whale_tf.ir.parts import apportion
+from whale_tf import balance
+from whale_tf.balance import Balance, BalanceProblem, apportion
 
 
 def paper(problem: BalanceProblem) -> Balance:
-    """Algorithm 1 as printed, for comparison; the answer may exceed memory.
+    """Algorithm 1 as printed, its loads rounded to whole units by largest remainders; the answer may exceed memory."""
+    return Balance("paper", tuple(apportion(printed_units(problem), problem.units, problem.minimum)))
 
-    Loads start as fractions (line 4) and are shifted by whole units b; ``Balance.units`` are the loads rounded by
-    largest remainders.
-    """
+
+def printed_units(problem: BalanceProblem) -> Tuple[float, ...]:
+    """The units of Algorithm 1 as printed: loads start as fractions (line 4) and are shifted by whole units b."""
     speeds, total = problem.speeds, sum(problem.speeds)
     units = [problem.units * speed / total for speed in speeds]                                        # line 4
     mem_utils = memory_utilisation(problem, units)                                                     # line 5
@@ -43,8 +44,7 @@ def paper(problem: BalanceProblem) -> Balance:
             oom_devices.remove(peak)                                                                   # line 17
         else:
             free_devices.remove(valley)                                                                # line 19
-    loads = tuple(unit / problem.units for unit in units)
-    return Balance("paper", apportion(units, problem.units, problem.minimum), loads)
+    return tuple(units)
 
 
 def _room(problem: BalanceProblem, units: float, device: int) -> int:
@@ -79,4 +79,24 @@ def repaired(problem: BalanceProblem) -> Balance:
             oom_devices.remove(peak)
         if units[valley] == capacities[valley]:
             free_devices.remove(valley)
-    return answer("repaired", units)
+    return Balance("repaired", tuple(units))
+
+
+# the package's solvers beside them
+SOLVERS: Mapping[str, Callable[[BalanceProblem], Balance]] = {
+    "exact": balance.SOLVERS["exact"], "repaired": repaired, "paper": paper, **balance.SOLVERS}
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+def waste(problem: BalanceProblem, units: Sequence[float]) -> float:
+    """Whale's Formula 1: sum_i |L_i - speed_i / sum(speed)|."""
+    total = sum(problem.speeds)
+    return sum(abs(unit / problem.units - speed / total) for unit, speed in zip(units, problem.speeds))
+
+
+def memory_utilisation(problem: BalanceProblem, units: Sequence[float]) -> Tuple[float, ...]:
+    """Each device's ratio of needed to available memory (Whale's mem_utils); above 1 is out of memory."""
+    needs = [problem.need_bytes(unit) for unit in units]
+    return tuple(need / memory if memory else (math.inf if need else 0.0)
+                 for need, memory in zip(needs, problem.memory_bytes))
