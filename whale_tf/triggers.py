@@ -10,7 +10,7 @@ from whale_tf import functions, refusals
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.active import Active, observer, shown
-from whale_tf.capture import hooks
+from whale_tf.capture import hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
@@ -123,6 +123,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
                       "variables: it runs where its variables are, on one device, as do all functions that do not train")
     if not known.trains:
         return
+    layers.enter_variables(graph)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -56,8 +57,10 @@ def attention(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
 
 
 def experts(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
-    """A mixture of four experts, each of which sees all examples."""
-    gate, inner, outer, out = variable(6, 4), variable(4, 6, 8, seed=2), variable(4, 8, 6, seed=3), variable(6, 3, seed=4)
+    """A mixture of four experts, each of which sees all examples.  Their weights are made in a block of their own."""
+    with contextlib.nullcontext() if stages[1] is contextlib.nullcontext else wh.split(2):
+        inner, outer = variable(4, 6, 8, seed=2), variable(4, 8, 6, seed=3)
+    gate, out = variable(6, 4), variable(6, 3, seed=4)
     weights = [gate, inner, outer, out]
     slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
 
@@ -130,6 +133,14 @@ def train_with(weights: List[tf.Variable], scope: Scope) -> Callable[[], tf.Tens
         return loss
 
     return step
+
+
+def test_variables_under_split_that_only_replicas_use() -> None:
+    wh.init(cluster="cpu:2")
+    with wh.split(2):
+        weights = perceptron()
+    with pytest.raises(wh.AnnotationError, match=r"only variables.* under wh.replicate\(2\).*Put the ops that use them under"):
+        train_with(weights, functools.partial(wh.replicate, 2))()
 
 
 @pytest.mark.slow
