@@ -13,6 +13,7 @@ from tests.numeric.pairwise import all_pairs, full_product
 from tests.numeric.plans import FOLDED, HOMES, MICRO_BATCHES, SCHEDULES, SHAPES, Parallel, fits
 from tests.numeric.script import Setting
 
+pytestmark = pytest.mark.filterwarnings("error::whale_tf.errors.IdleWarning")  # no row leaves its devices idle
 BOTH = (True, False)
 IS_OLD = sys.version_info < (3, 8)
 AXES: Dict[str, Any] = {
