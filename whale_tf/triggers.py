@@ -118,8 +118,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     meant = [item.name for item in known.items if not known.trains and item.name not in known.remembered]
     if meant and observer() is None:  # an evaluation, if another function trains, perhaps later
         state.only_annotated = state.only_annotated or (
-            f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but neither it nor any other function takes gradients "
-            "of variables and updates them: it runs where its variables are, on one device, as do all functions that do not train")
+            f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but neither it nor any other function takes "
+            "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
+            "that do not train")
     if not known.trains:
         return
     layers.enter_variables(graph)

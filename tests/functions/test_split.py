@@ -100,8 +100,29 @@ def tokens(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out] + slots
 
 
+def rows_of_moments(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Keras 2.11 to 2.15 add the rows of a sparse gradient to the moments, and then all moments to the table."""
+    table, out = variable(6, 4), variable(4, 3, seed=2)
+    moments = tf.Variable(tf.zeros_like(table), trainable=False)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                h = tf.gather(table, tf.range(6), name="positions") * x[:, :, None]
+                loss = cross_entropy(y, tf.matmul(tf.reduce_sum(h, 1), out))
+        sparse_grad, grad = tape.gradient(loss, [table, out])
+        moments.assign(0.9 * moments)
+        moments.scatter_add(tf.IndexedSlices(-0.1 * sparse_grad.values, sparse_grad.indices))
+        table.assign_add(moments)
+        out.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [table, out, moments]
+
+
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts, "kernels": kernels}
+                          "experts": experts, "kernels": kernels, "rows_of_moments": rows_of_moments}
 
 
 @pytest.mark.slow
@@ -109,6 +130,7 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "spars
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
     ("experts", HYBRID), ("kernels", WHOLE),
+    ("rows_of_moments", Way((2,), 2, {"patterns.force": {"positions": "embedding"}}, split=(0,))),
     pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
 def test_steps(build: str, way: Way) -> None:
     outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
