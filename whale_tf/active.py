@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -74,7 +75,7 @@ class Active:
         self.said: MutableSet[str] = set()  # warnings given so far
         self.met: MutableSet[str] = set()  # names of functions that train
         self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions with a Jacobian by variables
-        self.said_no_gradients = False
+        self.only_annotated = ""  # about a function with annotations that does not train; said at the end if nothing trains
         self.default: Optional[Default] = None  # default strategy of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -133,6 +134,11 @@ class Active:
         """The plan for a graph that was passed to wh.init."""
         return self.plans.get(graph.name, self.plan) if graph.building_function else self.plan
 
+    def tell_untrained(self) -> None:
+        """Warns at the end if functions have annotations, and nothing was trained."""
+        if self.only_annotated and self.asked_for is not None and not self.met and not len(self.done):
+            self.say(self.only_annotated)
+
     def say(self, text: str, category: Type[Warning] = UserWarning) -> None:
         """Gives a warning, once: a function may be traced again for mini-batches of another size."""
         if text not in self.said:
@@ -152,7 +158,15 @@ def current() -> Optional[Active]:
 
 def activate(state: Optional[Active]) -> None:
     global _active
+    if _active is not None:
+        _active.tell_untrained()
     _active = state
+
+
+@atexit.register
+def _leave() -> None:
+    if _active is not None:
+        _active.tell_untrained()
 
 
 def observer() -> Optional[Observer]:

@@ -29,7 +29,7 @@ from whale_tf.planner.auto.settings import batch_to_plan_for, opened, wants_sear
 from whale_tf.planner.homes import STAGE, Held, asks_for_homes, has_one_memory, resident_of_task_graphs, with_homes
 from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import called_too_large, played_peaks
-from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
+from whale_tf.planner.recompute import NONE, Readers, kept_tensors, marked_tensors, redone
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.playing import analysed, in_parts, trained_variables, undivided, with_parts
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
@@ -188,11 +188,10 @@ def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Opti
     """The decision with recomputation in the backward pass, according to the plan or the configuration."""
     captured, _, region, plan, division = decided
     if given is None and config.recompute != NONE:
-        if not region.batch_level:
-            raise ConfigError(
-                f"recompute is {config.recompute!r}, but this plan divides examples like any other dimension, so that no "
-                "activation belongs to one micro-batch; use wh.replicate or wh.split, or set recompute to 'none'")
-        plan = _keeping(captured, region, plan, cluster, config)
+        if region.batch_level:
+            plan = _keeping(captured, region, plan, cluster, config)
+        elif division.assignment is not None or config.recompute != AUTO:
+            raise ConfigError(f"recompute is {config.recompute!r}, but {_NO_ACTIVATIONS[division.assignment is not None]}")
     if all(task.kept is None for task in plan.task_graphs):
         return decided
     captured = recompute(captured, region, plan)
@@ -214,6 +213,15 @@ def _in_memory(decided: Decided, cluster: Cluster, config: Config) -> Decided:
     return decided._replace(plan=replace(plan, estimate=replace(plan.estimate, called_peak_memory_bytes=peaks)))
 
 
+_NO_ACTIVATIONS = {
+    True: "this plan divides examples like any other dimension, so that no activation belongs to one micro-batch; use "
+          "wh.replicate or wh.split, or set recompute to 'none'",
+    False: "no op of this step follows from an input that has a dimension of examples, so that there are no activations to "
+           "compute again; feed the mini-batch through a placeholder or dataset, say with wh.batch_axis(tensor, dim) which "
+           "dimension of an input is the batch, or set recompute to 'none'",
+}
+
+
 def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Plan:
     """The plan with the tensors that its TaskGraphs keep: those that the script marks, otherwise those that the configuration
     asks for."""
@@ -225,6 +233,11 @@ def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, c
         known, batch = _with_sizes(captured, region, plan, cluster, config)
         needed = resident_of_task_graphs(plan, trained_variables(captured), has_one_memory(cluster))
         kept = kept_tensors(known, plan, cluster, config.recompute, batch, needed)
+    readers = Readers(region)
+    kept = {number: tensors for number, tensors in kept.items() if redone(readers, number, set(tensors)).waits}
+    if not kept and (marked or config.recompute != AUTO):
+        warnings.warn(f"recompute is {config.recompute!r}, but the backward pass reads nothing that forward ops could compute "
+                      "again, so this step keeps all that it reads, as without it; set recompute to 'none'")
     names = {number: tuple(captured.graph.tensor_name(t) for t in tensors) for number, tensors in kept.items()}
     return replace(plan, task_graphs=tuple(
         replace(task, kept=names[number]) if number in names else task for number, task in enumerate(plan.task_graphs)))

@@ -57,6 +57,9 @@ def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
     for joining in border.joining():
         other = _region(captured, options._replace(together=joining))
         if Border(other, sizes).improves(border):
+            for op, reason in region.batch.whole.items():  # what needs all examples, also if its operands have been moved to it
+                if op in other.sections:
+                    other.batch.whole.setdefault(op, reason)
             region = other
             break
     return region.batch, region

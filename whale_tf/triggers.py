@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Callable, Mapping, Optional, Tuple
 
@@ -10,7 +9,7 @@ from whale_tf import functions, refusals
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.active import Active, observer, shown
-from whale_tf.capture import hooks
+from whale_tf.capture import hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
@@ -117,12 +116,14 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     if known.trains:
         give_default(state, graph)
     meant = [item.name for item in known.items if not known.trains and item.name not in known.remembered]
-    if meant and not state.said_no_gradients:
-        state.said_no_gradients = True
-        warnings.warn(f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but takes no gradients of "
-                      "variables: it runs where its variables are, on one device, as do all functions that do not train")
+    if meant and observer() is None:  # an evaluation, if another function trains, perhaps later
+        state.only_annotated = state.only_annotated or (
+            f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but neither it nor any other function takes "
+            "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
+            "that do not train")
     if not known.trains:
         return
+    layers.enter_variables(graph)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return

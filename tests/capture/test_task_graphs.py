@@ -141,6 +141,25 @@ def test_variable_created_in_a_later_stage_than_its_first_reader(graph: Any) -> 
     assert find_detour(ops, task_graphs) is None  # reading a variable is no way from one TaskGraph to another
 
 
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_block_of_variables_joins_the_block_that_uses_them(graph: Any, resource: bool) -> None:
+    v1.get_variable_scope().set_use_resource(resource)
+    with annotate(graph, "replicate", 2):
+        h = dense(placeholder(), 8, "first")
+    with annotate(graph, "split", 2):
+        w = v1.get_variable("w", [4, 16])
+        w = tf.reshape(w, [8, 8], name="moved")
+    with annotate(graph, "split", 2):
+        h = tf.matmul(h, w, name="product")
+    with annotate(graph, "split", 2, "alone"):  # what no other annotation uses, un-annotated ops follow
+        v = v1.get_variable("v", [8, 8])
+    minimize(tf.reduce_mean(tf.matmul(h, v, name="last")) + tf.nn.l2_loss(w))
+    ops, task_graphs = assigned(graph)
+    assert [block.name for block in task_graphs.blocks] == ["replicate_0", "split_2", "alone"]
+    of = by_name(ops, task_graphs)
+    assert (of["w"], of["moved"], of["product"], of["v"], of["last"]) == (1, 1, 1, 2, 2)
+
+
 @pytest.mark.parametrize("functional", [False, True])
 def test_loops_and_their_helpers_are_in_one_task_graph(graph: Any, control_flow: Any, functional: bool) -> None:
     control_flow(functional)

@@ -510,7 +510,7 @@ def test_a_model_put_together_inside_an_annotation() -> None:
 
 def test_an_annotation_without_layers() -> None:
     wh.init(cluster="cpu:2")
-    with pytest.raises(wh.AnnotationError, match="no Keras layer was made or called inside.*@tf.function"):
+    with pytest.raises(wh.AnnotationError, match="no Keras layer or variable was made inside.*@tf.function"):
         with wh.replicate(1):
             tf.ones([2]) + 1.0
     with pytest.raises(wh.AnnotationError, match="annotations do not nest"):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -56,8 +57,10 @@ def attention(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
 
 
 def experts(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
-    """A mixture of four experts, each of which sees all examples."""
-    gate, inner, outer, out = variable(6, 4), variable(4, 6, 8, seed=2), variable(4, 8, 6, seed=3), variable(6, 3, seed=4)
+    """A mixture of four experts, each of which sees all examples.  Their weights are made in a block of their own."""
+    with contextlib.nullcontext() if stages[1] is contextlib.nullcontext else wh.split(2):
+        inner, outer = variable(4, 6, 8, seed=2), variable(4, 8, 6, seed=3)
+    gate, out = variable(6, 4), variable(6, 3, seed=4)
     weights = [gate, inner, outer, out]
     slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
 
@@ -97,8 +100,29 @@ def tokens(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out] + slots
 
 
+def rows_of_moments(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Keras 2.11 to 2.15 add the rows of a sparse gradient to the moments, and then all moments to the table."""
+    table, out = variable(6, 4), variable(4, 3, seed=2)
+    moments = tf.Variable(tf.zeros_like(table), trainable=False)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                h = tf.gather(table, tf.range(6), name="positions") * x[:, :, None]
+                loss = cross_entropy(y, tf.matmul(tf.reduce_sum(h, 1), out))
+        sparse_grad, grad = tape.gradient(loss, [table, out])
+        moments.assign(0.9 * moments)
+        moments.scatter_add(tf.IndexedSlices(-0.1 * sparse_grad.values, sparse_grad.indices))
+        table.assign_add(moments)
+        out.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [table, out, moments]
+
+
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts, "kernels": kernels}
+                          "experts": experts, "kernels": kernels, "rows_of_moments": rows_of_moments}
 
 
 @pytest.mark.slow
@@ -106,6 +130,7 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "spars
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
     ("experts", HYBRID), ("kernels", WHOLE),
+    ("rows_of_moments", Way((2,), 2, {"patterns.force": {"positions": "embedding"}}, split=(0,))),
     pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
 def test_steps(build: str, way: Way) -> None:
     outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
@@ -130,6 +155,14 @@ def train_with(weights: List[tf.Variable], scope: Scope) -> Callable[[], tf.Tens
         return loss
 
     return step
+
+
+def test_variables_under_split_that_only_replicas_use() -> None:
+    wh.init(cluster="cpu:2")
+    with wh.split(2):
+        weights = perceptron()
+    with pytest.raises(wh.AnnotationError, match=r"only variables.* under wh.replicate\(2\).*Put the ops that use them under"):
+        train_with(weights, functools.partial(wh.replicate, 2))()
 
 
 @pytest.mark.slow

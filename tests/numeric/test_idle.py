@@ -28,6 +28,14 @@ def of_section() -> tf.Tensor:
         "u", 64, 64)
 
 
+def of_several_sections() -> tf.Tensor:
+    """The first one has little to do; in the second one, a cast runs with the sort behind it, so that fewer bytes are sent."""
+    h = tf.matmul(tf.placeholder("float32", [8, 8]), tf.cast(variable("w", 8, 8), "float32"))
+    scale = tf.reduce_sum(tf.sort(h, 0, name="first"))
+    largest = tf.reduce_max(tf.sort(tf.cast(h, "float64", name="cast"), 0, name="second"))
+    return tf.matmul(largest * tf.ones([1, 64], "float64"), variable("u", 64, 64)) * tf.cast(scale, "float64")
+
+
 def of_examples() -> tf.Tensor:
     return tf.matmul(tf.placeholder("float64", [None, 4]), variable("w", 4, 4))
 
@@ -54,7 +62,8 @@ def planned(model: Any, config: Any = None, devices: int = 2, block: Any = wh.re
 
 
 @pytest.mark.parametrize("model, cause", [
-    (of_constant, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on")])
+    (of_constant, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on"),
+    (of_several_sections, "from 'second/TopKV2' (TopKV2) on")])
 def test_an_idle_device_warns(model: Any, cause: str) -> None:
     with planned(model) as (warned, explained):
         assert len(warned) == 1 and warned[0].startswith("the plan uses 2 devices, but ") and cause in warned[0], warned

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, Dict, Iterable, List
 
 import pytest
@@ -80,11 +81,14 @@ def run(row: Dict[str, Any]) -> None:
     parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"],
                         extra=(("variables", row["variables"]), ("emit", row["emit"]), ("recompute", row["recompute"]),
                                *HOMES.get(row["homes"], {}).items()))
-    if row["case"] == "gradient_penalty" and row["schedule"] in FOLDED and row["micro_batches"] > 1:
-        with pytest.raises(wh.PlanError, match="cannot order this graph"):
+    with warnings.catch_warnings():
+        if not (IS_OLD and row["case"] == "while_loop_v2"):  # the gradient's body has unknown ranks there, so the loop runs whole
+            warnings.simplefilter("error", wh.IdleWarning)
+        if row["case"] == "gradient_penalty" and row["schedule"] in FOLDED and row["micro_batches"] > 1:
+            with pytest.raises(wh.PlanError, match="cannot order this graph"):
+                check(row["case"], setting, parallel)
+        else:
             check(row["case"], setting, parallel)
-    else:
-        check(row["case"], setting, parallel)
 
 
 def _some_optimized(rows: Iterable[Dict[str, Any]]) -> List[Any]:

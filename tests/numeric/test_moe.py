@@ -147,11 +147,13 @@ def test_datasets(setting: Setting) -> None:
 @pytest.mark.half
 @pytest.mark.slow
 def test_a_default_strategy_around_experts() -> None:
-    """Example 5: ops before and after the experts are one TaskGraph."""
+    """Example 5: ops before and after the experts are one TaskGraph.  A block that makes only a kernel is none."""
     model = case(2, 5, 2)
 
     def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
         wh.set_default_strategy(wh.replicate(wh.total_gpus()))
+        with wh.split(3), tf.variable_scope("layer_0/experts", reuse=tf.AUTO_REUSE):
+            layers.normal_variable("kernel_in", [5, 8, 6], layers.glorot_stddev(8, 6), tf.as_dtype(dtype))
         return model.build(inputs, stages, dtype)
 
     wh.init(cluster="cpu:3")
@@ -160,7 +162,7 @@ def test_a_default_strategy_around_experts() -> None:
         scopes = [contextlib.nullcontext, split, contextlib.nullcontext, split, contextlib.nullcontext]
         outcome = run_script(model._replace(build=build), FEDS, Stages(scopes), 1, 1)
         assert [task.name for task in wh.current_plan().task_graphs] == [
-            "default", "split_1", "split_2", "split_1/batch", "split_2/batch"]
+            "default", "split_2", "split_3", "split_2/batch", "split_3/batch"]
     finally:
         wh.shutdown()
     assert_equal(outcome, local(model, FEDS), TOLERANCE["float64"])

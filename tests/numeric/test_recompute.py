@@ -163,3 +163,22 @@ def test_a_mark_that_is_no_activation() -> None:
                 wh.parallelize()
     finally:
         wh.shutdown()
+
+
+def test_a_step_with_nothing_to_compute_again() -> None:
+    def ready(x: Any, **config: str) -> Any:
+        wh.init(config, cluster="cpu:1")
+        with tf.Graph().as_default():
+            product = tf.matmul(x(), tf.get_variable("w", [4, 1]))
+            tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(product))
+            return wh.parallelize()
+
+    try:
+        with pytest.raises(wh.ConfigError, match="recompute is 'full', but no op of this step follows.*set recompute"):
+            ready(lambda: tf.ones([8, 4]), recompute="full")
+        ready(lambda: tf.ones([8, 4]), recompute="auto")
+        with pytest.warns(UserWarning, match="recompute is 'full', but the backward pass reads nothing that forward ops could"):
+            plan = ready(lambda: tf.placeholder(tf.float32, [None, 4]), recompute="full")
+        assert plan.task_graphs[0].kept is None
+    finally:
+        wh.shutdown()

@@ -7,7 +7,21 @@ import numpy as np
 import pytest
 
 from whale_tf.errors import MismatchError
-from whale_tf.verifying.compare import GRADIENT, LOSS, TENSOR, TOLERANCE, VALUE, Item, check, compare, key, shown, summary, table
+from whale_tf.verifying.compare import (
+    GRADIENT,
+    LOSS,
+    TENSOR,
+    TOLERANCE,
+    VALUE,
+    Item,
+    check,
+    compare,
+    is_skipped,
+    key,
+    shown,
+    summary,
+    table,
+)
 
 ONES = np.ones(100)
 
@@ -46,6 +60,16 @@ def test_integers_shapes_and_nan() -> None:
     assert is_equal(item(count, count, dtype=""), item(count + 1, count, dtype="")) == [True, False]
     assert is_equal(item(ONES[:50]), item(ONES * np.nan), item(ONES * np.nan, ONES * np.nan)) == [False, False, True]
     assert is_equal(item(ONES * np.inf, ONES * np.inf)) == [True]
+
+
+def test_scaled_gradients_that_overflow_are_skipped() -> None:
+    """They may do so in one order of a sum and not in another."""
+    found = compare([item(ONES * np.inf, what=GRADIENT, is_backward=True, is_scaled=True),
+                     item(ONES * np.nan, ONES * np.inf, what=GRADIENT, is_backward=True, is_scaled=True),
+                     item(1e-6 * ONES, 2e-6 * ONES, what=GRADIENT, is_backward=True, is_scaled=True),
+                     item(ONES * np.inf, what=GRADIENT, is_backward=True)])
+    assert [one.is_equal for one in found] == [True, True, False, False]
+    assert "skipped" in table(found) and "skips it because of 2 of them" in summary(found, {}, 0.0, "it") and is_skipped(found)
 
 
 def test_what_rounding_may_do_is_no_difference() -> None:

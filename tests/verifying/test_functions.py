@@ -86,6 +86,26 @@ def test_no_false_alarm(way: str, said: List[str], monkeypatch: Any) -> None:
     assert said and all("equals the local one" in line for line in said)
 
 
+def test_a_step_that_the_loss_scale_skips(said: List[str]) -> None:
+    """Its gradients overflow in float16, and not in the local step, which has no scale."""
+    w, x, y = tf.Variable([[0.0]]), tf.ones([8, 1]), tf.fill([8, 1], -3.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1])] * 2)
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.matmul(x, w) - y) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+
+    wh.init({"verify": "first_step", "amp": "float16", "amp.loss_scale": "dynamic"}, cluster="cpu:2")
+    try:
+        for _ in range(4):
+            step(x, y)
+    finally:
+        wh.shutdown()
+    assert "skips this step of tf.function 'step', whose gradients are not finite; the next one is compared" in said[0]
+    assert "the first step of tf.function 'step' equals the local one" in said[-1] and len(said) < 4
+
+
 def test_a_function_that_is_called_in_a_loop_is_refused(said: List[str]) -> None:
     wh.init({"verify": "first_step"}, cluster="cpu:2")
     try:

@@ -84,11 +84,13 @@ class Annotations:
         axes: tensor -> the dimension along the batch that the user states; None: it has none.
         shapes: input of unknown rank -> its shape in the first mini-batch.
         remembered: names of annotations that Keras layers remembered, or entered themselves.
+        made_in: placeholder of a variable's handle in a function -> index of the annotation in which the variable was made.
     """
 
     def __init__(self) -> None:
         self.items: List[Annotation] = []
         self.remembered: Set[str] = set()
+        self.made_in: Dict[str, int] = {}
         self.default: Optional[Annotation] = None
         self.default_since = 0
         self.gradient_calls: List[GradientCall] = []
@@ -116,8 +118,8 @@ class Annotations:
             if name is not None and item.name == name:
                 if (item.strategy, item.device_count) != (strategy, device_count):
                     raise AnnotationError(
-                        f"TaskGraph {name!r} was opened as {_call_text(item.strategy, item.device_count)} and is now opened "
-                        f"as {_call_text(strategy, device_count)}. The same name continues the same TaskGraph, so give the "
+                        f"TaskGraph {name!r} was opened as {call_text(item.strategy, item.device_count)} and is now opened "
+                        f"as {call_text(strategy, device_count)}. The same name continues the same TaskGraph, so give the "
                         "same strategy and device count, or another name.")
                 return item
         index = self.next_index()
@@ -330,5 +332,5 @@ def _check_arguments(strategy: str, device_count: Optional[int]) -> None:
                               "left out for all devices.")
 
 
-def _call_text(strategy: str, device_count: Optional[int]) -> str:
+def call_text(strategy: str, device_count: Optional[int]) -> str:
     return "wh.{}({})".format(strategy, "" if device_count is None else device_count)

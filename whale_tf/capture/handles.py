@@ -11,6 +11,7 @@ import gc
 from typing import Any, Dict, Iterable, List, NamedTuple, Set
 
 from whale_tf._tf_compat import tf, variable_value
+from whale_tf.capture.annotations import TASK_GRAPH_ATTR, annotations_of
 from whale_tf.ir.across import SUMS
 
 
@@ -24,13 +25,15 @@ class Handle(NamedTuple):
 def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
     """The placeholders of a function's graph that stand for variables, by name; other graphs have none."""
     found: Dict[str, Handle] = {}
-    summed = _summed(graph)
+    summed, made_in = _summed(graph), annotations_of(graph).made_in
     for tensor in getattr(graph, "inputs", ()):
         value = variable_value(tensor) if tensor.dtype == tf.resource else None
         if value is not None:
             shape, dtype = value
             dims = None if shape.rank is None else tuple(shape.as_list())
             attrs = {"shape": dims, "dtype": dtype.name, SUMS: tensor.op.name in summed}
+            if tensor.op.name in made_in:
+                attrs[TASK_GRAPH_ATTR] = made_in[tensor.op.name]
             found[tensor.op.name] = Handle("VarHandleOp", attrs)
     return found
 

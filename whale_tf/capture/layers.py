@@ -18,11 +18,12 @@ import itertools
 import sys
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, Iterator, MutableMapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotate, annotations_of, is_annotating
 from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.handles import captured_variables, inside, own_handle
 from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
 
@@ -61,6 +62,7 @@ class _Thread(threading.local):
     """Attributes:
         block: the annotation that is open in eager execution.
         has_layers: some layer remembers it.
+        variables: those to be trained that were made in it.
         calls: number of running ``__call__`` of layers.
         node: what the node that a functional model is about to call remembers.
         is_rebuilding: a Sequential model calls all layers that it has, also those of earlier blocks.
@@ -68,6 +70,7 @@ class _Thread(threading.local):
 
     block: Optional[Remembered] = None
     has_layers = False
+    variables: Sequence[Any] = ()
     calls = 0
     node: Optional[Remembered] = None
     is_rebuilding = False
@@ -75,33 +78,57 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _known: MutableMapping[Any, Remembered] = weakref.WeakKeyDictionary()  # of layers, and of nodes of functional models
+_made: Dict[int, Tuple[weakref.ref, Remembered]] = {}  # of variables, which have no hash, by id
 _count = itertools.count()
 
 
 class LayersBlock(ContextManager):
-    """An annotation in eager execution.
+    """An annotation in eager execution.  Variables that are made in it belong to the annotations that use them, as in a graph.
 
     Raises:
-        AnnotationError: on exit, if no layer was made or called inside; on entry, inside another annotation.
+        AnnotationError: on exit, if no layer or variable was made inside and no layer called; on entry, inside another one.
     """
 
     def __init__(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> None:
         self._block = Remembered(strategy, device_count, name or f"{strategy}_of_layers_{next(_count)}")
+        self._creators = tf.variable_creator_scope(_noted)
 
     def __enter__(self) -> None:
         if _thread.block is not None:
             raise AnnotationError(
                 f"wh.{self._block.strategy} inside wh.{_thread.block.strategy}: annotations do not nest. Close the outer `with` "
                 "block before opening the inner one.")
-        _thread.block, _thread.has_layers = self._block, False
+        _thread.block, _thread.has_layers, _thread.variables = self._block, False, []
+        self._creators.__enter__()
 
     def __exit__(self, kind: Any, *error: Any) -> None:
-        has_layers = _thread.has_layers or _thread.calls
-        _thread.block = None
-        if kind is None and not has_layers:
+        self._creators.__exit__(None, None, None)
+        variables, has_layers = _thread.variables, _thread.has_layers
+        _thread.block, _thread.variables = None, ()
+        if not has_layers:
+            _made.update((id(one), (weakref.ref(one), self._block)) for one in variables)
+        if kind is None and not (has_layers or variables or _thread.calls):
             raise AnnotationError(
-                f"wh.{self._block.strategy} applies to ops of a function or a graph, but TensorFlow is executing eagerly, and "
-                "no Keras layer was made or called inside. Use it inside a function: write @tf.function above the training step.")
+                f"wh.{self._block.strategy} applies to ops of a function or a graph, but TensorFlow is executing eagerly, and no "
+                "Keras layer or variable was made inside. Use it inside a function: write @tf.function above the training step.")
+
+
+def _noted(next_creator: Function, **kwargs: Any) -> Any:
+    made = next_creator(**kwargs)
+    if getattr(made, "trainable", False):  # an optimizer's variables belong to no part of a model
+        _thread.variables = [*_thread.variables, made]
+    return made
+
+
+def enter_variables(graph: tf.Graph) -> None:
+    """Puts the variables that a training function uses into the annotations in which they were made in eager execution."""
+    annotations = annotations_of(graph)
+    trained = {name for call in annotations.gradient_calls for name, gradient in zip(call.xs, call.grads) if gradient is not None}
+    placeholders = inside(graph)
+    for variable in captured_variables(graph):
+        known, handle = _made.get(id(variable)), placeholders.get(id(own_handle(variable)))
+        if known is not None and known[0]() is variable and handle is not None and handle.name in trained:
+            annotations.made_in[handle.op.name] = annotations.enter(*known[1]).index
 
 
 def is_calling() -> bool:
@@ -112,6 +139,7 @@ def is_calling() -> bool:
 def forget() -> None:
     """Makes layers created so far forget their annotations; layers created from now on remember theirs."""
     _known.clear()
+    _made.clear()
 
 
 def block_of(item: Any) -> Optional[Remembered]:

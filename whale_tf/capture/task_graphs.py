@@ -7,24 +7,29 @@
   those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say to which
   call of a function a call in the backward pass belongs: it is the latest one whose results it reads.
 * A variable's home is the first TaskGraph that reads it in the forward pass.
+* An annotation that holds only variables, and ops that move their elements, is no TaskGraph of its own if other annotations use
+  these variables: its ops join the first one that does.
 """
 from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.annotations import PHASE_ATTR, Annotation, Annotations, call_text
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
-from whale_tf.ir.traits import CALLS, READS
+from whale_tf.ir.traits import CALLS, READS, VARIABLES, Cost, Role, traits
+from whale_tf.ir.walk import reached
 
 
 class TaskGraphs(NamedTuple):
     """``of[op]``: the TaskGraph of each FORWARD or BACKWARD op, -1 for all others (and for all ops of a graph without
-    annotations).  ``homes``: variable op -> its home TaskGraph, for the variables that the forward pass reads."""
+    annotations).  ``homes``: variable op -> its home TaskGraph, for the variables that the forward pass reads.  ``blocks``: the
+    annotation of each TaskGraph, if annotations determine them."""
 
     of: List[int]
     homes: Dict[int, int]
+    blocks: Tuple[Annotation, ...] = ()
 
 
 class Detour(NamedTuple):
@@ -39,14 +44,16 @@ def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variabl
     """TaskGraph membership; needs the phases (:func:`whale_tf.capture.phases.find_phases`).
 
     Raises:
-        AnnotationError: an annotation inside a function body, or one without forward ops.
+        AnnotationError: an annotation inside a function body, one without forward ops, or a ``split`` one that divides nothing.
     """
     variables = find_variables(graph) if variables is None else variables
     check_bodies(graph)
     if not annotations.items:
         return TaskGraphs([-1] * len(graph.ops), {})
     _check_annotations(graph, annotations)
-    return complete(graph, _annotated(graph, annotations), variables)
+    joined = _of_variables(graph, annotations)
+    blocks = [item for item in annotations.items if item.index not in joined]
+    return complete(graph, _annotated(graph, annotations, blocks), variables)._replace(blocks=tuple(blocks))
 
 
 def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: Variables) -> TaskGraphs:
@@ -150,19 +157,70 @@ def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
 
 
 # -- membership -----------------------------------------------------------------------------------------------------
-def _annotated(graph: OpGraph, annotations: Annotations) -> List[int]:
-    """Membership of the forward ops that were created under an annotation or have a default strategy."""
+def _annotated(graph: OpGraph, annotations: Annotations, blocks: Sequence[Annotation]) -> List[int]:
+    """Membership of the forward ops that were created under an annotation or have a default strategy; -1 for those of annotations
+    that are not among ``blocks``."""
     of = [-1] * len(graph.ops)
-    places = {item.index: place for place, item in enumerate(annotations.items)}
+    places = {item.index: -1 for item in annotations.items}
+    places.update((item.index, place) for place, item in enumerate(blocks))
     default = places[annotations.default.index] if annotations.default is not None else -1
     for op in graph.ops:
         if op.phase is not Phase.FORWARD:
             continue
-        if op.task_graph in places and not op.attrs.get("_whale_phase"):
-            of[op.id] = places[op.task_graph]
-        else:
-            of[op.id] = default
+        of[op.id] = default if _block(op) is None else places.get(op.task_graph, default)
     return of
+
+
+def _block(op: Op) -> Optional[int]:
+    """The annotation under which a forward op was created."""
+    return op.task_graph if op.task_graph >= 0 and not op.attrs.get(PHASE_ATTR) else None
+
+
+def _of_variables(graph: OpGraph, annotations: Annotations) -> Set[int]:
+    """The annotations that hold only variables, and whose variables other annotations use.
+
+    Raises:
+        AnnotationError: it is ``split``, and its variables are used only under ``replicate``.
+    """
+    items = {item.index: item for item in annotations.items}
+    values, members = _variable_values(graph), {index: [] for index in items}  # type: Tuple[Set[int], Dict[int, List[int]]]
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and _block(op) in items and traits(op.type).role is not Role.CONSTANT:
+            members[op.task_graph].append(op.id)
+    found = {index for index, ops in members.items() if ops and values.issuperset(ops)}
+    users = _users(graph, Phase.FORWARD) if found else []
+    default = None if annotations.default is None else annotations.default.index
+    joined = set()
+    for index in sorted(found):
+        behind = reached(members[index], lambda op: users[op] if op in values else ())
+        blocks = {_block(graph.ops[op]) for op in behind if op not in values}
+        used = [items[block] for block in (default if block not in items else block for block in blocks) if block is not None]
+        if used:
+            joined.add(index)
+            _check_joined(items[index], used, graph.ops[members[index][0]].name)
+    return joined
+
+
+def _variable_values(graph: OpGraph) -> Set[int]:
+    """Variables, and forward ops that only read and move their elements."""
+    found: Set[int] = set()
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD:
+            sources = [source for source in graph.predecessors(op) if traits(graph.ops[source].type).role is not Role.CONSTANT]
+            is_moved = traits(op.type).cost in (Cost.FREE, Cost.MOVE, Cost.LOOK_UP) and bool(sources)
+            if op.type in VARIABLES or is_moved and found.issuperset(sources):
+                found.add(op.id)
+    return found
+
+
+def _check_joined(item: Annotation, used: Sequence[Annotation], variable: str) -> None:
+    if item.strategy != "split" or any(other.strategy == "split" for other in used):
+        return
+    call, other = call_text(item.strategy, item.device_count), used[0]
+    raise AnnotationError(
+        f"{call} (TaskGraph {item.name!r}) holds only variables, such as {variable!r}, and the ops that use them are under "
+        f"{call_text(other.strategy, other.device_count)} (TaskGraph {other.name!r}), where every replica needs them whole. Put "
+        f"the ops that use them under {call}, too, or the variables out of this block.")
 
 
 def _assign_forward(graph: OpGraph, of: List[int]) -> None:

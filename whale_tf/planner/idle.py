@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from whale_tf.errors import IdleError, IdleWarning
-from whale_tf.ir.batch_axis.analysis import WRITES
+from whale_tf.ir.batch_axis.analysis import MOVED, WRITES
 from whale_tf.ir.graph import SHARD_ATTR, Op, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import CONDITIONALS, traits
@@ -172,7 +172,9 @@ def _cause(region: Region, plan: Plan, op: Op) -> str:
     graph, batch = region.graph, region.batch
     if plan.task_graphs[region.task_graph[op.id]].strategy == "split" and op.id in region.batch_level:
         return "wh.split finds no way to divide it: wh.explain() says why; put it into a wh.replicate block"
-    reasons: List[int] = sorted(batch.whole)
+    begins = {index for index, reason in batch.whole.items() if reason != MOVED}  # the others only follow these
+    before = reached([op.id], lambda index: region.sections.intersection(graph.predecessors(graph.ops[index])))
+    reasons: List[int] = sorted(begins & before or begins)
     if op.id in region.sections and reasons:
         first = graph.ops[reasons[0]]
         return (f"All examples are needed together from {first.name!r} ({first.type}) on: {batch.whole[first.id]}; compute it in "

@@ -9,6 +9,9 @@ unit ``u``, for both steps compute them from the same gradients.  Integers and b
 
 If more than that differs, the local step runs again with its variables moved by a few ``u``.  How far its own result moves then
 is what rounding may do to this model (a ReLU at 0, the larger of two equal numbers), and four times that is no difference.
+
+Scaled gradients may overflow, perhaps in one order of a sum and not in another.  The loss scale then skips the step, so that it
+shows nothing about such gradients.
 """
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ class Item(NamedTuple):
         dtype: a key of TOLERANCE, or anything else for exact equality.
         found, expected: the divided and the local step's values.
         before: a variable's old value, if both steps compute the new one from the same gradients.
+        is_scaled: whether it follows from a loss that is multiplied by a loss scale.
     """
 
     name: str
@@ -53,6 +57,12 @@ class Item(NamedTuple):
     expected: np.ndarray
     is_backward: bool = False
     before: Optional[np.ndarray] = None
+    is_scaled: bool = False
+
+    @property
+    def overflows(self) -> bool:
+        """Whether a loss scale skips the step because of it."""
+        return self.is_scaled and not all(np.all(np.isfinite(_as_float(one))) for one in (self.found, self.expected))
 
 
 class Compared(NamedTuple):
@@ -65,7 +75,7 @@ class Compared(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        return self.difference <= max(self.allowed, MOVES * self.moved)
+        return self.item.overflows or self.difference <= max(self.allowed, MOVES * self.moved)
 
 
 Comparison = Tuple[List[Compared], Dict[str, str]]  # and what could not be compared -> why
@@ -77,8 +87,9 @@ def compare(items: Sequence[Item], moved: Optional[Callable[[], Dict[str, np.nda
     Args:
         moved: values by ``what name`` of the local step with moved variables; called only if something differs.
     """
-    largest = max([_norm(item.expected) / item.expected.size**0.5 for item in items
-                   if item.is_backward and item.expected.size and item.dtype in TOLERANCE], default=0.0)
+    sizes = [_norm(item.expected) / item.expected.size**0.5 for item in items
+             if item.is_backward and item.expected.size and item.dtype in TOLERANCE]
+    largest = max(filter(np.isfinite, sizes), default=0.0)
     found = [_compared(item, largest) for item in sorted(items, key=lambda item: item.order)]
     if moved is None or all(one.is_equal for one in found):
         return found
@@ -143,13 +154,23 @@ def check(found: Sequence[Compared], where: str) -> None:
         item.name, item.task_graph)
 
 
+def is_skipped(found: Sequence[Compared]) -> bool:
+    """Whether a loss scale skips the step."""
+    return any(one.item.overflows for one in found)
+
+
+def skipped(where: str) -> str:
+    """What is said about such a step."""
+    return f"verify: the loss scale skips this step of {where}, whose gradients are not finite; the next one is compared"
+
+
 def shown(found: Sequence[Compared]) -> Table:
     """All comparisons as a table."""
     rows = Table("what", "tensor", "TaskGraph", "shape", "how divided", "difference", "allowed", "equal")
     for one in found:
         rows.add_row(one.item.what, one.item.name, one.item.task_graph, "x".join(map(str, one.item.expected.shape)),
                       one.item.divided, f"{one.difference:.1e}", f"{max(one.allowed, MOVES * one.moved):.1e}",
-                      "yes" if one.is_equal else "NO")
+                      "skipped" if one.item.overflows else "yes" if one.is_equal else "NO")
     return rows
 
 
@@ -164,9 +185,11 @@ def summary(found: Sequence[Compared], left_out: Dict[str, str], delayed_s: floa
     """One line: what was compared, and by how much it delayed the step."""
     counts = {what: sum(one.item.what == what for one in found) for what in (LOSS, GRADIENT, VALUE, TENSOR)}
     parts = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items() if count]
-    floats = [one.difference / one.allowed for one in found if one.allowed]
+    floats = [one.difference / one.allowed for one in found if one.allowed and not one.item.overflows]
+    overflows = sum(one.item.overflows for one in found)
+    skipped = f", but the loss scale skips it because of {overflows} of them, which are not finite" if overflows else ""
     text = (f"verify: the first step of {where} equals the local one in {', '.join(parts)} (largest difference "
-            f"{max(floats, default=0.0):.1g} of the tolerance); this delayed it by {delayed_s:.1f} s")
+            f"{max(floats, default=0.0):.1g} of the tolerance){skipped}; this delayed it by {delayed_s:.1f} s")
     if left_out:
         names = list(left_out)
         text += ". Not compared: {}{}".format(

@@ -90,6 +90,7 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
     """
     ops, items = script.ops, []  # type: ignore[var-annotated]
     gradients = {tensor for target in script.phases.targets for tensor in target.tensors}
+    is_scaled = script.is_scaled or done.plan.loss_scale is not None
     low = done.plan.precision if done.plan.precision in LOW else ""
     sent = sent_as_float16(done)
 
@@ -114,8 +115,10 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
         kind = "float16" if kind and name in sent else kind
         items.append(Item(name, what, ops.tensors[tensor].op, task_graph_of(done, name), how_divided(done, name),
                           dtype(kind, tensor in cut.returned and not cut.is_joined), np.asarray(found[name]),
-                          np.asarray(local.tensors[name]), is_backward))
+                          np.asarray(local.tensors[name]), is_backward, is_scaled=is_backward and is_scaled))
     last = len(ops.ops)
+    if done.plan.loss_scale is not None and any(item.overflows for item in items):
+        return items  # the local step, which has no scale, makes the update that the divided one skips
     for name, value in local.variables.items():
         variable = script.phases.variables[ops.op(name).id]
         kind = variable.dtype if _is_float(value) else ""

@@ -22,6 +22,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.handles import Handle, variable_handles
 from whale_tf.capture.hooks import original_run
 from whale_tf.capture.recording import recording_of
+from whale_tf.emit.loss_scale import scales_itself
 from whale_tf.emit.merge import Merge
 from whale_tf.errors import PlanError
 from whale_tf.functions import merged
@@ -32,7 +33,7 @@ from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.variable_parts import VariableParts
 from whale_tf.verifying import compare as comparing
-from whale_tf.verifying.compare import TOLERANCE, VALUE, Comparison, Item, compare, key, summary
+from whale_tf.verifying.compare import TOLERANCE, VALUE, Compared, Comparison, Item, compare, key, summary
 from whale_tf.verifying.cut import DRAWN, Cut, find_cut
 from whale_tf.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
 from whale_tf.verifying.local import LocalStep, Outcome, Script, Values, make_variable, named, own_graphs
@@ -71,7 +72,7 @@ class Traced(NamedTuple):
 def traced(graph: tf.Graph) -> Traced:
     recording = recording_of(graph)
     handles = variable_handles(graph)
-    script = Script(recording.graph, recording.phases, recording.definitions.export, handles)
+    script = Script(recording.graph, recording.phases, recording.definitions.export, handles, scales_itself(graph))
     captures = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in handles}
     runs = tuple(op.name for op in graph.control_outputs)
     return Traced(script, tuple(tensor.name for tensor in graph.outputs), runs, captures)
@@ -137,7 +138,10 @@ class FunctionProofs:
     def _made(self, proof: _Proof, given: Values, run: Callable[[], Any]) -> Any:
         if self._shown is not None:
             return self._shown(in_float64_if_possible(lambda wide: proof.compared(given, wide)), proof.where)
-        return proof.call(given, run)
+        result = proof.call(given, run)
+        if proof.is_open:
+            self._open[proof.graph] = proof
+        return result
 
     def compared(self, concrete: Any, arguments: Sequence[Any]) -> Optional[Tuple[Comparison, str]]:
         """The comparison in float64 of a concrete function that was not called; None: it was not divided.
@@ -191,7 +195,13 @@ class _Replayed(NamedTuple):
 
 
 class _Proof:
-    """The comparison of one trace."""
+    """The comparison of one trace.
+
+    Attributes:
+        is_open: a loss scale has skipped the calls so far.
+    """
+
+    is_open = True
 
     def __init__(self, graph: tf.Graph, before: Traced, done: Parallelized, parts: VariableParts, config: Callable[[], Any],
                  say: Callable[[str], None], runtime: Optional[Runtime] = None) -> None:
@@ -218,8 +228,7 @@ class _Proof:
 
         if self._job is None:
             found, missing = self.compared(given, False, timed)
-            comparing.check(found, self.where)
-            self._say(summary(found, missing, time.perf_counter() - began - took, self.where))
+            self._say(self._judged(found, missing, lambda: time.perf_counter() - began - took))
             return result
         step = self._replayed(given, False)
         timed()
@@ -233,19 +242,34 @@ class _Proof:
                 [part.tensors for part in parts], step.cut)
             after = {name: value for part in reversed(parts) for name, value in part.variables.items()}
             compared, missing = self._beside(step._replace(found=found, after=after), {}, False, None, parts)
-            comparing.check(compared, self.where)
-            return summary(compared, {**missing, **lost}, time.perf_counter() - began - took, self.where)
+            return self._judged(compared, {**missing, **lost}, lambda: time.perf_counter() - began - took)
 
         text = self._job.judged(judge)
+        self.is_open = text == comparing.skipped(self.where)
         if self._job.is_first:
             self._say(text)
         return result
 
+    def _judged(self, found: Sequence[Compared], missing: Dict[str, str], delayed_s: Callable[[], float]) -> str:
+        """What is said about a comparison.
+
+        Raises:
+            MismatchError: the step differs from the local one.
+        """
+        self.is_open = comparing.is_skipped(found)
+        if not self.is_open or self._done.plan.loss_scale is None:  # else also the forward pass may have overflowed, in float16
+            comparing.check(found, self.where)
+        return comparing.skipped(self.where) if self.is_open else summary(found, missing, delayed_s(), self.where)
+
     @property
-    def where(self) -> str:
+    def graph(self) -> tf.Graph:
         graph = self._graph()
         assert graph is not None
-        return f"tf.function {graph.name!r}"
+        return graph
+
+    @property
+    def where(self) -> str:
+        return f"tf.function {self.graph.name!r}"
 
     def compared(self, given: Values, wide: bool, run: Optional[Callable[[], Any]] = None) -> Comparison:
         """The comparison, and what could not be compared -> why.

@@ -36,12 +36,14 @@ class Script(NamedTuple):
         ops, phases: its op graph.
         graph_def: its ops.
         handles: placeholders of variables' handles, if it is a tf.function.
+        is_scaled: whether its optimizer scales the loss.
     """
 
     ops: OpGraph
     phases: Phases
     graph_def: GraphDef
     handles: Mapping[str, Handle] = {}
+    is_scaled: bool = False
 
 
 class Outcome(NamedTuple):

@@ -9,7 +9,7 @@ from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.hooks import original_run
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import WhaleError
-from whale_tf.ir.traits import CALLS, CONDITIONALS, PULLS, WHILES, Role, State, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, MERGES, PULLS, WHILES, Role, State, traits
 from whale_tf.verifying.compare import Comparison
 from whale_tf.verifying.local import Values, access, copied, own_graphs
 
@@ -69,9 +69,9 @@ def without_effects(definition: GraphDef, ops: Sequence[tf.Operation]) -> None:
 
 
 def writes(op: tf.Operation) -> bool:
-    """Whether an op that a function must run may write a variable."""
+    """Whether an op that a function must run may write a variable, or waits for writes that a loss scale may skip."""
     row = traits(op.type)
-    return row.is_write or row.state is State.DRAW or op.type in CALLS | CONDITIONALS | WHILES
+    return row.is_write or row.state is State.DRAW or op.type in CALLS | CONDITIONALS | WHILES | MERGES
 
 
 def _is_effect(op: tf.Operation) -> bool:

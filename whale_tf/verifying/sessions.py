@@ -12,6 +12,7 @@ import numpy as np
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.recording import recording_of
+from whale_tf.emit.loss_scale import scales_itself
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import MismatchError, UnsupportedOpError
 from whale_tf.feeds import Fetch, elements, fed
@@ -32,7 +33,7 @@ from whale_tf.verifying.replay import Replay, cpus, in_float64, in_float64_if_po
 def script_of(graph: tf.Graph) -> Script:
     """The step of a graph that is about to be rewritten."""
     recording = recording_of(graph)
-    return Script(recording.graph, recording.phases, recording.definitions.export)
+    return Script(recording.graph, recording.phases, recording.definitions.export, is_scaled=scales_itself(graph))
 
 
 class Asked(NamedTuple):
@@ -141,6 +142,8 @@ class SessionProof:
                 local, outcome = self._outcome(local, cut, session, before, found)
                 compared, more = self._compared(local, cut, before, found, outcome, parts)
                 comparing.check(compared, "this graph")
+                if comparing.is_skipped(compared):
+                    return ""
                 delayed = time.perf_counter() - began - took
                 return summary(compared, {**more, **missing}, delayed, "this graph")
 
@@ -154,7 +157,7 @@ class SessionProof:
         if text:
             self._open -= set(cut.writes)
         if self._is_first:
-            self._say(text or "verify: the loss scale skips this step, whose gradients are not finite; the next one is compared")
+            self._say(text or comparing.skipped("this graph"))
         return result
 
     def _check_results(self, wanted: Sequence[Fetch], asked: Sequence[tf.Tensor], feed_dict: Optional[Dict]) -> None:

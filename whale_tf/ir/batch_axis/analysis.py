@@ -16,6 +16,7 @@ from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
 
 WRITES = "it writes a variable"
+MOVED = "fewer bytes are transferred if it runs with the section"
 HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported because they register handlers
 
 
@@ -33,7 +34,7 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor in sources and layout.blocks != (1,))
     roots = [tensor for tensor, layout in seeded.items() if names_batch(graph.tensor_name(tensor), layout)]
     seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor not in sources)
-    together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes are transferred if it runs with the section")
+    together: Dict[int, str] = dict.fromkeys(options.together, MOVED)
     together.update(dict.fromkeys(options.writers, WRITES))
     equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots})
     arranged: Mapping[int, Blocks] = {}

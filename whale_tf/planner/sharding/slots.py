@@ -10,6 +10,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.rules import NoRule, Rule, View
+from whale_tf.ir.rules.rule import LOOKUP
 from whale_tf.patterns.spread import Spread, shard
 from whale_tf.patterns.strategy import sharding_rule
 
@@ -59,6 +60,9 @@ def factored_slots(graph: OpGraph, view: View, gradients: Mapping[int, int], row
         written = graph.tensors[op.inputs[0]].op
         if rule.alias and written in slots and isinstance(rule.inputs[0], tuple):
             found[written] = Factored(variable, tuple(where.get(f[0]) if len(f) == 1 else None for f in rule.inputs[0]))
+            shape = graph.ops[variable].attrs.get("shape")
+            if LOOKUP in rule.kinds.values() and graph.ops[written].attrs.get("shape") == shape:
+                found[written] = Factored(variable, tuple(range(len(shape or ()))))  # rows of the gradient are rows of both
     return found
 
 
