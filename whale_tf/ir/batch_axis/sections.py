@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
 from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, State
 from whale_tf.ir.evaluate import evaluate
-from whale_tf.ir.extents import Size, SizeLike, in_part, vector
+from whale_tf.ir.extents import Size, SizeLike, in_part, product, vector
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Blocks, is_measured
 from whale_tf.ir.rules import NoRule, Rule, rule_for
@@ -101,7 +101,9 @@ def _rows(state: State, tensor: int, dim: int) -> Blocks:
 def measure_whole(state: State, op: Op) -> None:
     """Record sizes and values of an op's results that follow from those of the whole mini-batch."""
     own = traits(op.type).measure
-    if own:
+    if "=" in own:
+        _count(state, op, own)
+    elif own:
         MEASURES[own](state, op)
     if op.id in state.whole:
         _evaluate_whole(state, op)
@@ -151,11 +153,33 @@ def _evaluate_whole(state: State, op: Op) -> None:
     state.fix(dict(zip(op.outputs, results or ())))
 
 
-def _string_split(state: State, op: Op) -> None:
-    """The third result is the shape of the sparse result: a row for each string."""
-    shape, result = state.whole_shape(op.inputs[0]), op.outputs[2]
-    if shape is not None and len(shape) == 1:
-        state.fix({result: vector([shape[0], Size.of(("value", result, 1))])})
+def _count(state: State, op: Op, measure: str) -> None:
+    """Record how many rows a result has, which an operand says; ``measure`` as in the op traits table."""
+    (kind, result), (source, operands, *only_matrix) = (part.split() for part in measure.split("="))
+    said = (_rows_said(state, source, op.inputs[int(operand)], bool(only_matrix)) for operand in operands.split("|"))
+    rows = next((rows for rows in said if rows is not None), None)
+    tensor = op.outputs[int(result)]
+    shape = state.graph.tensors[tensor].shape
+    if rows is None:
+        return
+    if kind == "rows":
+        _set_size(state, tensor, 0, rows)
+    elif kind == "splits":
+        state.set_sizes(tensor, [rows + 1])
+    elif shape and shape[0]:
+        state.fix({tensor: vector([rows, *(Size.of(("value", tensor, i)) for i in range(1, shape[0]))])})
+
+
+def _rows_said(state: State, source: str, operand: int, only_matrix: bool) -> Optional[SizeLike]:
+    """How many rows an operand says there are; None: it does not, or it is a scalar, or no matrix."""
+    value, shape = state.whole_value(operand) if source == "shape" else None, state.whole_shape(operand)
+    if source == "shape":
+        return value.flat[0] if value is not None and value.size > only_matrix else None
+    if source == "elements":
+        return None if shape is None else product(shape)
+    if shape is None or len(shape) <= only_matrix:
+        return None
+    return shape[0] - 1 if source == "splits" else shape[0]
 
 
 def _ragged_to_tensor(state: State, op: Op) -> None:
@@ -173,6 +197,14 @@ def _ragged_to_tensor(state: State, op: Op) -> None:
         shape = state.whole_shape(partition)
         rows = None if not shape else shape[0] - 1
     _set_size(state, result, 0, rows)
+
+
+def _sparse_product(state: State, op: Op) -> None:
+    """Rows of the sparse matrix, whose shape is the third operand; columns of the dense one."""
+    shape, dense = state.whole_value(op.inputs[2]), state.whole_shape(op.inputs[3])
+    if shape is not None and len(shape) == 2 and dense is not None:
+        rows, columns = (int(bool(op.attrs.get(name))) for name in ("adjoint_a", "adjoint_b"))
+        state.set_sizes(op.outputs[0], [shape[rows], dense[1 - columns]])
 
 
 def _bins(state: State, op: Op) -> None:
@@ -215,5 +247,5 @@ def _set_size(state: State, tensor: int, dim: int, size: Optional[SizeLike]) -> 
         state.set_sizes(tensor, sizes)
 
 
-MEASURES: Dict[str, Measure] = {"string_split": _string_split, "ragged_to_tensor": _ragged_to_tensor, "bins": _bins,
+MEASURES: Dict[str, Measure] = {"ragged_to_tensor": _ragged_to_tensor, "sparse_product": _sparse_product, "bins": _bins,
                                 "joined": _joined, "cut": _cut}
