@@ -23,10 +23,9 @@ from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Blocks, is_measured
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
-from whale_tf.ir.traits import traits, types_where
+from whale_tf.ir.traits import traits
 
 Measure = Callable[[State, Op], None]
-_LISTS = types_where(lambda row: row.batch == "list_from_tensor")
 
 
 class End(NamedTuple):
@@ -46,8 +45,6 @@ class End(NamedTuple):
 def end_of_section(state: State, op: Op) -> Optional[End]:
     """How clones divide an op that applies weights to each row of a section's result; None: it is part of the section."""
     if not (state.options.sections and state.can_reduce) or op.phase is not Phase.FORWARD or op.id in state.forced:
-        return None
-    if state.graph.has_any(_LISTS):  # a loop may step through a list of the section's results, which cannot be cut
         return None
     flags = [state.flags[t] for t in op.inputs]
     if any(flag & LOOP for flag in flags) or any(t in state.layouts for t in op.inputs):
@@ -72,6 +69,16 @@ def end_of_section(state: State, op: Op) -> Optional[End]:
     return None
 
 
+def end_in_list(state: State, op: Op) -> Blocks:
+    """How the second dimension of a section's result is divided before an op makes a list of the first: a loop steps through the
+    list, and rows cannot be taken from it.  None: the list is part of the section."""
+    if traits(op.type).batch != "list_from_tensor" or op.phase is not Phase.FORWARD or op.id in state.together:
+        return None
+    tensor, can_end = op.inputs[0], state.options.sections and state.can_reduce
+    is_whole = state.flags[tensor] & OF_SECTION and not state.flags[tensor] & LOOP and tensor not in state.layouts
+    return _rows(state, tensor, 1) if can_end and is_whole and _rows(state, tensor, 0) is None else None
+
+
 def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
     """Whether each row along a factor is a row of all results, and the weights are the same for all rows."""
     def has(dims: object) -> bool:
@@ -93,7 +100,7 @@ def _rows(state: State, tensor: int, dim: int) -> Blocks:
         except Refuse:
             return None
         return None if is_measured(blocks) else blocks
-    if size is None or dim or not state.batch or size % state.batch or not size:
+    if not size or not state.batch or size % state.batch or (dim and size != state.batch):
         return None
     return (size // state.batch,)
 
