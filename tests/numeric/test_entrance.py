@@ -152,6 +152,19 @@ def decomposed(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
     return tf.linalg.svd(matrices, compute_uv=False) @ weights("dense", 3, 5)
 
 
+def constant(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
+    """The mini-batch is a constant of the graph."""
+    return tf.tanh(np.random.RandomState(0).rand(BATCH, 6) @ weights("dense", 6, 5)) @ weights("hidden", 5, 5)
+
+
+def pairs(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
+    """The examples are in an input's second dimension."""
+    both = tf.placeholder(tf.float64, [2, batch, 6])
+    feeds[both] = np.random.RandomState(0).rand(2, BATCH, 6)
+    first, second = tf.unstack(both)
+    return tf.tanh(first @ weights("dense", 6, 5)) * tf.tanh(second @ weights("other", 6, 5))
+
+
 def trained(entrance: Entrance, batch: Optional[int], plan: Optional[str]) -> Tuple[List[np.ndarray], str]:
     return entrances.trained(lambda feeds: entrance(feeds, batch), BATCH, batch, PLANS[plan] if plan else None)
 
@@ -167,6 +180,7 @@ SOME = [(text, None, "data parallel"), (text, BATCH, "two stages"), (text, None,
         (decomposed, None, "nested"), (decomposed, None, "unequal"),
         (characters, None, "two stages"), (pairs_of_words, BATCH, "data parallel"), (sparse, None, "data parallel"),
         (sparse, BATCH, "called"), (from_bytes, None, "nested"), (steps, None, "data parallel"), (steps, BATCH, "nested"),
+        (constant, BATCH, "two stages"), (constant, BATCH, "called"), (pairs, None, "nested"), (pairs, BATCH, "data parallel"),
         (whole_steps, None, "data parallel"), (learned_crops, None, "two stages"), (learned_crops, BATCH, "data parallel")]
 
 
@@ -174,7 +188,7 @@ SOME = [(text, None, "data parallel"), (text, BATCH, "two stages"), (text, None,
 def test_layers_behind_an_entrance_are_divided(entrance: Entrance, batch: Optional[int], plan: str) -> None:
     found, explained = trained(entrance, batch, plan)
     assert (" 100% of the floating-point operations" in explained) == (entrance is not whole_steps), explained
-    assert ("once per mini-batch" in explained) == (entrance not in (own_crops, learned_crops, from_bytes))
+    assert ("once per mini-batch" in explained) == (entrance not in (own_crops, learned_crops, from_bytes, constant, pairs))
     tolerance = 1e-12 if entrance is not learned_crops else 1e-6  # TensorFlow has its gradients in float32 only
     for one, other in zip(found, local(entrance, batch)):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
