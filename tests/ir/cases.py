@@ -34,12 +34,15 @@ _COMPLEX = {"Real", "Imag", "Conj", "ComplexAbs", "Angle"}
 # need attributes, strings or state, or are the wire names of ops that Python cannot make; they share a tested builder
 NOT_BUILT = {
     "EnsureShape", "PlaceholderWithDefault", "RefIdentity", "Copy", "CopyHost", "XlaSharding", "DebugIdentity", "Bucketize",
-    "DebugGradientIdentity", "DecodeRaw", "StringToHashBucketFast", "AsString", "StringToNumber", "CheckNumericsV2",
+    "DebugGradientIdentity", "DecodeRaw", "DecodePaddedRaw", "StringToHashBucketFast", "AsString", "StringToNumber", "CheckNumericsV2",
     "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxArgsGradient", "AccumulateNV2", "Print", "PrintV2", "BiasAddV1", "Ndtri",
     "Erfinv", "MulNoNan", "Xlog1py", "SelectV2", "Mod", "NextAfter", "DeepCopy", "IdentityN", "Select", "Cast", "AddN", "Bitcast",
     "BiasAdd", "LeakyRelu", "LeakyReluGrad", "CheckNumerics", "ApproximateEqual", "Complex", "Betainc", "IgammaGradA", "Inv",
     "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot", "StringToHashBucket", "StringToHashBucketStrong", "StringLower",
-    "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch"}
+    "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch",
+    "DecodeBase64", "DecodeCompressed", "EncodeBase64", "UnicodeScript", "UnicodeTranscode", "Substr", "StringJoin", "DecodeCSV",
+    "ReduceJoin", "IFFT", "IRFFT", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
+    "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments"}
 
 
 def _operands(name: str, count: int) -> List[np.ndarray]:
@@ -152,6 +155,9 @@ def reductions() -> List[Case]:
                  [ints(0, 4, 2, 1, 4, 4).reshape(2, 3), np.int32(5), real(0)], (1,)),
         ]
     return cases + [
+        Case("RFFT", lambda x, n: raw.RFFT(input=x, fft_length=n), [real(3, 6).astype(np.float32), ints(6)], (1,)),
+        Case("RFFT2D", lambda x, n: raw.RFFT2D(input=x, fft_length=n), [real(3, 4, 6).astype(np.float32), ints(4, 6)], (1,)),
+        Case("FFT", lambda x: raw.FFT(input=x), [(real(3, 4) + 1j * real(3, 4)).astype(np.complex64)]),
         Case("L2Loss", lambda x: raw.L2Loss(t=x), [real(3, 4)]),
         Case("EuclideanNorm", lambda x, a: raw.EuclideanNorm(input=x, axis=a), [real(3, 4), ints(1)], (1,)),
         Case("Softmax", lambda x: raw.Softmax(logits=x), [real(3, 4)]),
@@ -288,6 +294,11 @@ def images() -> List[Case]:
             grads=g, boxes=b, box_ind=i, image_size=s, T=tf.float32), [crops, boxes, ints(2, 0), ints(*x.shape)], (3,)),
         Case("CropAndResizeGradBoxes", lambda g, a, b, i: raw.CropAndResizeGradBoxes(grads=g, image=a, boxes=b, box_ind=i),
              [crops, x.astype(np.float32), boxes, ints(2, 0)]),
+        Case("AdjustHue", lambda a, d: raw.AdjustHue(images=a, delta=d), [abs(real(3, 2, 2, 3)).astype(np.float32), np.float32(0.1)]),
+        Case("AdjustSaturation", lambda a, s: raw.AdjustSaturation(images=a, scale=s),
+             [abs(real(3, 2, 2, 3)).astype(np.float32), np.float32(0.5)]),
+        Case("AdjustContrastv2", lambda a, c: raw.AdjustContrastv2(images=a, contrast_factor=c),
+             [real(3, 2, 2, 3).astype(np.float32), np.float32(0.5)]),
         Case("RGBToHSV", lambda a: raw.RGBToHSV(images=a), [abs(real(3, 2, 3))]),
         Case("HSVToRGB", lambda a: raw.HSVToRGB(images=a), [abs(real(3, 2, 3))]),
         Case("ExtractImagePatches", lambda a: raw.ExtractImagePatches(
@@ -394,3 +405,40 @@ def recurrent() -> List[Case]:
 def all_cases() -> List[Case]:
     return (table_cases() + special_elementwise() + contractions() + reductions() + shapes() + images() + look_ups()
             + losses() + normalisations() + recurrent())
+
+
+def told() -> List[Any]:
+    """Ops whose operands tell how many rows the results have -> (type, attributes and operands by name)."""
+    words, splits, wide = np.array(["a b", "", "c d e"]), np.array([0, 2, 2, 5], np.int64), ints(1, 2, 2, 0, 1)
+    where, shape = np.array([[0, 1], [2, 0]], np.int64), np.array([4, 3], np.int64)
+    counts = dict(minlength=-1, maxlength=-1, binary_output=False)
+    sparse = dict(indices=where, values=ints(1, 2), dense_shape=shape)
+    line = dict(indices=where[:, 1:], values=ints(1, 2), dense_shape=shape[1:])
+    letters = dict(input_encoding="UTF-8", errors="replace", replacement_char=65, replace_control_characters=False)
+    rows, none = np.arange(12.0).reshape(4, 3), ints()
+    cases = [
+        ("StringSplit", dict(input=words, delimiter=" ")), ("StringSplitV2", dict(input=words, sep=" ")),
+        ("UnicodeDecode", dict(input=words[None], **letters)), ("UnicodeDecodeWithOffsets", dict(input=words, **letters)),
+        ("UnicodeEncode", dict(input_values=wide + 65, input_splits=splits, output_encoding="UTF-8")),
+        ("StringNGrams", dict(data=np.array(list("abcde")), data_splits=splits, separator="", ngram_widths=[2], left_pad="",
+                              right_pad="", pad_width=0, preserve_short_sequences=False)),
+        ("RaggedTensorToSparse", dict(rt_nested_splits=[splits], rt_dense_values=wide)),
+        ("RaggedGather", dict(params_nested_splits=[splits], params_dense_values=wide, indices=ints(1, 0), OUTPUT_RAGGED_RANK=1)),
+        ("RaggedGather", dict(params_nested_splits=[splits], params_dense_values=wide, indices=ints([1, 0, 2], [0, 2, 1]),
+                              OUTPUT_RAGGED_RANK=2)),
+        ("RaggedRange", dict(starts=np.int32(0), limits=ints(3, 1), deltas=np.int32(1))),
+        ("RaggedRange", dict(starts=ints(0, 1), limits=np.int32(3), deltas=np.int32(1))),
+        ("RaggedBincount", dict(splits=splits, values=wide, size=np.int32(4), weights=none)),
+        ("RaggedCountSparseOutput", dict(splits=splits, values=wide, weights=none, **counts)),
+        ("DenseCountSparseOutput", dict(values=whole(0, 3, 4, 2), weights=none, **counts)),
+        ("DenseCountSparseOutput", dict(values=wide, weights=none, **counts)),
+        ("SparseCountSparseOutput", dict(weights=none, **sparse, **counts)),
+        ("SparseCountSparseOutput", dict(weights=none, **line, **counts)),
+        ("SparseBincount", dict(size=np.int32(5), weights=none, **sparse)),
+        ("SparseBincount", dict(size=np.int32(5), weights=none, **line)),
+        ("SparseToDense", dict(sparse_indices=where, output_shape=shape, sparse_values=ints(1, 2), default_value=np.int32(0))),
+        ("SparseFillEmptyRows", dict(default_value=np.int32(0), **sparse)),
+    ]
+    segments = dict(data=rows, indices=ints(0, 3), segment_ids=ints(0, 2), num_segments=np.int32(5))
+    cases += [(f"SparseSegment{kind}WithNumSegments", segments) for kind in ("Sum", "Mean", "SqrtN")]
+    return [case for case in cases if hasattr(raw, case[0])]

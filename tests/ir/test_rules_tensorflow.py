@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict
+
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from tests.ir import sharding
-from tests.ir.cases import NOT_BUILT, all_cases
-from whale_tf.ir.traits import GENERATORS, RANDOM, types_where
+from tests.ir.cases import NOT_BUILT, all_cases, told
+from whale_tf.ir.traits import GENERATORS, RANDOM, TABLE, types_where
 
 with tf.Graph().as_default():
     CASES = all_cases()
@@ -44,11 +47,30 @@ def test_enough_factors_are_checked() -> None:
     assert sum(map(len, checked)) >= 1.5 * len(checked)
 
 
+@pytest.mark.parametrize("type_, arguments", told())
+def test_results_have_the_rows_that_are_told(type_: str, arguments: Dict[str, Any]) -> None:
+    count = {"rows": lambda x: x.shape[0], "splits": lambda x: x.size - 1, "shape": lambda x: x.flat[0], "elements": lambda x: x.size}
+    (kind, result), (source, operands, *only_matrix) = (side.split() for side in TABLE[type_].measure.split("="))
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        getattr(tf.raw_ops, type_)(**arguments)
+        op = graph.get_operations()[-1]
+        found, inputs = session.run([op.outputs[int(result)], [op.inputs[int(place)] for place in operands.split("|")]])
+    teller = next(np.asarray(x) for x in inputs if np.ndim(x) or source == "shape")
+    dims = teller.size if source == "shape" else teller.ndim
+    if dims > len(only_matrix):
+        assert count[kind](found) == count[source](teller)
+    else:
+        assert found.ndim == 1 and (kind == "rows" or len(found) == 1)  # the result is a row
+
+
+def test_every_measure_of_a_told_row_has_a_case() -> None:
+    missing = types_where(lambda row: "=" in row.measure) - {type_ for type_, _ in told()}
+    assert not [type_ for type_ in missing if hasattr(tf.raw_ops, type_)]
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_of_a_sharded_table_are_looked_up_and_added(axis: int) -> None:
     """The meaning of LOOKUP: a shard answers zero for rows it does not hold."""
-    import numpy as np
-
     table = np.random.RandomState(0).uniform(size=(7, 5) if axis == 0 else (5, 7))
     ids = np.array([[0, 6], [3, 2]], np.int32)
     with tf.Graph().as_default(), tf.Session() as session:

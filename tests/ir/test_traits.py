@@ -138,7 +138,7 @@ def test_rows_name_what_there_is() -> None:
     rows = TABLE.values()
     assert {row.batch for row in rows} == set(HANDLERS) | {""}
     assert {row.value for row in rows} == set(EVALUATORS) | {""}
-    assert {row.measure for row in rows} == set(MEASURES) | {""}
+    assert {row.measure for row in rows if "=" not in row.measure} == set(MEASURES) | {""}
     assert all(callable(maker(row.rule)) for row in rows if row.rule)
 
 

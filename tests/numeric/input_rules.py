@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, NamedTuple, Sequence, Tuple, Union
 
+import tensorflow.compat.v1 as tf
+
 Rows = Union[int, Tuple[int, ...]]
 
 
@@ -161,7 +163,13 @@ GROUPS = {"joins": JOINS, "cuts": CUTS, "positions": POSITIONS, "whole": WHOLE}
 # what makes a matrix of an input that is none; {a}, {b}: such inputs, {t}: a table of rows, {f}: rows for features
 OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
     "ids": [("tf.gather({t}, {a})", 1), ("tf.nn.embedding_lookup({t}, {a})", 1),
-            ("tf.matmul(tf.one_hot({a}, 7, dtype=tf.float64), {t})", 1), ("tf.gather({t}, tf.concat([{a}, {b}], 0))", 2)],
+            ("tf.matmul(tf.one_hot({a}, 7, dtype=tf.float64), {t})", 1), ("tf.gather({t}, tf.concat([{a}, {b}], 0))", 2),
+            ("tf.gather({t}, tf.strings.to_hash_bucket_fast(tf.strings.as_string({a}), 7))", 1),
+            ("tf.reduce_sum(tf.gather({t}, tf.strings.to_hash_bucket_fast(tf.strings.split(tf.strings.join(["
+             "tf.strings.as_string({a}), tf.strings.as_string(-{a})], ' '), result_type='RaggedTensor').to_tensor(''), 7)), 1)",
+             1),
+            ("tf.reduce_sum(tf.gather({t}, tf.strings.unicode_decode(tf.strings.join([tf.strings.as_string({a}), 'a']), 'UTF-8')"
+             ".to_tensor() % 7), 1)", 1)],
     "ragged": [("tf.reduce_sum(tf.gather({t}, {a}), 1)", 1), ("tf.reduce_mean(tf.gather({t}, {a}), 1)", 1),
                ("tf.reduce_sum(tf.gather({t}, {a}.to_tensor()), 1)", 1),
                ("tf.math.segment_sum(tf.gather({t}, {a}.flat_values), {a}.value_rowids())", 1),
@@ -171,7 +179,8 @@ OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
                ("tf.reduce_sum(tf.ragged.map_flat_values(tf.sin, tf.gather({t}, {a})), 1)", 1),
                ("tf.reduce_sum(tf.gather({t}, {a}) * 2.0, 1)", 1),
                ("tf.nn.embedding_lookup_sparse({t}, {a}.to_sparse(), None, combiner='mean')", 1),
-               ("tf.gather({t}, {a}.to_tensor()[:, 0])", 1)],
+               ("tf.gather({t}, {a}.to_tensor()[:, 0])", 1),
+               ("tf.reduce_sum(tf.gather({t}, tf.strings.to_hash_bucket_fast(tf.strings.as_string({a}.to_tensor()), 7)), 1)", 1)],
     # with empty rows
     "hollow": [("tf.reduce_sum(tf.gather({t}, {a}), 1)", 1), ("tf.reduce_sum(tf.gather({t}, {a}.to_tensor()), 1)", 1),
                ("tf.cast({a}.row_lengths(), tf.float64)[:, None] * {t}[:1]", 1),
@@ -183,5 +192,12 @@ OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
                ("tf.sparse.sparse_dense_matmul(tf.sparse.concat(0, [{a}, {b}]), {f})", 2),
                ("tf.sparse.sparse_dense_matmul({a}, {f}) + tf.matmul(tf.reshape(tf.sparse.reduce_sum({a}, 0), [1, 4]), {f})", 1),
                ("tf.sparse.sparse_dense_matmul(tf.sparse.reorder({a}), {f})", 1),
+               ("tf.matmul(tf.sparse.to_dense(tf.sparse.fill_empty_rows({a}, 0.5)[0]), {f})", 1),
+               ("tf.sparse.segment_mean({f}, tf.cast({a}.indices[:, 1], tf.int32), tf.cast({a}.indices[:, 0], tf.int32), "
+                "num_segments=tf.cast({a}.dense_shape[0], tf.int32))", 1),
                ("tf.matmul(tf.scatter_nd({a}.indices, {a}.values, {a}.dense_shape), {f})", 1)],
 }
+if hasattr(tf.sparse, "bincount"):
+    _COUNTED = "tf.sparse.to_dense(tf.sparse.bincount({a}, minlength=7, maxlength=7, axis=-1, weights=None))"
+    OPENED["ids"] = [*OPENED["ids"], (f"tf.matmul(tf.cast({_COUNTED.format(a='{a}[:, None]')}, tf.float64), {{t}})", 1)]
+    OPENED["ragged"] = [*OPENED["ragged"], (f"tf.matmul(tf.cast({_COUNTED}, tf.float64), {{t}})", 1)]

@@ -16,9 +16,9 @@ def variable(name: str, rows: int, columns: int) -> tf.Tensor:
     return tf.get_variable(name, initializer=np.linspace(-1, 1, rows * columns).reshape(rows, columns))
 
 
-def of_constant() -> tf.Tensor:
-    """A mini-batch that no input brings."""
-    return tf.matmul(tf.constant(np.ones([8, 4])), variable("w", 4, 4))
+def of_variables() -> tf.Tensor:
+    """There are no examples."""
+    return tf.matmul(variable("v", 8, 4), variable("w", 4, 4))
 
 
 def of_section() -> tf.Tensor:
@@ -62,7 +62,7 @@ def planned(model: Any, config: Any = None, devices: int = 2, block: Any = wh.re
 
 
 @pytest.mark.parametrize("model, cause", [
-    (of_constant, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on"),
+    (of_variables, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on"),
     (of_several_sections, "from 'second/TopKV2' (TopKV2) on")])
 def test_an_idle_device_warns(model: Any, cause: str) -> None:
     with planned(model) as (warned, explained):
@@ -78,7 +78,7 @@ def test_busy_devices_do_not_warn() -> None:
     with planned(of_examples) as (warned, explained):
         assert not warned and "Divided over 2 devices: 100% of the floating-point operations" in explained
         assert "100% of the parameter bytes." in explained
-    with planned(of_constant, devices=1) as (warned, explained):
+    with planned(of_variables, devices=1) as (warned, explained):
         assert not warned and "Divided" not in explained
 
 

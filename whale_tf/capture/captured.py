@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
@@ -159,8 +159,9 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
     scope = _scope(ops)
     if not has_step:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
-    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
     axis = find_batch_axis(ops, _candidates(ops, scope), scope, Known(annotations.axes, annotations.shapes))
+    scope = _bring_in(ops, axis.sources)
+    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
     is_annotated = bool(annotations.items) and plan is None
     found = Captured(ops, phases, scope, [], (), {}, {}, _gradients(phases), axis.sources, tuple(annotations.gradient_calls),
                      True, is_annotated, axis, axis.stated, recording)
@@ -175,7 +176,8 @@ def captured_after(before: Captured, recording: Recording) -> Captured:
         _mark_phases(ops, added)
     task_graphs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables)
     sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
-    found = before._replace(graph=ops, phases=phases, scope=_scope(ops), gradients=_gradients(phases), sources=sources,
+    scope = _bring_in(ops, sources)
+    found = before._replace(graph=ops, phases=phases, scope=scope, gradients=_gradients(phases), sources=sources,
                             gradient_calls=tuple(recording.annotations.gradient_calls), axis=None, recording=recording)
     return _with_task_graphs(found, task_graphs, before.specs)
 
@@ -183,6 +185,13 @@ def captured_after(before: Captured, recording: Recording) -> Captured:
 def _has_update(recording: Recording) -> bool:
     ops = recording.graph.ops
     return any(ops[op].phase is Phase.APPLY for op in recording.phases.variables.written_by)
+
+
+def _bring_in(ops: OpGraph, sources: Iterable[int]) -> FrozenSet[int]:
+    """Make constants that are mini-batches inputs of the step; returns the ops of the step."""
+    for tensor in sources:
+        ops.producer(tensor).phase = Phase.INPUT
+    return _scope(ops)
 
 
 def _scope(ops: OpGraph) -> FrozenSet[int]:

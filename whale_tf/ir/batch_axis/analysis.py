@@ -14,6 +14,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, Rows, batch_of, sharded
 from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
+from whale_tf.ir.walk import reached
 
 WRITES = "it writes a variable"
 MOVED = "fewer bytes are transferred if it runs with the section"
@@ -53,7 +54,7 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
             equalities, arranged = [*equalities, *found.equalities], {**arranged, **found.arranged}
             counted = {**found.counted, **counted}
             continue
-        more = _whole_loops(state).difference(together)
+        more = _whole_loops(state).union(_around_lost_lists(state)).difference(together)
         if not more:
             return _with_batches(state, roots)
         together.update(dict.fromkeys(more, "its loop runs over all examples"))
@@ -97,6 +98,19 @@ def _whole_loops(state: Propagation) -> Set[int]:
     units = whole_loops(state.graph, state.scope) if causes else []
     return {index for unit in units if not unit.isdisjoint(causes) and not any(
         traits(state.graph.ops[index].type).is_write for index in unit) for index in unit}
+
+
+def _around_lost_lists(state: Propagation) -> Set[int]:
+    """Ops that make or fill lists of divided elements for a loop that has to run whole; rows of elements cannot be joined."""
+    def before(tensor: int) -> List[int]:
+        return [t for t in state.graph.producer(tensor).inputs if divided(t)]
+
+    def divided(tensor: int) -> bool:
+        return state.graph.tensors[tensor].dtype == "variant" and state.layout(tensor).is_sharded
+
+    causes = {unknown.op for unknown in state.result.unknown.values()} if state.options.sections else set()
+    lists = [t for index in sorted(causes) for t in state.graph.ops[index].inputs if divided(t)]
+    return {state.graph.tensors[t].op for t in reached(lists, before)}
 
 
 def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:

@@ -14,7 +14,7 @@ from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO, Given
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, OF_SECTION, VARIABLE, ZERO, Given
 from whale_tf.ir.extents import Size, Value, static_ints
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
@@ -32,9 +32,10 @@ class Body(NamedTuple):
 
 def given(state: Propagation, tensor: int) -> Given:
     """The complete state of a tensor, as passed to a body."""
-    layout = state.layout(tensor)
-    return Given(layout, state.flags[tensor] & (VARIABLE | ZERO), state.value(tensor) if layout is EXTENT else None,
-                 state.offsets.get(tensor, 0), state.shape(tensor))
+    layout, is_list = state.layout(tensor), state.graph.tensors[tensor].dtype == "variant"
+    flags = state.flags[tensor] & (VARIABLE | ZERO | (0 if is_list else OF_SECTION))
+    value = state.value(tensor) if layout is EXTENT else None
+    return Given(layout, flags, value, state.offsets.get(tensor, 0), state.shape(tensor))
 
 
 def constant(state: Propagation, tensor: int) -> Optional[Value]:
@@ -104,7 +105,7 @@ def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
     """Set the states of the op's outputs."""
     sources = state.sources(op)
     for tensor, result in zip(op.outputs, results):
-        state.flags[tensor] |= result.flags & (VARIABLE | ZERO)
+        state.flags[tensor] |= result.flags & (VARIABLE | ZERO | (OF_SECTION if result.layout.is_replicated else 0))
         if result.layout is EXTENT and result.value is not None:
             state.set_value(tensor, result.value, sources)
         else:
@@ -116,7 +117,7 @@ def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
 
 def join(a: Given, b: Given, is_list: bool) -> Given:
     """The state of a value that may be ``a`` or ``b``."""
-    flags = (a.flags | b.flags) & VARIABLE | (a.flags & b.flags & ZERO)
+    flags = (a.flags | b.flags) & (VARIABLE | OF_SECTION) | (a.flags & b.flags & ZERO)
     if b.layout is UNKNOWN:  # a later round may find it; ``known`` checks at the end
         return a
     if is_list and a.flags & ZERO:
@@ -348,10 +349,10 @@ def list_stack(state: Propagation, op: Op) -> None:
 
 @handler
 def list_from_tensor(state: Propagation, op: Op) -> None:
-    have, stacked = given(state, op.inputs[0]), state.stacked(op)
+    have, divided = given(state, op.inputs[0]), state.rows_of_list(op)
     layout = have.layout
-    if stacked is not None:
-        layout = state.layout(stacked)._replace(power=0)
+    if divided is not None:
+        layout = divided
         plan = Operands(state, op, "mn", [have.layout, replicated()])
         plan.slice(0, layout.dim, layout.blocks)
         plan.record()
@@ -361,8 +362,8 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
         layout = sharded(layout.dim - 1, layout.blocks, layout.power)
         _element_shape(state, op, 1, layout.dim, layout)
     deliver(state, op, [have._replace(layout=layout)])
-    if stacked is not None:
-        state.result.sources_of[op.outputs[0]] = state.result.sources_of[stacked]
+    if divided is not None:
+        state.result.sources_of[op.outputs[0]] = state.sources_in(divided.blocks)
 
 
 @handler

@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, factor_at, result_layout
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Inexact, Unknown
-from whale_tf.ir.batch_axis.sections import End, end_of_section, measure_whole
+from whale_tf.ir.batch_axis.sections import End, end_in_list, end_of_section, measure_whole
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
     LOOP,
@@ -29,7 +29,7 @@ from whale_tf.ir.batch_axis.state import (
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, Symbol
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout
+from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout, sharded
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
 from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
@@ -116,7 +116,7 @@ class Propagation(State):
         if op.id in self.together:
             self._visit_together(op, flag)
         elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special and (
-                not flag & OF_SECTION or (self.stacked(op) is None and end_of_section(self, op) is None)):
+                not flag & OF_SECTION or (self.rows_of_list(op) is None and end_of_section(self, op) is None)):
             carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
@@ -243,7 +243,7 @@ class Propagation(State):
         is_batched = bool(flag & BATCHED) or not self.promoted.keys().isdisjoint(op.outputs)
         if is_batched and op.id in self.forced:
             raise Refuse("its size over all examples is needed")
-        is_list = self.stacked(op) is not None
+        is_list = self.rows_of_list(op) is not None
         if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op):
             raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
@@ -268,14 +268,19 @@ class Propagation(State):
         return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(
             t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
 
-    def stacked(self, op: Op) -> Optional[int]:
-        """If an op turns the gradient of stacked loop elements into a list, and the gradient comes from a section: the divided
-        stack.  Rows cannot be taken from a list, so the gradient is divided before."""
-        if traits(op.type).batch != "list_from_tensor" or op.forward < 0 or not self.flags[op.inputs[0]] & OF_SECTION:
+    def rows_of_list(self, op: Op) -> Optional[Layout]:
+        """If an op makes a list of a section's result: how the clones divide the result before, because rows cannot be taken from
+        a list.  The gradient of stacked elements of a loop is divided as the stack is."""
+        if traits(op.type).batch != "list_from_tensor" or not self.flags[op.inputs[0]] & OF_SECTION:
             return None
+        if op.forward < 0:
+            blocks = end_in_list(self, op)
+            return None if blocks is None else sharded(1, blocks)
         forward = self.graph.ops[op.forward]
-        found = forward.outputs[0] if traits(forward.type).batch == "list_stack" else None
-        return found if found is not None and self.layout(found).is_sharded and op.inputs[0] not in self.layouts else None
+        stack = forward.outputs[0] if traits(forward.type).batch == "list_stack" else None
+        if stack is None or op.inputs[0] in self.layouts or not self.layout(stack).is_sharded:
+            return None
+        return self.layout(stack)._replace(power=0)
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""

@@ -18,15 +18,14 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
 from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, State
 from whale_tf.ir.evaluate import evaluate
-from whale_tf.ir.extents import Size, SizeLike, in_part, vector
+from whale_tf.ir.extents import Size, SizeLike, in_part, product, vector
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Blocks, is_measured
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
-from whale_tf.ir.traits import traits, types_where
+from whale_tf.ir.traits import traits
 
 Measure = Callable[[State, Op], None]
-_LISTS = types_where(lambda row: row.batch == "list_from_tensor")
 
 
 class End(NamedTuple):
@@ -46,8 +45,6 @@ class End(NamedTuple):
 def end_of_section(state: State, op: Op) -> Optional[End]:
     """How clones divide an op that applies weights to each row of a section's result; None: it is part of the section."""
     if not (state.options.sections and state.can_reduce) or op.phase is not Phase.FORWARD or op.id in state.forced:
-        return None
-    if state.graph.has_any(_LISTS):  # a loop may step through a list of the section's results, which cannot be cut
         return None
     flags = [state.flags[t] for t in op.inputs]
     if any(flag & LOOP for flag in flags) or any(t in state.layouts for t in op.inputs):
@@ -72,6 +69,16 @@ def end_of_section(state: State, op: Op) -> Optional[End]:
     return None
 
 
+def end_in_list(state: State, op: Op) -> Blocks:
+    """How the second dimension of a section's result is divided before an op makes a list of the first: a loop steps through the
+    list, and rows cannot be taken from it.  None: the list is part of the section."""
+    if traits(op.type).batch != "list_from_tensor" or op.phase is not Phase.FORWARD or op.id in state.together:
+        return None
+    tensor, can_end = op.inputs[0], state.options.sections and state.can_reduce
+    is_whole = state.flags[tensor] & OF_SECTION and not state.flags[tensor] & LOOP and tensor not in state.layouts
+    return _rows(state, tensor, 1) if can_end and is_whole and _rows(state, tensor, 0) is None else None
+
+
 def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
     """Whether each row along a factor is a row of all results, and the weights are the same for all rows."""
     def has(dims: object) -> bool:
@@ -93,7 +100,7 @@ def _rows(state: State, tensor: int, dim: int) -> Blocks:
         except Refuse:
             return None
         return None if is_measured(blocks) else blocks
-    if size is None or dim or not state.batch or size % state.batch or not size:
+    if not size or not state.batch or size % state.batch or (dim and size != state.batch):
         return None
     return (size // state.batch,)
 
@@ -101,7 +108,9 @@ def _rows(state: State, tensor: int, dim: int) -> Blocks:
 def measure_whole(state: State, op: Op) -> None:
     """Record sizes and values of an op's results that follow from those of the whole mini-batch."""
     own = traits(op.type).measure
-    if own:
+    if "=" in own:
+        _count(state, op, own)
+    elif own:
         MEASURES[own](state, op)
     if op.id in state.whole:
         _evaluate_whole(state, op)
@@ -151,11 +160,33 @@ def _evaluate_whole(state: State, op: Op) -> None:
     state.fix(dict(zip(op.outputs, results or ())))
 
 
-def _string_split(state: State, op: Op) -> None:
-    """The third result is the shape of the sparse result: a row for each string."""
-    shape, result = state.whole_shape(op.inputs[0]), op.outputs[2]
-    if shape is not None and len(shape) == 1:
-        state.fix({result: vector([shape[0], Size.of(("value", result, 1))])})
+def _count(state: State, op: Op, measure: str) -> None:
+    """Record how many rows a result has, which an operand says; ``measure`` as in the op traits table."""
+    (kind, result), (source, operands, *only_matrix) = (part.split() for part in measure.split("="))
+    said = (_rows_said(state, source, op.inputs[int(operand)], bool(only_matrix)) for operand in operands.split("|"))
+    rows = next((rows for rows in said if rows is not None), None)
+    tensor = op.outputs[int(result)]
+    shape = state.graph.tensors[tensor].shape
+    if rows is None:
+        return
+    if kind == "rows":
+        _set_size(state, tensor, 0, rows)
+    elif kind == "splits":
+        state.set_sizes(tensor, [rows + 1])
+    elif shape and shape[0]:
+        state.fix({tensor: vector([rows, *(Size.of(("value", tensor, i)) for i in range(1, shape[0]))])})
+
+
+def _rows_said(state: State, source: str, operand: int, only_matrix: bool) -> Optional[SizeLike]:
+    """How many rows an operand says there are; None: it does not, or it is a scalar, or no matrix."""
+    value, shape = state.whole_value(operand) if source == "shape" else None, state.whole_shape(operand)
+    if source == "shape":
+        return value.flat[0] if value is not None and value.size > only_matrix else None
+    if source == "elements":
+        return None if shape is None else product(shape)
+    if shape is None or len(shape) <= only_matrix:
+        return None
+    return shape[0] - 1 if source == "splits" else shape[0]
 
 
 def _ragged_to_tensor(state: State, op: Op) -> None:
@@ -173,6 +204,14 @@ def _ragged_to_tensor(state: State, op: Op) -> None:
         shape = state.whole_shape(partition)
         rows = None if not shape else shape[0] - 1
     _set_size(state, result, 0, rows)
+
+
+def _sparse_product(state: State, op: Op) -> None:
+    """Rows of the sparse matrix, whose shape is the third operand; columns of the dense one."""
+    shape, dense = state.whole_value(op.inputs[2]), state.whole_shape(op.inputs[3])
+    if shape is not None and len(shape) == 2 and dense is not None:
+        rows, columns = (int(bool(op.attrs.get(name))) for name in ("adjoint_a", "adjoint_b"))
+        state.set_sizes(op.outputs[0], [shape[rows], dense[1 - columns]])
 
 
 def _bins(state: State, op: Op) -> None:
@@ -215,5 +254,5 @@ def _set_size(state: State, tensor: int, dim: int, size: Optional[SizeLike]) -> 
         state.set_sizes(tensor, sizes)
 
 
-MEASURES: Dict[str, Measure] = {"string_split": _string_split, "ragged_to_tensor": _ragged_to_tensor, "bins": _bins,
+MEASURES: Dict[str, Measure] = {"ragged_to_tensor": _ragged_to_tensor, "sparse_product": _sparse_product, "bins": _bins,
                                 "joined": _joined, "cut": _cut}

@@ -8,12 +8,13 @@ from whale_tf.errors import UnknownShapeError, UnsupportedOpError
 from whale_tf.ir.batch_axis.analysis import analyse, names_batch
 from whale_tf.ir.batch_axis.result import BatchAxis, Slice
 from whale_tf.ir.batch_axis.state import Options
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import REFERENCE, Block, Layout, Rows, batch_of, replicated, rows_each, sharded
 from whale_tf.ir.traits import Role, traits
 from whale_tf.ir.walk import reached
 
 MAX_BLOCKS = 64  # most rows that an input may have for each example of the smallest input
+MAX_GUESSES = 8  # most other dimensions and constants to try as the batch
 PLAIN, NONE = sharded(0), replicated()
 Sources = Dict[int, Layout]
 
@@ -49,6 +50,9 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have
     examples of their own, until an op combines them one by one.  Scalars are never batch inputs.
 
+    If no product would be divided but behind sections, inputs may have the batch in another dimension (an array of pairs), and
+    a constant may be the mini-batch: it is then among the sources.
+
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
         scope: as for ``analyse``.
@@ -71,18 +75,62 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
         if sources is before:
             break
     search.check(sources, axis, candidates)
-    return axis
+    return search.busiest(sources, axis, candidates)
 
 
 class _Search:
     def __init__(self, graph: OpGraph, scope: Optional[Container[int]], known: Known) -> None:
         self.graph, self.scope, self.known = graph, scope, known
         self.layouts = known.layouts()
+        self.products = [op for op in graph.ops if traits(op.type).is_contraction and op.phase is Phase.FORWARD and (
+            scope is None or op.id in scope)]
 
-    def run(self, sources: Sources) -> BatchAxis:
+    def run(self, sources: Sources, sections: bool = False) -> BatchAxis:
         plain_first = sorted(sources.items(), key=lambda item: item[1].blocks != (1,))
         dims = {tensor: layout.dim for tensor, layout in plain_first}
-        return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources)))
+        return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources), sections=sections))
+
+    def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int]) -> BatchAxis:
+        """The axis; if it divides no product but behind sections, that of other dimensions of inputs, or of a constant, which
+        divides more, or as many with fewer sections.  There is no doubt if sizes are open and half of the products divided."""
+        if not self.products or self.divided_products(axis):
+            return axis
+        most = self.divided_products(self.run(sources, True)), 0
+        is_known = any(self.graph.tensor_name(t) in self.layouts for t in candidates) or (
+            2 * most[0] >= len(self.products) and any(self.size(t, layout.dim) is None for t, layout in sources.items()))
+        for guess in [] if is_known else [*self.other_dims(candidates), *self.constants(sources)][:MAX_GUESSES]:
+            found = self.run(guess)
+            count = self.divided_products(self.run(guess, True)), self.divided_products(found)
+            if count > most:
+                most, axis = count, found
+        return axis
+
+    def divided_products(self, axis: BatchAxis) -> int:
+        return sum(any(axis.layouts.get(t, NONE).is_sharded for t in op.outputs) for op in self.products)
+
+    def other_dims(self, candidates: Sequence[int]) -> List[Sources]:
+        """For each size, the inputs that have it, in any dimension."""
+        found: Dict[Optional[int], Sources] = {}
+        for tensor in candidates:
+            if self.graph.tensor_name(tensor) not in self.layouts:
+                for dim in range(len(self.graph.tensors[tensor].shape or ())):
+                    found.setdefault(self.size(tensor, dim), {}).setdefault(tensor, sharded(dim))
+        return [guess for size, guess in found.items() if size != 1 and any(layout.dim for layout in guess.values())]
+
+    def constants(self, sources: Sources) -> List[Sources]:
+        """The largest constants as mini-batches: of the inputs' static size, or of any size if no input is divided."""
+        sizes = {self.size(t, layout.dim) for t, layout in sources.items()}
+        found = [op for op in self.graph.ops if op.type == "Const" and op.phase is Phase.FORWARD and (
+            self.scope is None or op.id in self.scope) and len(self.graph.tensors[op.outputs[0]].shape or ()) > 1]
+        largest = sorted((op.outputs[0] for op in found), key=self.elements, reverse=True)[:MAX_GUESSES]
+        return [{**sources, tensor: sharded(dim)} for tensor in largest for dim in (0, 1)
+                if not sizes or self.size(tensor, dim) in sizes - {None}]
+
+    def elements(self, tensor: int) -> int:
+        count = 1
+        for size in self.graph.tensors[tensor].shape or ():
+            count *= size or 1
+        return count
 
     def stated(self, sources: Sources) -> Dict[str, Layout]:
         """Layouts that the user states, and those of sources whose examples lie in blocks."""

@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Op, Shape
-from whale_tf.ir.rules.rule import SAME, AnyDims, Dims, NoRule, Rule, View, axes
+from whale_tf.ir.rules.rule import SAME, WHOLE, AnyDims, Dims, NoRule, Rule, View, axes
 
 _FLOATS = ("float", "bfloat", "double", "half", "complex")
 _CACHE: Dict[Tuple[str, int, Tuple[Shape, ...]], Rule] = {}
@@ -52,6 +52,23 @@ def _align(shape: Tuple[object, ...], result: List[object], full: Dims) -> Dims:
 def elementwise(op: Op, view: View, roles: str) -> Rule:
     """Ops with one role per operand."""
     return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
+
+
+def strings(op: Op, view: View) -> Rule:
+    """Any number of operands, each of one shape or a scalar."""
+    return elementwise_rule("n" * len(op.inputs), 1, tuple(map(view.shape, op.inputs)))
+
+
+def fields(op: Op, view: View) -> Rule:
+    """Lines of text, and a default for each of their fields -> a result for each field."""
+    dims = view.dims(op.inputs[0])
+    return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "n" * len(op.inputs))
+
+
+def decoded(op: Op, view: View) -> Rule:
+    """The bytes of each string become numbers in a new last dimension."""
+    dims = view.need_dims(op.inputs[0])
+    return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims + (("number",),),), "n" * len(op.inputs), {"number": WHOLE})
 
 
 def same_shape(op: Op, view: View) -> Rule:

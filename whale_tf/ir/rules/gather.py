@@ -100,10 +100,11 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
 
 
 def row_join(op: Op, view: View) -> Rule:
-    """(data, indices, segment ids) of sparse segment sums: rows are picked, then added up by segment."""
+    """(data, indices, segment ids) of sparse segment sums and means: rows are picked, then added up by segment."""
     full = view.need_dims(op.inputs[0])
+    adds = len(op.inputs) > 3 and op.type.startswith("SparseSegmentSum")
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
-                "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if len(op.inputs) > 3 else WHOLE, "segment": WHOLE})
+                "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if adds else WHOLE, "segment": WHOLE})
 
 
 def dynamic_partition(op: Op, view: View) -> Rule:

@@ -24,10 +24,19 @@ def total(op: Op, view: View) -> Rule:
     return Rule((full,), ((),), "n", {f[0]: SUM for f in full})
 
 
-def along_last(op: Op, view: View) -> Rule:
-    """Each row along the last axis is independent: softmax."""
-    full = view.need_dims(op.inputs[0])
-    return Rule((full,), (full,) * len(op.outputs), "n", whole([-1], len(full)))
+def along_last(op: Op, view: View, count: int = 1) -> Rule:
+    """Each row along the last axis (or each part of the last ``count`` axes) is independent: softmax.  Further operands are
+    parameters."""
+    full, others = view.need_dims(op.inputs[0]), len(op.inputs) - 1
+    return Rule((full,) + (None,) * others, (full,) * len(op.outputs), "n" * (1 + others), whole(range(-count, 0), len(full)))
+
+
+def spectrum(op: Op, view: View, count: int) -> Rule:
+    """Fourier transforms along the last ``count`` axes, of which the last may become another size."""
+    full, others = view.need_dims(op.inputs[0]), len(op.inputs) - 1
+    made = tuple((f"frequency{d}",) for d in range(count))
+    kinds = {**whole(range(-count, 0), len(full)), **{f[0]: WHOLE for f in made}}
+    return Rule((full,) + (None,) * others, (full[:-count] + made,), "m" + "n" * others, kinds)
 
 
 def along_axis(op: Op, view: View, role: str) -> Rule:

@@ -23,12 +23,16 @@ _ELEMENTWISE = table(
     ("Abs Ceil Floor Inv Invert IsFinite IsInf IsNan LeakyRelu LogicalNot Reciprocal Relu Relu6 Rint Round Sign Square",
      _map("n")),
     ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p Ndtri Rsqrt Selu Sigmoid "
-     "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw "
-     "StringToHashBucketFast StringToHashBucket StringToHashBucketStrong AsString StringToNumber StringLower StringUpper "
-     "StringStrip StringLength StaticRegexReplace StaticRegexFullMatch FakeQuantWithMinMaxArgs",
+     "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeBase64 "
+     "DecodeCompressed EncodeBase64 UnicodeScript UnicodeTranscode StringToHashBucketFast StringToHashBucket "
+     "StringToHashBucketStrong AsString StringToNumber StringLower StringUpper StringStrip StringLength StaticRegexReplace "
+     "StaticRegexFullMatch FakeQuantWithMinMaxArgs",
      _map("n")._replace(is_dear=True)),
     ("RegexFullMatch", _map("nn")._replace(is_dear=True)),
-    ("RegexReplace", _map("nnn")._replace(is_dear=True)),
+    ("RegexReplace Substr", _map("nnn")._replace(is_dear=True)),
+    ("StringJoin", OpTraits(rule="elementwise.strings", is_dear=True)),
+    ("DecodeCSV", OpTraits(rule="elementwise.fields", is_dear=True)),
+    ("DecodeRaw DecodePaddedRaw", OpTraits(rule="elementwise.decoded", is_dear=True)),
     ("Add AddV2", _map("aa", "add", passes_terms=True)),
     ("Sub", _map("aa", "subtract", passes_terms=True)),
     ("Mul", _map("mm", "multiply")),
@@ -116,10 +120,11 @@ _REDUCTIONS = table(
     ("ArgMax ArgMin", OpTraits(rule="reduction.arg_extreme", cost=Cost.OPERAND)),
     ("TopK TopKV2", OpTraits(rule="reduction.top_k")),
     ("InTopK InTopKV2", OpTraits(rule="reduction.in_top_k")),
-    ("StringSplit StringSplitV2", OpTraits(measure="string_split", is_dear=True)),
-    ("RaggedTensorToTensor", OpTraits(measure="ragged_to_tensor", cost=Cost.MOVE)),
+    ("ReduceJoin", OpTraits(rule="reduction.reduction whole", cost=Cost.OPERAND, is_dear=True)),
     ("DenseBincount", OpTraits(rule="reduction.dense_bincount", measure="bins", cost=Cost.OPERAND)),
     ("Bincount", OpTraits(measure="bins", cost=Cost.OPERAND)),
+    ("FFT IFFT RFFT IRFFT", OpTraits(rule="reduction.spectrum 1", cost=Cost.OPERAND, flops=20)),
+    ("FFT2D IFFT2D RFFT2D IRFFT2D", OpTraits(rule="reduction.spectrum 2", cost=Cost.OPERAND, flops=40)),
 )
 
 _NORM = OpTraits(rule="normalisation.fused_batch_norm", cost=Cost.OPERAND, flops=8)
@@ -141,7 +146,8 @@ _NETWORKS = table(
     ("CropAndResize", OpTraits(rule="convolution.crops xbiz y mnnn", batch="crops", flops=8)),
     ("CropAndResizeGradImage", OpTraits(rule="convolution.crops ybis x mnnn", batch="crops_gradient", flops=8)),
     ("CropAndResizeGradBoxes", OpTraits(rule="convolution.crops yxbi b mmnn", batch="crops", flops=8)),
-    ("RGBToHSV HSVToRGB", OpTraits(rule="reduction.along_last", cost=Cost.OPERAND, flops=10)),
+    ("RGBToHSV HSVToRGB AdjustHue AdjustSaturation", OpTraits(rule="reduction.along_last", cost=Cost.OPERAND, flops=10)),
+    ("AdjustContrastv2", OpTraits(rule="reduction.along_last 3", cost=Cost.OPERAND, flops=4)),
     ("ExtractImagePatches", OpTraits(rule="convolution.patches")),
     ("FusedBatchNorm FusedBatchNormV2", _NORM),
     ("FusedBatchNormV3", _NORM._replace(buffer=Buffer.OVERWRITES)),
@@ -157,4 +163,29 @@ _NETWORKS = table(
     ("GRUBlockCellGrad", OpTraits(rule="recurrent.cell gru_gradient")),
 )
 
-ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS)
+
+def _told(measure: str, is_dear: bool = False) -> OpTraits:
+    """An op without a rule whose operands tell how many rows its results have."""
+    return OpTraits(measure=measure, is_dear=is_dear)
+
+
+_RAGGED_AND_SPARSE = table(
+    ("StringSplit StringSplitV2", _told("shape 2 = rows 0", True)),
+    ("UnicodeDecode UnicodeDecodeWithOffsets", _told("splits 0 = elements 0", True)),
+    ("UnicodeEncode", _told("rows 0 = splits 1", True)),
+    ("StringNGrams", _told("splits 1 = splits 1", True)),
+    ("RaggedTensorToTensor", OpTraits(measure="ragged_to_tensor", cost=Cost.MOVE)),
+    ("RaggedTensorToSparse", _told("shape 2 = splits 0")),
+    ("RaggedGather", _told("splits 0 = rows -1")),
+    ("RaggedRange", _told("splits 0 = rows 0|1|2")),
+    ("RaggedBincount", _told("rows 0 = splits 0")),
+    ("RaggedCountSparseOutput", _told("shape 2 = splits 0")),
+    ("DenseCountSparseOutput", _told("shape 2 = rows 0 matrix")),
+    ("SparseCountSparseOutput", _told("shape 2 = shape 2 matrix")),
+    ("SparseBincount", _told("rows 0 = shape 2 matrix")),
+    ("SparseToDense", _told("rows 0 = shape 1")),
+    ("SparseFillEmptyRows", _told("rows 2 = shape 2")),
+    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product")),
+)
+
+ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS, _RAGGED_AND_SPARSE)

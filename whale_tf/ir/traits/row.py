@@ -114,8 +114,11 @@ class OpTraits(NamedTuple):
             :mod:`whale_tf.ir.rules`; "" for none.
         batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
         value: evaluator in :mod:`whale_tf.ir.evaluate`, for integer operands.
-        measure: function in :mod:`whale_tf.ir.batch_axis.sections` that finds the results' sizes and values in the whole
-            mini-batch, if they do not follow from the rule.
+        measure: sizes and values of the results in the whole mini-batch, if they do not follow from the rule: a function in
+            :mod:`whale_tf.ir.batch_axis.sections`; or, as in ``"splits 0 = rows 1"``, that result 0 has as many rows as
+            operand 1.  On either side, ``rows`` are those of the first dimension, ``splits`` is a vector of where rows begin and
+            end, and ``shape`` a vector that begins with the number of rows; ``elements`` are all of an operand's.  ``1|2`` is
+            the first of these operands that is no scalar; ``matrix`` at the end: only if the operand has two dimensions.
         role, state, gives, buffer, recipe: see the enumerations.
         precision: the type under mixed precision, given by :mod:`whale_tf.ir.traits.precision`.
         cost: what to count; ``flops`` is the cost of each.
