@@ -404,7 +404,7 @@ def medians(tables: Sequence[Dict[str, float]]) -> Dict[str, float]:
 
 
 def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, Result]) -> Row:
-    from whale_tf.simulator.program import COMPUTATION
+    from whale_tf.simulator.instructions import COMPUTATION
 
     found = predict(case, result.folder, calibration, profiles)
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]

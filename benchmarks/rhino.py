@@ -268,7 +268,7 @@ def compared(case: Case) -> Compared:
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
-    from whale_tf import searching
+    from whale_tf.decide import search as searching
     wh.init(cluster="cpu:1")
     try:
         with tf.Graph().as_default() as graph:
@@ -335,7 +335,7 @@ class Small(NamedTuple):
     def candidates(self) -> Tuple[Candidate, List[Candidate]]:
         """What the search takes, and everything there is: its own candidates, and those with every combination of patterns."""
         import whale_tf as wh
-        from whale_tf import searching
+        from whale_tf.decide import search as searching
 
         wh.init(cluster="cpu:1")
         try:

@@ -29,7 +29,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 from tests.mutation import ROOT, Mutant, _in_child, mutants
 
 MODULES = (
-    "whale_tf.emit.convert", "whale_tf.emit.merge", "whale_tf.emit.division", "whale_tf.emit.inputs", "whale_tf.emit.operands",
+    "whale_tf.emit.convert", "whale_tf.emit.merge", "whale_tf.emit.shares", "whale_tf.emit.inputs", "whale_tf.emit.operands",
     "whale_tf.emit.bridge", "whale_tf.emit.clones", "whale_tf.emit.update", "whale_tf.emit.reroute", "whale_tf.emit.draws",
     "whale_tf.emit.calls", "whale_tf.ir.region", "whale_tf.ir.extents", "whale_tf.ir.layout", "whale_tf.ir.batch_axis.propagate",
     "whale_tf.ir.batch_axis.operands", "whale_tf.ir.batch_axis.reshaping", "whale_tf.ir.batch_axis.blocks",

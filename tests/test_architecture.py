@@ -18,10 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "whale_tf"
 
 # top floor first: a module imports only from its own floor and from those after it
-FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "triggers", "refusals", "active", "verifying", "parallelize",
-          "session", "functions", "variable_parts", "feeds", "early", "processes",
-          "planning", "searching", "playing", "emit", "capture", "communicators",
-          "graph_editor", "_tf_compat",
+FLOORS = ("cli", "viz", "measure", "api", "runtime", "parallelize", "processes", "decide", "emit", "transforms", "capture",
+          "communicators", "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
           "cluster", "config", "epl_keys", "documents", "errors", "_typing_compat")
 PURE = FLOORS[FLOORS.index("planner"):]

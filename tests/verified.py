@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from whale_tf.active import Active
-from whale_tf.verifying import compare
+from whale_tf.runtime.active import Active
+from whale_tf.runtime.verifying import compare
 
 compared: List[int] = []  # numbers of values, one for each step
 

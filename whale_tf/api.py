@@ -6,9 +6,7 @@ import contextlib
 import os
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
-from whale_tf import triggers
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
-from whale_tf.active import Active, Default, Observer, activate, current, observe, require, show, shown
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import fitting, hooks, layers
 from whale_tf.capture.captured import capture
@@ -25,6 +23,7 @@ from whale_tf.cluster import (
     whole_cluster,
 )
 from whale_tf.config import Config
+from whale_tf.decide.played_steps import parameters
 from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
@@ -32,11 +31,12 @@ from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.explain import explain_plan
-from whale_tf.playing import parameters
 from whale_tf.processes.datasets import explained
 from whale_tf.program import Program
+from whale_tf.runtime import triggers
+from whale_tf.runtime.active import Active, Default, Observer, activate, current, observe, require, show, shown
+from whale_tf.runtime.verifying.compare import Comparison, check, summary, table
 from whale_tf.simulator import StepGraph
-from whale_tf.verifying.compare import Comparison, check, summary, table
 
 
 def init(

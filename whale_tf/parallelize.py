@@ -1,7 +1,7 @@
 """The main path: a tf.Graph goes in, and the same graph comes out and trains on many devices.
 
     capture     tf.Graph -> op graph, phases, TaskGraphs                     capture/
-    decide      a plan, and the ops that it runs (sync_batch_norm, shard)    planning.py
+    decide      a plan, and the ops that it runs (sync_batch_norm, shard)    decide/decide.py
     compile     ops and plan -> bodies and calls                             passes/
     emit        bodies and calls -> edits of the graph                       emit/
 
@@ -19,10 +19,11 @@ from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, host_name
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.early import Early, check_renewable
+from whale_tf.decide.decide import decide_graph
+from whale_tf.decide.played_steps import parameters
 from whale_tf.emit.draws import LOCAL
+from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
-from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.region import Region
@@ -31,9 +32,8 @@ from whale_tf.plan import Plan
 from whale_tf.planner.idle import tell_idle
 from whale_tf.planner.inexact import tell_inexact
 from whale_tf.planner.sharding import Assignment
-from whale_tf.planning import decide_graph
-from whale_tf.playing import parameters
 from whale_tf.program import Program
+from whale_tf.transforms.shard.divided_variables import DividedVariables
 
 
 class Parallelized(NamedTuple):

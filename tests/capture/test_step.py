@@ -13,7 +13,7 @@ import whale_tf as wh
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator import Simulator, StepGraph, trace_of_run_metadata
-from whale_tf.simulator.program import COMPUTATION
+from whale_tf.simulator.instructions import COMPUTATION
 
 BATCH, WIDTH = 32, 16
 

@@ -16,8 +16,8 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.cli import app
 from whale_tf.cluster.hardware import device_type
 from whale_tf.errors import ClusterError, PlanError
+from whale_tf.measure.scripts import profile_model
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.profiling import profile_model
 from whale_tf.simulator import StepGraph
 
 WITH_WHALE = "import whale_tf as wh\nwh.init({!r}, cluster={!r}, plan={!r})"

@@ -13,9 +13,9 @@ from tests.numeric.equality import deviation
 from whale_tf.capture import annotations as tags
 from whale_tf.capture import hooks
 from whale_tf.capture.recording import Recording, recording_of
-from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor import StagedEdit
+from whale_tf.transforms.batch_norm import sync_batch_norm
 
 pytestmark = pytest.mark.half
 v1 = tf.compat.v1

@@ -14,11 +14,11 @@ from whale_tf.capture.record import record
 from whale_tf.capture.recording import Recording, recording_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.emit.batch_norm import sync_batch_norm
-from whale_tf.emit.shard.division import carry_out, divide
+from whale_tf.decide.split import carry_out, divide
 from whale_tf.graph_editor import StagedEdit
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.transforms.batch_norm import sync_batch_norm
 
 
 def normalised() -> None:

@@ -12,8 +12,8 @@ from tensorflow.python.eager import context
 import whale_tf as wh
 from tests.functions.equality import clear_keras
 from tests.numeric.races import unordered
-from whale_tf import functions
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
+from whale_tf.runtime import functions
 
 DEVICES = 5  # four, and one that stands for the host
 

@@ -61,7 +61,7 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
 @pytest.fixture
 def only_rhino(monkeypatch: Any) -> Iterator[None]:
     """Plans of TaskGraphs, which would win on such small models, are none."""
-    import whale_tf.playing as playing
+    import whale_tf.decide.played_steps as playing
 
     monkeypatch.setattr(playing, "to_play", lambda found: [])
     yield

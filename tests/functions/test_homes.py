@@ -21,10 +21,10 @@ from tests.functions.test_training_steps import (
     perceptron,
     sparse,
 )
-from whale_tf import functions
 from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
+from whale_tf.runtime import functions
 
 keras = tf.keras
 LEVELS: Dict[str, Dict[str, Any]] = {"v1": {"zero": "v1"}, "v2": {"zero": "v2"}, "v3": {"zero": "v3"},

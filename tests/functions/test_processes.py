@@ -13,9 +13,9 @@ from whale_tf._tf_compat import global_seed, relaxed_type
 from whale_tf.cluster import Processes
 from whale_tf.emit.context import Gathered
 from whale_tf.errors import PlanError, UnsupportedOpError
-from whale_tf.functions import _check_results
 from whale_tf.passes.owners import find_owners
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
+from whale_tf.runtime.functions import _check_results
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
 

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from whale_tf import active
 from whale_tf.cluster import find_processes
+from whale_tf.runtime import active
 
 BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
 OPTIMIZERS = ("adam", "lamb")

@@ -8,10 +8,10 @@ import pytest
 
 import whale_tf as wh
 from tests.numeric.unequal import described
-from whale_tf import searching
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.decide import search as searching
 from whale_tf.planner.candidate import TIE, Candidate
 
 pytestmark = pytest.mark.slow

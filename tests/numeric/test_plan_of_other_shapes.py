@@ -7,8 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from whale_tf import playing
 from whale_tf.capture.captured import capture
+from whale_tf.decide import played_steps as playing
 from whale_tf.ir.batch_axis import Options
 from whale_tf.planner.assemble import StageStatistics
 

@@ -8,10 +8,10 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from benchmarks.rhino import Case, Compared, compared, played_cases
-from whale_tf import searching
 from whale_tf.capture.captured import capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.decide import search as searching
 from whale_tf.ir.batch_axis import Options
 
 SMALL = ("MLP, tiny", "MLP, wide", "encoder, tiny", "MoE, tiny", "ResNet, digits", "embedding, tiny")

@@ -15,8 +15,8 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, 
 from tests.numeric.script import Setting, Stages
 from tests.numeric.section_cases import SECTIONS
 from tests.numeric.split import find
-from whale_tf import playing
 from whale_tf.cluster import Cluster
+from whale_tf.decide import played_steps as playing
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.choose import ALWAYS

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.equality import TOLERANCE, relative
-from whale_tf.emit.shard.initial import BLOCKS, blocks
 from whale_tf.ir.parts import even_sizes
 from whale_tf.patterns.spread import shard
+from whale_tf.transforms.shard.initial import BLOCKS, blocks
 
 pytestmark = pytest.mark.half
 Initializer = Callable[..., tf.Tensor]

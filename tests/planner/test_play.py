@@ -20,9 +20,9 @@ from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.play import _all_at_once, _Prices, called_too_large, played, played_peaks, played_seconds
 from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
+from whale_tf.simulator.instructions import COMPUTATION, Program
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network as Links
-from whale_tf.simulator.program import COMPUTATION, Program
 from whale_tf.simulator.tasks import Tasks
 
 LATENCY, LINK = 1e-4, 1e9

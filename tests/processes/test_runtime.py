@@ -13,11 +13,11 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.numeric.script import dense
 from tests.numeric.unequal import described
-from whale_tf import active
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.emit import processes
 from whale_tf.processes import datasets, runtime
 from whale_tf.processes.runtime import Runtime
+from whale_tf.runtime import active
 
 TWO = ["127.0.0.1:1", "127.0.0.1:2"]
 UNEQUAL = Cluster.parse(described([(300, 1024), (100, 1024)]))
@@ -293,7 +293,7 @@ def test_a_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
 @pytest.mark.parametrize("slicing", [True, False])
 def test_a_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
     """Under ``io.slicing: false`` a one-shot iterator has no share built in, and one process may drive a pipeline with it."""
-    from whale_tf import triggers
+    from whale_tf.runtime import triggers
 
     runtime = SimpleNamespace(drive=lambda: None)
     state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, termination=SimpleNamespace(serves=False))

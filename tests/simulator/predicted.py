@@ -37,7 +37,7 @@ from whale_tf.program import (
     Value,
 )
 from whale_tf.simulator import Simulation, Simulator, StepGraph
-from whale_tf.simulator.program import FEATURE
+from whale_tf.simulator.instructions import FEATURE
 
 COMBINED = (SYNCHRONISE, WHOLE, MERGE)  # recipes that bring together what all clones have
 

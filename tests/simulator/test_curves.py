@@ -6,9 +6,9 @@ from typing import Any, List, Sequence
 import pytest
 
 from whale_tf.cluster import Cluster
+from whale_tf.simulator.instructions import COMPUTATION, GRADIENT, Program
 from whale_tf.simulator.memory import MemoryCurve, arena_bytes, lifetimes, memory_curves
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, GRADIENT, Program
 from whale_tf.simulator.tasks import Tasks
 from whale_tf.simulator.transformation import ALL_REDUCE, Group
 

@@ -11,7 +11,7 @@ from whale_tf.errors import PlanError
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
-from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT
+from whale_tf.simulator.instructions import COMPUTATION, FEATURE, GRADIENT
 
 Task = Tuple[int, float, Tuple[int, ...], Tuple[LinkUse, ...]]  # lane, seconds, devices, links
 EMPTY = np.zeros(0, np.int64)

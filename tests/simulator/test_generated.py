@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulator.generated import Case, cases
 from whale_tf.simulator import Simulation, Simulator, simulate
-from whale_tf.simulator.program import COMPUTATION
+from whale_tf.simulator.instructions import COMPUTATION
 from whale_tf.simulator.transformation import SEND_RECV
 
 

@@ -7,9 +7,9 @@ from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import HOST_BYTES_PER_S
 from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
+from whale_tf.simulator.instructions import COMPUTATION
 from whale_tf.simulator.memory import lifetimes
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION
 from whale_tf.simulator.tasks import Tasks
 from whale_tf.simulator.zoo.transformers import transformer
 

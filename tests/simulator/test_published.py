@@ -18,8 +18,8 @@ from benchmarks.published import (
     megatron_tflops,
     nvidia,
 )
+from whale_tf.simulator.instructions import GRADIENT
 from whale_tf.simulator.laws import KERNELS, default_laws
-from whale_tf.simulator.program import GRADIENT
 from whale_tf.simulator.result import Simulation
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]

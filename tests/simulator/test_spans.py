@@ -7,9 +7,9 @@ from typing import Tuple
 import pytest
 
 from whale_tf.cluster import Cluster
+from whale_tf.simulator.instructions import COMPUTATION, Program
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, Program
 from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import About, Tasks
 

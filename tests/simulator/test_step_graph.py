@@ -14,8 +14,8 @@ from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.profiler.op_time import LAUNCH_S
 from whale_tf.program import BACKWARD, FORWARD, ONCE, UPDATE
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
+from whale_tf.simulator.instructions import COMPUTATION, FEATURE
 from whale_tf.simulator.memory import lifetimes
-from whale_tf.simulator.program import COMPUTATION, FEATURE
 from whale_tf.simulator.step_graph import StepOp, StepTensor, StepVariable, interpolated_from_zero
 
 BATCH = 8

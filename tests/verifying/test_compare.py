@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whale_tf.errors import MismatchError
-from whale_tf.verifying.compare import (
+from whale_tf.runtime.verifying.compare import (
     GRADIENT,
     LOSS,
     TENSOR,

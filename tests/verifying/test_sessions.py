@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.test_matrix import AXES, run
-from whale_tf import triggers
 from whale_tf.emit.convert import Converter
-from whale_tf.emit.division import Division
-from whale_tf.session import Fetches
+from whale_tf.emit.shares import Division
+from whale_tf.runtime import triggers
+from whale_tf.runtime.sessions import Fetches
 
 ROWS: List[Dict[str, Any]] = [
     dict(zip(AXES, values)) for values in (

@@ -26,8 +26,8 @@ def calibrate(
         check_files({"--output": output}, {})
 
         from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
-        from whale_tf.calibrating import Threads
-        from whale_tf.calibrating import calibrate as measure
+        from whale_tf.measure.machine import Threads
+        from whale_tf.measure.machine import calibrate as measure
 
         v1.disable_eager_execution()
         found = measure(device, Threads(inter_op, intra_op), repeat, processes)

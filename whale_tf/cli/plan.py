@@ -88,7 +88,10 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
             f"search {method!r} cannot decide about memory for {model!r}; leave --{asked[0]} out, or give a script (.py) and "
             f"--search {', '.join(ON_STEPS)}")
     if is_graph:
-        from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do not need it
+        from whale_tf.measure.scripts import (  # TensorFlow takes seconds to load; profiles do not need it
+            plan_model,
+            profile_model,
+        )
 
         if searches_steps:
             return plan_model(model, name, cluster, method, global_batch, _of_steps(allowed))
@@ -153,7 +156,7 @@ def explain(
             check_plan(loaded, machines, loaded.processes)
         names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices] + ["host"]
         if script is not None:
-            from whale_tf.profiling import script_program  # TensorFlow takes seconds to load
+            from whale_tf.measure.scripts import script_program  # TensorFlow takes seconds to load
 
             program = script_program(script, loaded, machines)
             typer.echo(_first_calls(program, names, most))

@@ -34,7 +34,7 @@ def profile(
     with reported():
         check_files({"--output": output, "--ops": ops}, {})
 
-        from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
+        from whale_tf.measure.scripts import profile_model  # TensorFlow takes seconds to load; only this command needs it
 
         name = name or os.path.splitext(os.path.basename(model))[0]
         found = profile_model(model, arguments or [], batch_size, name, measure)

@@ -19,8 +19,8 @@ def verify(
     CPU devices. The exit status is 1 if something differs.
     """
     with reported(2):
-        from whale_tf.profiling import verify_script  # TensorFlow takes seconds to load; only this command needs it
-        from whale_tf.verifying.compare import shown, summary
+        from whale_tf.measure.scripts import verify_script  # TensorFlow takes seconds to load; only this command needs it
+        from whale_tf.runtime.verifying.compare import shown, summary
 
         (found, missing), where = verify_script(script, arguments or [])
     console().print(shown(found))

@@ -17,10 +17,9 @@ import functools
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
-from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.convert import Converter, takes_some
-from whale_tf.emit.division import Number, Shares
+from whale_tf.emit.shares import Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.edges import canonical_edge
@@ -32,6 +31,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, batch_of
 from whale_tf.ir.traits import WHILES
 from whale_tf.patterns.sources import is_seeded
+from whale_tf.transforms.attributes import open_shapes, own_numbers
 
 TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
 RUN_TIME = "$"  # begins the name of a number that is known only at run time; no tensor has such a name

@@ -18,15 +18,14 @@ import warnings
 from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.emit.attributes import open_shapes, reseed
 from whale_tf.emit.bodies import Bodies, BodyContext
 from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
 from whale_tf.emit.convert import Converter, takes_some
-from whale_tf.emit.division import Number, Shares
 from whale_tf.emit.donations import Donations
 from whale_tf.emit.guard import Guard
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
+from whale_tf.emit.shares import Number, Shares
 from whale_tf.emit.xla import MUST_COMPILE
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
@@ -37,6 +36,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, batch_of
 from whale_tf.passes.form import has_reference_variables
 from whale_tf.program import CLONED, Body, Clone
+from whale_tf.transforms.attributes import open_shapes, reseed
 
 
 class Argument(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.bodies import Bodies
 from whale_tf.emit.calls import Calls, control_for
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
@@ -18,6 +17,7 @@ from whale_tf.graph_editor.template import Templates
 from whale_tf.ir.graph import Op
 from whale_tf.ir.meetings import FUNCTIONAL
 from whale_tf.program import EVERY
+from whale_tf.transforms.attributes import open_shapes, own_numbers
 
 
 class _Part(NamedTuple):

@@ -10,8 +10,8 @@ from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context, Copy
-from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.emit.inputs import Inputs
+from whale_tf.emit.shares import Division, Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole, columns

@@ -16,7 +16,6 @@ from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
-from whale_tf.emit.division import Division, find_division
 from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.guard import Guard
@@ -29,6 +28,7 @@ from whale_tf.emit.order import Order
 from whale_tf.emit.owners import Sent, send_updates
 from whale_tf.emit.processes import Shared, check_random, shared_scalars
 from whale_tf.emit.reads import Reads
+from whale_tf.emit.shares import Division, find_division
 from whale_tf.emit.update import clone_update, copy_variables
 from whale_tf.emit.xla import explained, not_compiled
 from whale_tf.errors import PlanError, UnsupportedOpError

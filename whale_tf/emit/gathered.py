@@ -20,8 +20,8 @@ from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.calls import control_for
 from whale_tf.emit.context import ORIGINAL, Context, Gathered
-from whale_tf.emit.variables import read
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.variables import read
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import groups
 from whale_tf.passes.owners import VALUES, Message

@@ -18,7 +18,7 @@ from typing import Dict, Iterable, List, Tuple
 from whale_tf._tf_compat import tf
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Context, Place
-from whale_tf.emit.division import Division
+from whale_tf.emit.shares import Division
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.ir.meetings import Pair, meetings

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple, Union
 from whale_tf._tf_compat import tf
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.division import Division, Number, Shares
+from whale_tf.emit.shares import Division, Number, Shares
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase

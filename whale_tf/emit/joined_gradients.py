@@ -18,9 +18,9 @@ from typing import Dict, List, Optional, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.emit.context import Context
-from whale_tf.emit.loss_scale import ROOT, UNSCALED_ATTR
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import SHARD_ATTR, Op, elements_of
+from whale_tf.transforms.loss_scale import ROOT, UNSCALED_ATTR
 
 LARGEST = 2 ** 18  # elements of a gradient that is joined with others; joining copies it
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
-from whale_tf.emit.variables import Replaced, catch_up
 from whale_tf.graph_editor.staged import Original, StagedEdit
+from whale_tf.graph_editor.variables import Replaced, catch_up
 from whale_tf.ir.traits import traits
 
 

@@ -12,9 +12,9 @@ from whale_tf.communicators import Communicator
 from whale_tf.emit.bridge import Bridges
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, Place
 from whale_tf.emit.convert import Converter
-from whale_tf.emit.division import Division
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.reads import Reads
+from whale_tf.emit.shares import Division
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE

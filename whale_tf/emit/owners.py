@@ -26,8 +26,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.context import Context
-from whale_tf.emit.variables import assign, read
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.ir.units import GATE_ATTR

@@ -13,10 +13,10 @@ from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member, ProcessCommunicator
 from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.emit.merge import Merge
-from whale_tf.emit.variables import assign, read
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
 from whale_tf.ir.walk import reached

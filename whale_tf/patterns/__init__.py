@@ -1,7 +1,7 @@
 """Sharding patterns: how one op of a ``split`` TaskGraph can run on several devices (Whale section 3.2.2).
 
 Strategies follow from the rule table (:mod:`whale_tf.ir.rules`); ``planner/sharding`` prices and chooses them, and
-``emit/shard`` carries them out.
+``transforms/shard`` carries them out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ that have the factor are sharded, operands that lack it are needed whole, and re
                           k  row    (Whale SP2)     x sharded(1),     W sharded(0)  ->  y partial
 
 There are two more kinds.  An op that is linear in an operand works on the terms of a sum (``linear``).  Some ops whose rule needs
-a factor whole have a recipe that exchanges a few numbers per example instead of the operand (``emit/shard/recipes.py``).
+a factor whole have a recipe that exchanges a few numbers per example instead of the operand (``transforms/shard/recipes.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides partition, schedule, recomputation, ZeRO, offloading and precision together: the fastest plan that fits, as played.
 
 The model is a :class:`Playable`: either layers (:mod:`whale_tf.planner.layers`), played by the simulator, or a captured graph
-(``whale_tf.playing``), whose Programs are played.
+(``whale_tf.decide.played_steps``), whose Programs are played.
 
 A state is a plan of a search (stages, devices, micro-batches) under :class:`Measures`, played.  For every precision and schedule:
 

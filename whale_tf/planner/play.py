@@ -36,9 +36,9 @@ from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.program import Program as Compiled
 from whale_tf.simulator.call_facts import Costs, Kernel
+from whale_tf.simulator.instructions import Program
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import Program
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.tasks import Tasks
 

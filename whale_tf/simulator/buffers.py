@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
-from whale_tf.simulator.program import UPDATE, BlockKey
+from whale_tf.simulator.instructions import UPDATE, BlockKey
 
 
 class BufferTable(NamedTuple):

@@ -17,8 +17,8 @@ from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.call_facts import Costs, Kernel
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import check_ops
+from whale_tf.simulator.instructions import Program, Subject
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import Program, Subject
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
 from whale_tf.simulator.tasks import Tasks

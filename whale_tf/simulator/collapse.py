@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.simulator.instructions import COMPUTATION, Program
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, Program
 from whale_tf.simulator.transformation import Group
 
 Entry = Tuple[int, float, int]  # link, bytes on it per byte of the collective, how many groups load it in this way

@@ -6,7 +6,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.costs import OpEstimator
-from whale_tf.simulator.program import FORWARD, Program
+from whale_tf.simulator.instructions import FORWARD, Program
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.synchronise import Synchroniser
 

@@ -13,8 +13,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import OpConfig, TensorConfig, fractions, op_fractions, tensor_config
 from whale_tf.simulator.costs import OpEstimator, OpPart
-from whale_tf.simulator.model_graph import ACTIVATION, INPUT, KINDS, PARAMETER, ModelOp, Use
-from whale_tf.simulator.program import (
+from whale_tf.simulator.instructions import (
     BACKWARD,
     COMPUTATION,
     FEATURE,
@@ -26,6 +25,7 @@ from whale_tf.simulator.program import (
     Parts,
     equal_parts,
 )
+from whale_tf.simulator.model_graph import ACTIVATION, INPUT, KINDS, PARAMETER, ModelOp, Use
 from whale_tf.simulator.strategy_tree import Strategy, parameter_uses, sharded_over_replicas
 from whale_tf.simulator.transformation import SEND_RECV, Communication, host_copy, transformation
 

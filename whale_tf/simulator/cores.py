@@ -27,7 +27,7 @@ from typing import AbstractSet, Callable, Deque, Dict, List, Mapping, NamedTuple
 from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import LOOK, Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.program import COMPUTATION, GRADIENT
+from whale_tf.simulator.instructions import COMPUTATION, GRADIENT
 
 # Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
 # At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan.  In traced steps of plans of

@@ -20,8 +20,8 @@ from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.errors import PlanError
 from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph
+from whale_tf.simulator.instructions import GRADIENT
 from whale_tf.simulator.network import fair_share
-from whale_tf.simulator.program import GRADIENT
 
 LOOK = -1  # an event at which no task ends but one may begin
 

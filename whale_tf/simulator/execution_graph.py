@@ -18,8 +18,7 @@ from whale_tf.errors import PlanError
 from whale_tf.schedule import check_warmups, orders, places_of, schedule_of
 from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
 from whale_tf.simulator.collapse import Collapse
-from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import (
+from whale_tf.simulator.instructions import (
     BACKWARD,
     COMPUTATION,
     FORWARD,
@@ -31,6 +30,7 @@ from whale_tf.simulator.program import (
     Parts,
     Program,
 )
+from whale_tf.simulator.network import Network
 from whale_tf.simulator.strategy_tree import Strategy
 
 LinkUse = Tuple[int, float, int]  # link, bytes per second that one communication takes alone, how many there are

@@ -15,7 +15,7 @@ from whale_tf.simulator.allocator import reach_of
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.program import GRADIENT, Program
+from whale_tf.simulator.instructions import GRADIENT, Program
 
 
 class MemoryCurve(NamedTuple):

@@ -14,7 +14,7 @@ from whale_tf.ir.traits import READS, VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.program import ACCUMULATE, BACKWARD, BATCH_LEVEL, ONCE, WEIGHT, Program
 from whale_tf.simulator.call_facts import Costs, Kernel, Piece
-from whale_tf.simulator.program import COMPUTATION, SCRATCH
+from whale_tf.simulator.instructions import COMPUTATION, SCRATCH
 from whale_tf.simulator.recipes import Held, Recipes, Value, together
 from whale_tf.simulator.tasks import NOTHING, START, Tasks
 

@@ -33,7 +33,7 @@ from whale_tf.program import (
     Program,
 )
 from whale_tf.simulator.call_facts import MESSAGES, CallFacts, Costs
-from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT
+from whale_tf.simulator.instructions import COMPUTATION, FEATURE, GRADIENT
 from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group

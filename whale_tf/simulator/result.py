@@ -10,8 +10,8 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import memory_text
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
+from whale_tf.simulator.instructions import COMPUTATION, Program, Subject
 from whale_tf.simulator.memory import MemoryCurve
-from whale_tf.simulator.program import COMPUTATION, Program, Subject
 
 
 class DeviceUse(NamedTuple):

@@ -17,11 +17,11 @@ from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, OpEstimator
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
+from whale_tf.simulator.instructions import GRADIENT, Program, Subject
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import FLAT, Network
-from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph

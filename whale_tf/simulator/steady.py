@@ -12,7 +12,7 @@ from typing import Dict, Optional
 
 import numpy as np
 
-from whale_tf.simulator.program import BACKWARD, UPDATE, BlockKey
+from whale_tf.simulator.instructions import BACKWARD, UPDATE, BlockKey
 from whale_tf.simulator.result import LinkUse, Simulation
 from whale_tf.simulator.strategy_tree import Strategy
 

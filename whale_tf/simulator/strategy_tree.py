@@ -30,8 +30,8 @@ from whale_tf.simulator.configs import (
     op_fractions,
     tensor_config,
 )
+from whale_tf.simulator.instructions import Subject
 from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp, ModelTensor
-from whale_tf.simulator.program import Subject
 
 
 class Stage(NamedTuple):

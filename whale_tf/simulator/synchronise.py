@@ -7,8 +7,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster.hardware import HOST_BYTES_PER_S
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
+from whale_tf.simulator.instructions import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.network import host_link
-from whale_tf.simulator.program import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
 

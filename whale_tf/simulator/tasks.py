@@ -14,8 +14,8 @@ from whale_tf.simulator.cores import Hosts, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
+from whale_tf.simulator.instructions import COMPUTATION, SCRATCH, Buffer, Instruction, Parts
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, SCRATCH, Buffer, Instruction, Parts
 from whale_tf.simulator.transformation import Group
 
 START = -1  # instead of a task: exists from the start
@@ -23,7 +23,7 @@ NOTHING = -1  # lane of a task that only waits
 
 
 class About(NamedTuple):
-    """What a timeline says about a task; ``label``: as in :class:`whale_tf.simulator.program.Instruction`; micro-batch -1: it
+    """What a timeline says about a task; ``label``: as in :class:`whale_tf.simulator.instructions.Instruction`; micro-batch -1: it
     belongs to none."""
 
     name: str = ""

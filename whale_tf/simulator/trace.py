@@ -12,7 +12,7 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError
-from whale_tf.simulator.program import LANES
+from whale_tf.simulator.instructions import LANES
 from whale_tf.simulator.result import Simulation
 
 
@@ -21,7 +21,7 @@ class TraceEvent(NamedTuple):
 
     Attributes:
         kind: ``forward``, ``backward``, ``recompute``, ``update``, or a collective's name.
-        lane: a place in :data:`whale_tf.simulator.program.LANES`.
+        lane: a place in :data:`whale_tf.simulator.instructions.LANES`.
         micro_batch: -1 if it belongs to none.
         start_s, duration_s: from the start of the step.
     """

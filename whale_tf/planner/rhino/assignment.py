@@ -1,5 +1,5 @@
 """Converts an answer to the form of the split executor: strategies of ops and spreads of variables
-(:mod:`whale_tf.emit.shard`)."""
+(:mod:`whale_tf.transforms.shard`)."""
 
 from __future__ import annotations
 

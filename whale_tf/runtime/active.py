@@ -1,0 +1,198 @@
+"""The state that ``wh.init`` sets and ``wh.shutdown`` drops.  This is the only global state; TensorFlow's hooks require it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import warnings
+import weakref
+from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
+
+from whale_tf._tf_compat import tf
+from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
+from whale_tf.config import VERIFIED, Config
+from whale_tf.emit.early import Early
+from whale_tf.errors import WhaleError
+from whale_tf.parallelize import Parallelized
+from whale_tf.plan import Plan
+from whale_tf.planner.auto.settings import wants_search
+from whale_tf.processes.estimators import Estimators
+from whale_tf.processes.functions import Functions
+from whale_tf.processes.runtime import runtime_of
+from whale_tf.processes.termination import Termination
+from whale_tf.runtime.feeds import Waiting
+from whale_tf.runtime.sessions import Fetches
+from whale_tf.runtime.variable_parts import VariableParts
+
+
+class Observer:
+    """Looks at a script's graphs and runs, which are then not rewritten (see :func:`whale_tf.api.observing`)."""
+
+    def graph(self, graph: tf.Graph) -> None:
+        """A graph with gradients, about to be finalized or run."""
+
+    def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
+        """``Session.run`` with (fetches, feed_dict, options, run_metadata)."""
+        return original(*arguments)
+
+
+class Default(NamedTuple):
+    """The arguments of ``wh.set_default_strategy``."""
+
+    kind: str
+    device_count: Optional[int]
+    name: Optional[str]
+
+
+class Active:
+    """Everything that one ``wh.init`` sets.
+
+    Args:
+        plans: plans by the names of their functions; the plan for everything is under "".
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, plans: Dict[str, Plan], processes: Processes) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.plan = plans.get("")  # for everything
+        self.plans = plans
+        self.processes = processes
+        self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
+        self.estimators = Estimators(processes, self.runtime)
+        self.termination = Termination(processes, self.runtime)
+        self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
+        self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
+        self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self.early: MutableMapping[Any, Early] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.proofs: MutableMapping[tf.Graph, Any] = weakref.WeakKeyDictionary()  # comparisons of first training steps
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
+        self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+        self.shares_input = False  # whether this process shares tf.data pipelines with the others
+        self.shuffles = itertools.count()
+        self.said: MutableSet[str] = set()  # warnings given so far
+        self.met: MutableSet[str] = set()  # names of functions that train
+        self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions with a Jacobian by variables
+        self.only_annotated = ""  # about a function with annotations that does not train; said at the end if nothing trains
+        self.default: Optional[Default] = None  # default strategy of functions
+        self.undo_devices: Callable[[], None] = lambda: None
+        self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
+        self.variable_parts = VariableParts(self.functions)
+        self.function_proofs: Any = None  # comparisons of functions' first calls
+        self.is_asked = False  # whether wh.verify traces a function
+
+    def driving(self) -> ContextManager:
+        """A run that needs the other processes' devices, if this process drives them."""
+        if self.runtime is None or not self.runtime.is_driver:
+            return contextlib.nullcontext()
+        return self.runtime.driving()
+
+    @property
+    def asked_for(self) -> Optional[str]:
+        """The part of ``wh.init``'s request that goes beyond local training on one device, in words."""
+        pipeline, count = self.config.pipeline, len(self.cluster.devices)
+        if self.plans:
+            return "a plan"
+        if wants_search(self.config):
+            return "auto_parallel or num_task_graph"
+        if count > 1:
+            return f"{count} devices"
+        if (pipeline.num_micro_batch or 1) > 1:
+            return f"{pipeline.num_micro_batch} micro-batches"
+        given = {"zero": self.config.zero, "offload": self.config.offload, "recompute": self.config.recompute,
+                 "amp": self.config.precision, "xla": self.config.xla}
+        return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether first training steps are compared with the local ones."""
+        return self.config.verify == "first_step" or self.is_asked or _shown is not None or VERIFIED in os.environ
+
+    @property
+    def own_devices(self) -> Sequence[Device]:
+        """The cluster's devices that belong to this process."""
+        devices = self.cluster.devices
+        if self.runtime is None:
+            return devices
+        return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
+
+    @property
+    def num_cpus(self) -> int:
+        """Number of TensorFlow CPU devices that this process needs.  If variables are on the host, the last one stands for it."""
+        offloads = [plan.offload for plan in self.plans.values()] + ([] if self.plan is not None else [self.config.offload])
+        return [device.kind for device in self.own_devices].count("CPU") + (set(offloads) != {"none"})
+
+    @property
+    def sharing(self) -> Optional[Cluster]:
+        """The cluster whose speeds determine each process's part of an input pipeline; None means equal parts."""
+        return None if self.config.balance.algorithm == "even" else self.cluster
+
+    def plan_of(self, graph: tf.Graph) -> Optional[Plan]:
+        """The plan for a graph that was passed to wh.init."""
+        return self.plans.get(graph.name, self.plan) if graph.building_function else self.plan
+
+    def tell_untrained(self) -> None:
+        """Warns at the end if functions have annotations, and nothing was trained."""
+        if self.only_annotated and self.asked_for is not None and not self.met and not len(self.done):
+            self.say(self.only_annotated)
+
+    def say(self, text: str, category: Type[Warning] = UserWarning) -> None:
+        """Gives a warning, once: a function may be traced again for mini-batches of another size."""
+        if text not in self.said:
+            warnings.warn(text, category)
+            self.said.add(text)
+
+
+_active: Optional[Active] = None
+_observer: Optional[Observer] = None
+_shown: Optional[Callable[..., Any]] = None
+
+
+def current() -> Optional[Active]:
+    """The state, or None before ``wh.init`` and after ``wh.shutdown``."""
+    return _active
+
+
+def activate(state: Optional[Active]) -> None:
+    global _active
+    if _active is not None:
+        _active.tell_untrained()
+    _active = state
+
+
+@atexit.register
+def _leave() -> None:
+    if _active is not None:
+        _active.tell_untrained()
+
+
+def observer() -> Optional[Observer]:
+    """The observer that sees graphs instead of their being rewritten, whatever the script's own ``wh.init`` says."""
+    return _observer
+
+
+def observe(new: Optional[Observer]) -> None:
+    global _observer
+    _observer = new
+
+
+def shown() -> Optional[Callable[..., Any]]:
+    """What takes the comparison of the first training step, which is then not made (``whale verify``)."""
+    return _shown
+
+
+def show(new: Optional[Callable[..., Any]]) -> None:
+    global _shown
+    _shown = new
+
+
+def require(caller: str) -> Active:
+    """Raises:
+        WhaleError: ``wh.init`` was not called.
+    """
+    if _active is None:
+        raise WhaleError(f"{caller} needs wh.init(): call it first, before building the graph")
+    return _active

@@ -1,0 +1,377 @@
+"""What a tf.function needs around a rewritten graph: ops placed at their variables, and results of the whole mini-batch.
+
+A function's graph has known results and side effects.  Its variables live outside it, in the user's tf.Variable objects, which
+checkpoints, ``assign`` and other functions may read and write at any time.  So there is one copy of each, on the device where
+the user made it or, if devices have memories of their own, on the first device of its TaskGraph; all replicas read it in every
+step, and its update runs once (the Plan's ``variables: shared``).  If ``wh.split`` or ZeRO divides a variable, the function
+captures its parts; if it has a home, one part (:mod:`whale_tf.runtime.variable_parts`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, release, tf, traced_graphs
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
+from whale_tf.capture.handles import own_handle, variable_handles
+from whale_tf.cluster import Cluster, Processes
+from whale_tf.config import Config
+from whale_tf.emit.context import Context
+from whale_tf.emit.emit import Emitted
+from whale_tf.emit.owners import kept_variables
+from whale_tf.errors import ConfigError, PlanError
+from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor.edges import tensor_name
+from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
+from whale_tf.ir.walk import reached
+from whale_tf.passes.homes import kept_in_bodies
+from whale_tf.patterns.spread import Spread, once
+from whale_tf.plan import Plan
+from whale_tf.planner.homes import STAGE, asks_for_homes, has_one_memory
+from whale_tf.runtime.variable_parts import VariableParts
+from whale_tf.transforms.shard import Pieces
+from whale_tf.transforms.shard.checkpoints import Parts
+
+SHARED = "shared"
+XLA = "_XlaMustCompile"
+TAGS = "_whale_"
+_SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
+
+
+def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
+          processes: Processes) -> None:
+    """Refuses what is not supported for the tf.function that has this name and these attributes.
+
+    Raises:
+        ConfigError, PlanError: they say what to do instead.
+    """
+    if attributes.get(XLA):
+        raise PlanError(
+            f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave out "
+            "jit_compile, so that whale_tf can divide the step over devices")
+    tracing = function_tracing()
+    if processes.count > 1 and (tracing is None or tracing.compilation is None):
+        raise PlanError(
+            f"tf.function {name!r} trains in a job of {processes.count} processes; for functions, whale_tf supports this from "
+            f"TensorFlow 2.15 on, but this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
+    chosen = config if plan is None else plan
+    if chosen.init == "sharded":
+        raise ConfigError(
+            f"init is 'sharded', but the variables of tf.function {name!r} have their values before whale_tf divides them; leave "
+            "out init ('exact')")
+    divided = [item.name for item in annotations.items if item.strategy == "split"]
+    if plan is not None:
+        divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
+    if divided and processes.count > 1:
+        raise PlanError(
+            f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
+            f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
+    mirrored = plan is not None and any(
+        task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
+    if config.variables == STAGE and processes.count > 1:
+        raise PlanError(
+            f"variables is {STAGE!r}, which moves variables of functions only within one process, but tf.function {name!r} "
+            f"trains in {processes.count}; use variables 'auto' or '{SHARED}', or start one process that sees all devices")
+    if config.variables == "mirrored" or mirrored:
+        raise ConfigError(
+            f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
+            f"'auto' or '{SHARED}'")
+
+
+def untag(graph: tf.Graph) -> None:
+    """Removes our attributes from the graph of a function that stays as it is: TensorFlow never merges ops whose attributes
+    differ."""
+    for node in graph.as_graph_def().node:
+        for name in node.attr:
+            if name.startswith(TAGS):
+                graph.get_operation_by_name(node.name)._clear_attr(name)
+
+
+def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
+    """Makes the ops that read an IdentityN read its operands instead.
+
+    Keras sends the gradients of all variables through one IdentityN, which is of no use outside tf.distribute.  It would bring
+    all gradients to one device, and no op after it would belong to a single variable.  Those that a tape has recorded stay.
+    """
+    ops = [op for op in graph.get_operations() if op.type == "IdentityN"]
+    if not ops:
+        return
+    definitions = graph.as_graph_def().node
+    seen = {node.attr[FORWARD_ATTR].s.decode() for node in definitions if FORWARD_ATTR in node.attr}
+    seen |= {node.name for node in definitions if PHASE_ATTR in node.attr}
+    seen |= {name.partition(":")[0] for call in annotations.gradient_calls for name in (*call.ys, *call.xs)}
+    for op in ops:
+        for inside, outside in zip(op.inputs, op.outputs) if op.name not in seen else ():
+            for user, position in consumers(outside):
+                user._update_input(position, inside)
+
+
+def makes_variables(graph: tf.Graph) -> bool:
+    """Whether a function was traced to find the variables that it makes.
+
+    TensorFlow initialises these outside of the function, and traces the function again to run it."""
+    with tf.init_scope():
+        return any(is_unlifted(one) and not one.is_initialized() for one in graph.variables)
+
+
+def refuse_to_run(function: Any) -> None:
+    """Makes a concrete function that was traced to find its variables refuse to run.
+
+    TensorFlow would run it only if it cannot initialise these outside of the function."""
+    def _call_flat(*args: Any, **kwargs: Any) -> Any:
+        raise PlanError(
+            f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, but whale_tf "
+            "only divides functions whose variables exist before the first step; make the variables outside of the function")
+    function._call_flat = _call_flat
+
+
+def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
+    """Whether a tf.function was traced before whale_tf could see it, and takes gradients and writes variables, directly or in
+    functions that it calls.
+
+    Args:
+        seen: graphs that whale_tf saw.
+    """
+    for graph in traced_graphs(function):
+        if graph in seen:
+            continue
+        exported = graph.as_graph_def()
+        bodies = [exported.node] + [body.node_def for body in exported.library.function]
+        nodes = [node for body in bodies for node in body]
+        if any(node.name.startswith(("gradient_tape/", "gradients/")) for node in nodes) and any(
+                traits(node.op).is_write for node in nodes):
+            return True
+    return False
+
+
+def settings(config: Config, cluster: Cluster, processes: Processes) -> Config:
+    """The configuration that functions run under: one copy of each variable, with its TaskGraph if devices have memories of their
+    own.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is divided over all model replicas like one
+    that it is given, unless the user says otherwise."""
+    divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
+    moves = config.variables == STAGE or (config.variables == "auto" and processes.count == 1 and not has_one_memory(cluster))
+    return config.changed(variables=STAGE if moves else SHARED, **divided)
+
+
+def moves_variables(config: Config, plan: Optional[Plan]) -> bool:
+    """Whether a function may keep variables on other devices than its user.  ``plan``: the one that it is given."""
+    return asks_for_homes(config) if plan is None else any(task.homes for task in plan.task_graphs)
+
+
+def check_devices(name: str, context: Context) -> None:
+    """Raises:
+        PlanError: TensorFlow has fewer devices than the plan uses.
+    """
+    devices = tf.config.list_logical_devices()
+    found = {_kind_and_number(device.name) for device in devices}
+    lacking = context.lacking([device for device in context.devices if _kind_and_number(device) in found])
+    if lacking:
+        raise PlanError(
+            f"the plan of tf.function {name!r} uses {lacking}, which TensorFlow does not have: it has {len(devices)} devices. "
+            "Logical CPU devices are made by wh.init(); call it before TensorFlow runs its first op, makes its first variable "
+            "or lists its devices")
+
+
+def _kind_and_number(device: str) -> Tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index
+
+
+def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
+           variable_parts: VariableParts) -> None:
+    """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
+
+    Args:
+        divided: variables that the function has in parts.
+
+    Raises:
+        PlanError: the function did not capture one of these, or undivided ops would run as well.
+    """
+    _check_results(graph, emitted.context)
+    graph.outputs = merged(graph, emitted, {**replaced, **emitted.sent.replaced}, graph.outputs)
+    # the end of a loss scale's gate comes first: what it waits for is dead in a step that is skipped, and so is then whatever
+    # waits for this function in another one
+    graph.control_outputs = _all_clones(emitted, {**emitted.sent.replaced, **replaced}, graph.control_outputs)
+    if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
+        raise PlanError(
+            f"wh.split or zero divides variables of tf.function {graph.name!r}, but TensorFlow's graph optimizer is off "
+            "(disable_meta_optimizer), and only it removes the undivided ops from a function; leave it on, or use wh.replicate")
+    for variable in divided:
+        devices = [graph.get_operation_by_name(name).device for name in variable.names]
+        _capture_parts(graph, variable.op, variable.names, variable.spread, devices, variable_parts)
+    parts = {name for variable in divided for name in variable.names}
+    for one in kept_variables(emitted.context):
+        op = graph.get_operation_by_name(one.name)
+        variable = _captured_variable(graph, op, "zero keeps in one process")
+        kept = variable_parts.keep(variable, one.device, "" if one.is_own else one.home)
+        _capture_instead(graph, op, [op.name], kept)
+        parts.add(op.name)
+    for op, device in _at_home(graph, emitted.context).items():
+        if op.name not in parts:
+            _capture_parts(graph, op, [op.name], once, [device], variable_parts)
+    _place_at_variables(graph)
+    _share_functions(graph)
+
+
+def _check_results(graph: tf.Graph, context: Context) -> None:
+    """Raises:
+        PlanError: a result follows from state that only one process has.
+    """
+    ops, owners, gathered = context.graph, context.owners, context.gathered.ops
+    results = [ops.tensor(tensor.name) for tensor in graph.outputs if tensor.op.name in ops]
+    behind = reached([ops.tensors[tensor].op for tensor in results], lambda index: () if index in gathered else (
+        ops.tensors[tensor].op for tensor in ops.ops[index].inputs if tensor not in owners.sent))
+    for index in sorted(behind.difference(gathered)):
+        taken = [before for before in (ops.tensors[tensor].op for tensor in ops.ops[index].inputs) if before in owners.state]
+        if index in owners.update or (taken and not context.region.contains(ops.ops[index])):
+            variable = ops.ops[owners.update.get(index, taken[0] if taken else index)].name
+            raise PlanError(
+                f"tf.function {graph.name!r} returns what follows from op {ops.ops[index].name!r}, but under zero only one "
+                f"process has what this op takes from the update of {variable!r}; return values of the forward pass, or read the "
+                "variable outside of the function")
+
+
+def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor],
+           computed: Optional[Emitted] = None) -> List[tf.Tensor]:
+    """Results, with those that clones compute merged over all clones.  TensorFlow puts an Identity before most results; these
+    are outside the cloned ops and read merged values already.
+
+    Args:
+        computed: has the merged values of what the step's own calls do not return.
+    """
+    context, computed = emitted.context, computed or emitted.beside_update()
+    edit = computed.begin_edit()
+    names = []
+
+    def whole(name: str) -> str:
+        op = name.partition(":")[0]
+        if op in context.graph and context.graph.op(op).id in context.region.batch_level:
+            number = context.graph.tensor(name)
+            merge = emitted.merge if context.is_returned(number) else computed.merge
+            if not computed.context.is_exported(number):
+                emitted.calls.export(number, computed.context)
+            if context.region.batch.layout(number).is_sharded:  # each process keeps its own rows
+                name = merge.whole(number)
+            else:
+                name = merge.of_all_processes(number)
+        return tensor_name(name)
+
+    for tensor in tensors:
+        name: Any = tensor.name
+        while name in replaced:
+            name = replaced[name]
+        if isinstance(name, Pieces):
+            names.append(name.joined(emitted.nodes, [whole(piece) for piece in name.names], context.name(
+                "joined", tensor.name.replace(":", "_")), tensor.dtype, context.host) + ":0")
+        else:
+            names.append(whole(name))
+    edit.commit()
+    return [graph.get_tensor_by_name(name) for name in names]
+
+
+def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Ops that must run.  An op that was replaced, cloned or divided gives way to its replacement, or to all its clones or
+    parts."""
+    context = emitted.context
+    owned, elsewhere = context.owners.update, context.owners.state
+    left_out = {context.graph.ops[index].name for index in context.owners.left_out}
+    pending = [op.name for op in ops]
+    found: Dict[str, None] = {}
+    for name in pending:  # grows while we walk
+        if name in replaced:
+            pending.extend(one.partition(":")[0] for one in replaced[name])
+        if name in replaced or name in left_out:
+            continue
+        names = [name]
+        if name in context.graph:
+            record = context.graph.op(name)
+            if record.id in context.gathered.ops:
+                names = [context.gathered.ops[record.id]]
+            elif any(context.graph.tensors[tensor].op in elsewhere for tensor in record.inputs) and record.id not in owned:
+                continue  # a read that nobody uses
+            if record.id in context.region.batch_level:
+                names = [context.op_in(record, clone) for clone in context.clones(context.home(record))]
+        found.update(dict.fromkeys(names))
+    return [context.tf_graph.get_operation_by_name(name) for name in found]
+
+
+def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
+    """Variables with a home, including those of optimizers -> the home's device."""
+    found = {**context.homes.ops, **kept_in_bodies(context.graph, context.homes)} if context.homes.ops else {}
+    return {graph.get_operation_by_name(context.graph.ops[index].name): context.devices[home]
+            for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
+
+
+def _capture_parts(graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str],
+                   variable_parts: VariableParts) -> None:
+    """Makes the function capture the parts of a variable instead of the variable.
+
+    Args:
+        op: placeholder of its handle.
+        names, devices: of the parts' placeholders; a part that is the whole variable has the variable's own name.
+
+    Raises:
+        PlanError: the variable is an argument, or no longer exists.
+    """
+    what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
+    variable = _captured_variable(graph, op, what)
+    if not spread.is_shard and _kind_and_number(own_handle(variable).device) == _kind_and_number(devices[0]):
+        return
+    _capture_instead(graph, op, names, variable_parts.divide(variable, spread, devices))
+
+
+def _captured_variable(graph: tf.Graph, op: tf.Operation, what: str) -> Any:
+    """The variable of a placeholder.
+
+    Args:
+        what: happens to it.
+
+    Raises:
+        PlanError: the variable is an argument, or no longer exists.
+    """
+    inner = op.outputs[0]
+    outer = next((outside for outside, inside in graph.captures if inside is inner), None)
+    variable = next((one for one in graph.variables if own_handle(one) is outer), None)
+    if outer is None:
+        raise PlanError(
+            f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
+            "variable itself")
+    if variable is None:
+        raise PlanError(
+            f"{what} a variable of which tf.function {graph.name!r} has only the handle ({inner.name!r}); keep the tf.Variable "
+            "object as long as the function is used")
+    return variable
+
+
+def _capture_instead(graph: tf.Graph, op: tf.Operation, names: Sequence[str], parts: Sequence[Any]) -> None:
+    """Makes the function capture parts, whose placeholders have ``names``, instead of the variable of placeholder ``op``."""
+    inner = op.outputs[0]
+    outer = next(outside for outside, inside in graph.captures if inside is inner)
+    for name, part in zip(names, parts):
+        handle = graph.get_operation_by_name(name).outputs[0]
+        with graph.as_default():
+            captured = graph.capture(part.handle)
+        for user, position in consumers(handle):
+            user._update_input(position, captured)
+    release(graph, outer)
+    graph.inputs = [tensor for tensor in graph.inputs if tensor is not inner]
+
+
+def _place_at_variables(graph: tf.Graph) -> None:
+    """Places ops that take a variable's handle where the variable is."""
+    outer = {inner.op.name: handle for handle, inner in graph.captures}
+    for name in variable_handles(graph):
+        handle = graph.get_operation_by_name(name)
+        device = outer[name].device if name in outer else ""
+        handle._set_device("")
+        for op in handle.outputs[0].consumers():
+            if op.type not in CONTROL_FLOW:
+                op._set_device(device)
+
+
+def _share_functions(graph: tf.Graph) -> None:
+    """Registers functions that the rewrite made with TensorFlow's eager context, too, where TensorFlow looks for them."""
+    known = eager_context()
+    for function in graph.as_graph_def().library.function:
+        if not known.has_function(function.signature.name):
+            known.add_function_def(function)

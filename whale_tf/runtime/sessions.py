@@ -1,0 +1,444 @@
+"""What a Session needs around a rewritten graph: devices, merged fetches, and copies that are kept equal.
+
+A run that needs no update uses the original ops and is left alone.  A run that reaches the clones gets its fetches of
+original tensors from merged values, so that it neither computes the model twice nor returns one clone's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections import ChainMap
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import eager_context, tf, v1
+from whale_tf.capture.annotations import annotations_of
+from whale_tf.communicators import ProcessCommunicator, check_gpus
+from whale_tf.emit.emit import Emitted
+from whale_tf.emit.merge import Merge
+from whale_tf.emit.order import Gates
+from whale_tf.emit.processes import Kind, Runs, stage_start
+from whale_tf.emit.reroute import outside_after
+from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.graph_editor.edges import tensor_name
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.state import StateElsewhere
+from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed
+from whale_tf.transforms.loss_scale import INITIAL
+from whale_tf.transforms.shard import Pieces
+from whale_tf.transforms.shard.divided_variables import DividedVariables
+
+
+def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
+    """A copy of the ConfigProto that a Session would take, with as many logical CPU devices as the cluster has.
+
+    Args:
+        config: the user's; None: what ``tf.config`` has set, as in TensorFlow.
+        may_call: the step may be emitted as calls of functions, which TensorFlow's function optimizer would specialise one by
+            one (24 layers, 16 micro-batches: a first step of 27 s instead of 5).
+    """
+    result = v1.ConfigProto()
+    result.CopyFrom(eager_context().config if config is None else config)
+    if num_cpus > result.device_count.get("CPU", 1):
+        result.device_count["CPU"] = num_cpus
+    rewrites = result.graph_options.rewrite_options
+    if may_call and rewrites.function_optimization == rewrites.DEFAULT:
+        rewrites.function_optimization = rewrites.OFF
+    if uses_gpu:  # the input side and small integer arithmetic stay on the host
+        result.allow_soft_placement = True
+    return result
+
+
+class Fetches:
+    """Maps what a user fetches from a rewritten graph to what computes it.
+
+    Args:
+        replaced: tensors and ops of the local script -> what is computed instead.
+        variables: those that ``wh.split`` divides.
+        runtime: this process, if there are several.
+    """
+
+    def __init__(self, rewritten: Emitted, replaced: Mapping[str, Any], variables: Optional[DividedVariables],
+                 runtime: Optional[Runtime]) -> None:
+        context = rewritten.context
+        self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
+        copies: Dict[str, Any] = {}
+        for name, new in self._instead.items():
+            copies[name] = (new,)
+            for tensor in self._graph.get_operation_by_name(name).outputs:
+                copies[tensor.name] = f"{new}:{tensor.value_index}"
+        # grows with ops that are added later
+        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]
+        self._variables = variables
+        self._joined: Dict[str, Fetch] = {}
+        self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
+        self._parallel: Dict[str, bool] = {}
+        self._merged: Dict[Tuple[str, bool], Fetch] = {}
+        self._beside_update = rewritten.beside_update()
+        self._seen = -1
+        self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
+        self._initialised: MutableSet[Any] = weakref.WeakSet()
+        self._has_devices: MutableSet[Any] = weakref.WeakSet()
+        self._runtime, sent = runtime, rewritten.sent
+        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
+                          context.gathered.alone)
+        self._ends, self._gates = sent.ends, Gates(rewritten.gates)
+        self._elsewhere: Optional[StateElsewhere] = None
+        self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
+        if runtime is not None:
+            assert isinstance(rewritten.communicator, ProcessCommunicator)
+            self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
+            if sent.ends:
+                self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
+
+    @property
+    def merges(self) -> Sequence[Merge]:
+        """Merged values that a run may compute."""
+        return self._rewritten.merge, self._beside_update.merge
+
+    def kind(self, fetches: Sequence[Fetch]) -> Kind:
+        """What a run of (substituted) fetches means for other processes, and what it must feed to wait for nothing else.
+
+        Raises:
+            UnsupportedOpError: it would wait for them forever.
+        """
+        ops = [_op_of(fetch) for fetch in fetches]
+        kind = Kind() if self._runtime is None else self._runs.check(ops)
+        return kind._replace(alone=kind.alone + self._gates.closed(ops)) if self._gates else kind
+
+    def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
+        """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""
+        assert self._runtime is not None
+        if self._elsewhere is None:
+            return self._runtime.together(session, self._start, original_run, function, *arguments)
+        if not self._runtime.is_equal(session):
+            self._elsewhere.bring()
+        return self._runtime.together(session, self._start, original_run, self._without_state, function, *arguments)
+
+    def _without_state(self, function: Callable, *arguments: Any) -> Any:
+        assert self._elsewhere is not None
+        self._elsewhere.drop()
+        return function(*arguments)
+
+    def bring(self, kind: Optional[Kind] = None) -> None:
+        """Call before each run by itself: brings the state that other processes keep and the run needs, by default all."""
+        if self._elsewhere is not None and (kind is None or kind.elsewhere):
+            self._elsewhere.bring(() if kind is None else kind.elsewhere)
+
+    def make_equal(self, session: Any, original_run: Callable) -> None:
+        """Call when a session has been initialised or restored: if there are several processes, its variables take the values
+        of process 0."""
+        if self._runtime is not None:
+            self.prepare()
+            self.together(session, original_run, lambda: None)
+
+    def initialise(self, session: Any, original_run: Callable) -> None:
+        """Gives the variables that the rewrite added their first values, once in each session."""
+        if self._initial is not None and session not in self._initialised:
+            self._initialised.add(session)
+            original_run(self._initial)
+
+    def check_devices(self, session: Any) -> None:
+        """Call before each run of a session that is local to this process.
+
+        Raises:
+            PlanError: the session has fewer devices than the plan uses, and TensorFlow may not choose others; or NCCL cannot run.
+        """
+        if session in self._has_devices:
+            return
+        devices = [device.name for device in session.list_devices()]
+        lacking = self._rewritten.context.lacking(devices)
+        if lacking and not (session._config and session._config.allow_soft_placement):
+            raise PlanError(
+                f"the plan uses {lacking}, which this Session does not have: it has {', '.join(devices)}. A Session has the "
+                "devices of the plan if it is made after wh.init(), and without a server of the script's own")
+        if session._config is not None:
+            check_gpus(self._rewritten.communicator, session._config)
+        self._has_devices.add(session)
+
+    def prepare(self) -> None:
+        """Call before each run: keeps copies equal if ops were added since the last run."""
+        if self._graph.version == self._seen:
+            return
+        with unfinalized(self._graph):
+            if self._variables is not None:
+                self._variables.update()
+            self._rewritten.mirror.update()
+        self._seen = self._graph.version
+
+    def catch_up(self, original_run: Callable) -> None:
+        """For a session that ran before the rewrite: copies of variables take the variables' current values."""
+        with unfinalized(self._graph):
+            if self._variables is not None:
+                self._variables.catch_up(original_run)
+            self._rewritten.mirror.catch_up(original_run)
+        self._seen = self._graph.version
+
+    def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
+        """The same list, with originals replaced by merged values if the run reaches any clone.
+
+        Args:
+            feeds: the tensors that are fed, and their values (None: not known yet).
+
+        Raises:
+            InputError: inputs that are fed together do not match (see ``feeds.check_fed``).
+            UnsupportedOpError: a tensor is fed that is inside the parallel region or was replaced.
+        """
+        if self._variables is not None and self._variables.note_fetches(_op_of(fetch).name for fetch in fetches):
+            self._seen = -1
+            self.prepare()
+        loads = self._loads(fetches, list(feeds))
+        if loads:
+            return loads
+        for feed in feeds:
+            if feed.name in self._replaced:
+                raise UnsupportedOpError(
+                    f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
+                    "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
+        parts = [self._successors(fetch) for fetch in fetches]
+        if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
+            return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
+        context = self._rewritten.context
+        check_fed(context, feeds, annotations_of(self._graph).shapes)
+        for feed in feeds:
+            if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
+                raise UnsupportedOpError(
+                    f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
+                    "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
+        asks = self._shared or context.is_called or context.gathered.ops
+        writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
+        return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
+
+    def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
+        """What ``Variable.load`` runs instead if it feeds a value that divided variables do not read whole; else nothing."""
+        if self._variables is None or not all(isinstance(fetch, tf.Operation) for fetch in fetches):
+            return []
+        with unfinalized(self._graph):
+            found = [self._variables.loads(fetch, feeds) for fetch in fetches]
+        if not all(found):
+            return []
+        self.prepare()
+        return [self._join(fetch, [self._graph.get_operation_by_name(name) for name in names])
+                for fetch, names in zip(fetches, found)]
+
+    def _successors(self, fetch: Fetch) -> List[Fetch]:
+        """The tensors or ops that are computed for a fetch: itself, its replacement, or its parts."""
+        found = self._replaced.get(fetch.name)
+        if isinstance(fetch, tf.Operation):
+            if found is None and fetch.name + ":0" in self._replaced:
+                found = (self._replaced[fetch.name + ":0"].partition(":")[0],)
+            names = found or ()
+            return [s for name in names for s in self._successors(self._graph.get_operation_by_name(name))] or [fetch]
+        if found is None:
+            return [fetch]
+        if isinstance(found, Pieces):
+            return [self._graph.get_tensor_by_name(name) for name in found.names]
+        return self._successors(self._graph.get_tensor_by_name(found))
+
+    def _join(self, fetch: Fetch, parts: Sequence[Fetch]) -> Fetch:
+        """Puts the parts of a fetch together."""
+        if len(parts) == 1 and (isinstance(fetch, tf.Operation) or parts[0].dtype.base_dtype == fetch.dtype.base_dtype):
+            return parts[0]
+        names = [part.name for part in parts]
+        key = " ".join(names)
+        if key not in self._joined:
+            edit = StagedEdit(self._graph)
+            nodes, scope = Nodes(edit), self._rewritten.context.name("joined", fetch.name.replace(":", "_"))
+            if isinstance(fetch, tf.Operation):
+                joined = nodes.no_op(scope, "", names)
+            else:
+                joined = self._joined_tensor(fetch, nodes, names, scope)
+            with unfinalized(self._graph):
+                new = edit.commit()
+            self._joined[key] = new[joined] if isinstance(fetch, tf.Operation) else new[joined].outputs[0]
+        return self._joined[key]
+
+    def _joined_tensor(self, fetch: tf.Tensor, nodes: Nodes, names: Sequence[str], scope: str) -> str:
+        """Stages the whole of a tensor in its own type; under mixed precision its parts may have another type."""
+        host, wanted = self._rewritten.context.host, fetch.dtype.base_dtype
+        dtype, whole = self._graph.get_tensor_by_name(names[0]).dtype.base_dtype, names[0]
+        if len(names) > 1:
+            found = self._replaced[fetch.name]
+            while isinstance(found, str):
+                found = self._replaced[found]
+            assert isinstance(found, Pieces)
+            whole = found.joined(nodes, names, scope, dtype, host)
+        return whole if dtype == wanted else nodes.cast(whole, scope + "/cast", dtype, wanted, host)
+
+    def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
+        """What to run instead of a fetch.
+
+        Args:
+            writes: the run's writes of variables, if they matter: a loss whose update is among them is fetched over all
+                processes, and no call in the same run reads a variable again.
+        """
+        context = self._rewritten.context
+        shared = self._shared.get(fetch.name)
+        if shared is not None and any(self._is_among(index, writes) for index in shared.writes):
+            return self._graph.get_tensor_by_name(shared.value + ":0")
+        op = fetch if isinstance(fetch, tf.Operation) else fetch.op
+        if op.name not in context.graph:
+            return fetch
+        index = context.graph.op(op.name).id
+        if writes and index in context.gathered.ops:
+            return self._gathered(fetch)
+        if index not in context.region.batch_level:
+            return fetch
+        is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
+        key = fetch.name, bool(writes) and is_computed
+        if key not in self._merged:
+            self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
+            self._seen = self._graph.version
+        return self._merged[key]
+
+    def _gathered(self, fetch: Fetch) -> Fetch:
+        """What a run that trains computes instead of a value that depends only on variables."""
+        graph, gathered = self._rewritten.context.graph, self._rewritten.context.gathered
+        if isinstance(fetch, tf.Operation):
+            return self._graph.get_operation_by_name(gathered.ops[graph.op(fetch.name).id])
+        return self._graph.get_tensor_by_name(gathered.tensors[graph.tensor(fetch.name)])
+
+    def _is_among(self, write: int, writes: Set[str]) -> bool:
+        """Whether an update, or what this process does instead, is among the writes of a run."""
+        name = self._rewritten.context.graph.ops[write].name
+        return name in writes or self._ends.get(name) in writes
+
+    def _merge(self, fetch: Fetch, rewritten: Emitted) -> Fetch:
+        """Stages and adds the merged value of a tensor or, for an op, an op that runs all its clones."""
+        context, edit = rewritten.context, rewritten.begin_edit()
+        if isinstance(fetch, tf.Operation):
+            op = context.graph.op(fetch.name)
+            clones = [context.op_in(op, clone) for clone in context.clones(context.home(op))]
+            name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
+        else:
+            tensor = context.graph.tensor(fetch.name)
+            if not context.is_exported(tensor):
+                rewritten.calls.export(tensor, context if rewritten is self._beside_update else None)
+            name = rewritten.merge.whole(tensor)
+        with unfinalized(self._graph):
+            edit.commit()
+        return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
+            self._graph.get_tensor_by_name(tensor_name(name)))
+
+    def _is_parallel(self, op: tf.Operation) -> bool:
+        """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""
+        stack, path = [op], []
+        context = self._rewritten.context
+        visited = set()
+        while stack:
+            current = stack.pop()
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            if current.name in self._instead:
+                raise UnsupportedOpError(
+                    f"{op.name!r} was added after the first training run and needs {current.name!r}, which another op has "
+                    "replaced since then, because the ranks of inputs were not known before; build it before the first training "
+                    "run, or give the inputs their shapes")
+            known = self._parallel.get(current.name)
+            if known is None and current.name in context.graph:
+                known = current.name in self._after
+            if known is None and current.name.startswith(context.name("")):
+                known = True
+            if known:
+                self._parallel[op.name] = True
+                return True
+            if known is None:
+                path.append(current)
+                stack.extend(tensor.op for tensor in current.inputs)
+                stack.extend(current.control_inputs)
+        for current in path:
+            self._parallel[current.name] = False
+        return False
+
+
+def _op_of(fetch: Fetch) -> tf.Operation:
+    return fetch if isinstance(fetch, tf.Operation) else fetch.op
+
+
+def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed_dict: Optional[Dict], options: Any,
+        run_metadata: Any) -> Any:
+    """``Session.run`` on a rewritten graph."""
+    fetch_map.prepare()
+    fetch_map.initialise(session, original)
+    mapper, wanted = elements(session.graph, fetches)
+    feeds = fed(session.graph, feed_dict)
+    substitutes = fetch_map.substitutes(wanted, feeds)
+    call, kind = original, fetch_map.kind(substitutes)
+    if kind.alone:
+        feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
+    if kind.waits:
+        call = functools.partial(fetch_map.together, session, original, original)
+    fetch_map.bring(kind)
+    if substitutes == wanted:
+        return call(fetches, feed_dict, options, run_metadata)
+    return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
+
+
+def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Callable, fetches: Any,
+                  feed_list: Optional[Sequence], accept_options: bool) -> Callable:
+    """``Session.make_callable`` on a rewritten graph.
+
+    Args:
+        run: TensorFlow's own ``session.run``.
+    """
+    fetch_map.prepare()
+    fetch_map.initialise(session, run)
+    mapper, wanted = elements(session.graph, fetches)
+    feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
+    substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
+    kind = fetch_map.kind(substitutes)
+    alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
+    inner = original(fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options)
+    if alone:
+        inner = _with_values(inner, len(feeds), [False] * len(alone))
+    if kind.waits:
+        inner = functools.partial(fetch_map.together, session, run, inner)
+    elif kind.elsewhere:
+        inner = _after(functools.partial(fetch_map.bring, kind), inner)
+    if substitutes == wanted:
+        return inner
+    return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def _after(before: Callable[[], None], function: Callable) -> Callable:
+    """``function``, with a call of ``before`` before each of its calls."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return function(*args, **kwargs)
+    return call
+
+
+def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:
+    """``function`` with further values after its first ``count`` arguments."""
+    return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
+
+
+def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any) -> None:
+    """Refuses a partial run that reaches clones: feeds arrive one by one, but clones need their parts at once.
+
+    Raises:
+        UnsupportedOpError
+    """
+    _, wanted = elements(session.graph, fetches)
+    if fetch_map.substitutes(wanted, {}) != wanted:
+        raise UnsupportedOpError(
+            "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use Session.run with all "
+            "feeds"
+        )
+
+
+@contextlib.contextmanager
+def unfinalized(graph: tf.Graph) -> Iterator[None]:
+    """Lets the rewrite add ops to a graph that a MonitoredSession has finalized."""
+    finalized = graph.finalized
+    if finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if finalized:
+            graph._finalized = True

@@ -1,0 +1,354 @@
+"""An assignment -> staged nodes: every divided op becomes one op for each device.
+
+::
+
+    before   x ──> MatMul ──> BiasAdd ──> loss           after   x ──┬──> MatMul/0 ──> BiasAdd/0 ──┬──> Concat ──> loss
+                     ^                                               │      ^ W/0                  │
+                     W                                               └──> MatMul/1 ──> BiasAdd/1 ──┘
+                                                                            ^ W/1
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
+from whale_tf.capture.record import Tags
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.attrs import NodeDef
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.template import Template
+from whale_tf.ir.extents import Size, Value, as_value
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.rules import rule_for
+from whale_tf.ir.traits import MOVES, SHAPE_ATTRS
+from whale_tf.patterns.spread import Spread, everywhere, once
+from whale_tf.patterns.strategy import (
+    ADVANCED,
+    CLASSES,
+    CUT,
+    EXTREME,
+    LOOK_UP,
+    RESEEDED,
+    ROWS,
+    SIZES,
+    SOFTMAX,
+    Localise,
+    Sizes,
+    Strategy,
+)
+from whale_tf.planner.sharding import Assignment
+from whale_tf.transforms.attributes import reseed
+from whale_tf.transforms.shard.initial import Stream, cut
+from whale_tf.transforms.shard.recipes import Rows, Softmax, combine
+from whale_tf.transforms.shard.tags import TaggedStage
+from whale_tf.transforms.shard.values import Values
+
+
+class Lowering:
+    """Stages the parts of every divided op.
+
+    Attributes:
+        values: the parts of every tensor that is divided or made again.
+        done: name of a divided op -> names of the ops that replace it, by device (for a recipe, all on one).
+        variables: divided variable op -> names of its parts.
+        tags: what the op graph says about new nodes.
+    """
+
+    def __init__(self, captured: Captured, assignment: Assignment, counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
+        graph = captured.graph
+        self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
+        self.task_graph = captured.task_graph
+        self.view = Sizes(graph)
+        replicated = {number for number, spec in enumerate(captured.specs) if spec.strategy == "replicate"}
+        self.tags: Dict[str, Tags] = {}
+        self.stages = {number: TaggedStage(edit, number, self.tags) for number in replicated.union(counts)}
+        self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
+        self.values = Values(self.view, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
+                             self._move_again)
+        self.done: Dict[str, List[List[str]]] = {}
+        self.variables: Dict[int, List[str]] = {}
+        self._definitions = captured.definitions
+        self._rows: Dict[Tuple[int, Spread, int], Rows] = {}
+        self._templates: Dict[int, Template] = {}
+
+    def run(self) -> None:
+        for op in self.graph.ops:
+            if op.id in self.assignment.variables:
+                self._variable(op, self.assignment.variables[op.id])
+            elif op.id in self.assignment.strategies:
+                self._op(op, self.assignment.strategies[op.id])
+            for tensor in op.outputs:
+                if tensor in self.assignment.settled:
+                    self._settle(tensor, self.assignment.settled[tensor])
+
+    def _settle(self, tensor: int, spread: Spread) -> None:
+        value, op = self.values.table.get(tensor), self.graph.tensors[tensor].op
+        home = value.task_graph if value is not None else self.assignment.home.get(op, self.task_graph[op])
+        self.values.put(tensor, spread, self.values.parts(tensor, spread, home), home)
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+    def _variable(self, op: Op, spread: Spread) -> None:
+        names = []
+        for i, size in enumerate(spread.sizes):
+            is_own = op.type == self._definitions.node(op.name).op
+            node = self._clone(op, i, [], same_attrs=False) if is_own else self._handle(op, i)
+            node.attr["shape"].shape.dim[spread.dim].size = size
+            node.attr["shared_name"].s = node.name.encode()
+            names.append(node.name)
+        self.variables[op.id] = names
+        self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
+
+    def _handle(self, op: Op, i: int) -> NodeDef:
+        """A part's handle in a tf.function, where the variable's own handle is a placeholder."""
+        attrs = {"dtype": tf.as_dtype(op.attrs["dtype"]), "shape": tf.TensorShape(op.attrs["shape"]), "container": "",
+                 "shared_name": ""}
+        node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
+        self.stages[self.assignment.home[op.id]].tag(node.name, i)
+        return node
+
+    # -- ops ----------------------------------------------------------------------------------------------------------
+    def _op(self, op: Op, strategy: Strategy) -> None:
+        home = self.assignment.home[op.id]
+        stage = self.stages[home]
+        stage.is_backward = op.phase is Phase.BACKWARD
+        stage.controls = self._controls(op, home)
+        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes,
+                  CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
+        if recipe is not None:
+            recipe(op, strategy, home)
+        else:
+            self._parts(op, strategy, home)
+        stage.controls = ()
+
+    def _parts(self, op: Op, strategy: Strategy, home: int) -> None:
+        count = self.counts[home]
+        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, self._needs(op, strategy))]
+        results, localised = [], {local.position for local in strategy.localise}
+        for i in range(count):
+            inputs = [parts[i] for parts in operands]
+            for position in localised:
+                inputs[position] = self._localised(
+                    op, position, [x for x in strategy.localise if x.position == position], home, i)
+            node = self._clone(op, i, inputs, same_attrs=strategy.how != RESEEDED and op.type not in SHAPE_ATTRS)
+            if strategy.how == ROWS:
+                self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
+            if strategy.how == RESEEDED:
+                self._reseed(op, node, home, i)
+            if op.type in SHAPE_ATTRS and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
+                node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
+            results.append(node.name)
+        self.done[op.name] = [[name] for name in results]
+        for index, tensor in enumerate(op.outputs):
+            names = [f"{name}:{index}" for name in results]
+            if strategy.weights:
+                names = [self._weighted(name, tensor, weight, home, i)
+                         for i, (name, weight) in enumerate(zip(names, strategy.weights))]
+            if strategy.how == EXTREME:
+                kind = "Maximum" if op.type == "Max" else "Minimum"
+                names = [combine(self.nodes[home], kind, names, self._scope(op, "combined"), self._dtype(tensor))]
+            self.values.put(tensor, strategy.gives[index], names, home)
+
+    def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
+        """What an op's parts read: for shape operands the whole shape, which is localised."""
+        if not strategy.localise:
+            return strategy.needs
+        local = {item.position for item in strategy.localise}
+        return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
+
+    def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True) -> NodeDef:
+        """Stages device ``i``'s copy of an op; ``same_attrs``: see :meth:`StagedEdit.copy`."""
+        home = self.assignment.home.get(op.id, self.task_graph[op.id])
+        if op.id not in self._templates:
+            self._templates[op.id], = self.edit.templates([self._definitions.node(op.name)])
+        controls = self._controls(op, home, i) if op.control_inputs else ()
+        node = self.edit.copy(
+            self._templates[op.id], self.part_name(op, i), inputs, control_inputs=controls, same_attrs=same_attrs)
+        self.stages[home].is_backward = op.phase is Phase.BACKWARD
+        forward = self.graph.ops[op.forward] if op.forward >= 0 else None
+        self.stages[home].tag(node.name, i, self.forward_name(forward, i) if forward is not None else "")
+        return node
+
+    def _moved_again(self, tensor: int, home: int) -> bool:
+        op = self.graph.producer(tensor)
+        return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == home and bool(op.inputs)
+
+    def _move_again(self, op: Op, i: int, operand: str) -> str:
+        return self._clone(op, i, [operand] + [self.values.whole(tensor) for tensor in op.inputs[1:]]).name
+
+    def part_name(self, op: Op, i: int) -> str:
+        return f"{self.root}/{i}/{op.name}"
+
+    def forward_name(self, op: Op, i: int = 0) -> str:
+        """Name of the op to which a gradient of ``op`` belongs now."""
+        names = self.done.get(op.name)
+        if names is None:
+            return self.part_name(op, i) if op.id in self.variables else op.name
+        return names[i if i < len(names) else 0][0].partition(":")[0]
+
+    def _controls(self, op: Op, home: int, i: int = -1) -> List[str]:
+        """What an op's parts wait for: the same device's part of an op that is divided in the same way, else all parts."""
+        found: List[str] = []
+        for control in op.control_inputs:
+            other = self.graph.ops[control]
+            parts = self.done.get(other.name)
+            if parts is None:
+                found.append(other.name)
+            elif i >= 0 and len(parts) == self.counts[home] and self.assignment.home[other.id] == home:
+                found.extend(parts[i])
+            else:
+                found.extend(name for names in parts for name in names)
+        return [name.partition(":")[0] for name in found]
+
+    # -- operands -----------------------------------------------------------------------------------------------------
+    def _localised(self, op: Op, position: int, changes: Sequence[Localise], home: int, i: int) -> str:
+        """A shape operand with this device's sizes instead of the whole's."""
+        tensor = op.inputs[position]
+        value = self.view.value(tensor)
+        assert value is not None, "strategies need shapes that are known where they change"
+        sizes = {change.element: change.sizes[i] for change in changes}
+        return self._changed(tensor, value, sizes, self.values.whole(tensor), home, i, self._scope(op, f"shape{position}_{i}"))
+
+    def _changed(self, tensor: int, value: Value, sizes: Dict[int, int], whole: str, home: int, i: int, scope: str) -> str:
+        """An integer vector with some elements replaced; the others are constants, or taken from ``whole`` at run time."""
+        nodes, dtype = self.nodes[home], self._dtype(tensor)
+        flat = list(value.flat)
+        new = [sizes[j] if j in sizes and not (not isinstance(old, Size) and old == -1) else old for j, old in enumerate(flat)]
+        if not any(isinstance(element, Size) for element in new):
+            return nodes.const(np.reshape(np.array(new, dtype=np.int64), value.shape), scope, dtype, str(i))
+        keep = np.reshape(np.array([int(j not in sizes) for j in range(len(new))]), value.shape)
+        add = np.reshape(np.array([sizes.get(j, 0) for j in range(len(new))]), value.shape)
+        kept = nodes.binary("Mul", whole, nodes.const(keep, scope + "/keep", dtype, str(i)), scope + "/kept", dtype, str(i))
+        return nodes.binary("Add", kept, nodes.const(add, scope + "/sizes", dtype, str(i)), scope, dtype, str(i))
+
+    def _weighted(self, name: str, tensor: int, weight: float, home: int, i: int) -> str:
+        nodes, dtype = self.nodes[home], self._dtype(tensor)
+        scope = "{}/weighted{}/{}".format(self.root, i, self.graph.tensor_name(tensor).replace(":", "_"))
+        return nodes.binary("Mul", name, nodes.const(weight, scope + "/weight", dtype, str(i)), scope, dtype, str(i))
+
+    def _keep_rows(self, op: Op, name: str, operands: List[List[str]], rows: Spread, home: int, i: int) -> None:
+        """Filters the row numbers and values of a sparse update of divided rows to the device's own."""
+        dims = rule_for(op, self.graph, self.view).inputs
+        listed = [p for p, d in enumerate(dims) if isinstance(d, tuple) and d[:1] == (("i0",),)]
+        number = next(p for p in listed if self._dtype(op.inputs[p]).is_integer)
+        key = (op.inputs[number], rows, i)
+        if key not in self._rows:
+            self._rows[key] = Rows(self.nodes[home], operands[number][i], self._dtype(op.inputs[number]), rows, i,
+                                   self._scope(op, f"rows{i}"))
+        own = self._rows[key]
+        for p in listed:
+            values, what = (own.local, "numbers") if p == number else (operands[p][i], f"values{p}")
+            self.edit.move_input(name, p, own.kept(values, self._dtype(op.inputs[p]), what))
+
+    # -- initial values -----------------------------------------------------------------------------------------------
+    def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
+        value, spread = self._definitions.node(op.name).attr["value"].tensor, strategy.gives[0]
+        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, f"cut{i}")) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _advanced(self, op: Op, strategy: Strategy, home: int) -> None:
+        shape, spread, dtype = self.view.shape(op.outputs[0]) or (), strategy.gives[0], self._dtype(op.outputs[0])
+        operands = [self.values.whole(tensor) for tensor in op.inputs]
+        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, f"drawn{i}"), str(i)).part(
+            [size or 0 for size in shape], spread, i) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _reseed(self, op: Op, node: NodeDef, home: int, i: int) -> None:
+        """Makes a part draw its own numbers."""
+        reseed(node, node.name)
+        if "seed" not in op.attrs:  # the seed is an operand
+            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, f"seed{i}")
+            dtype = self._dtype(seed)
+            own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
+            self.edit.move_input(node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
+
+    # -- recipes ------------------------------------------------------------------------------------------------------
+    def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:
+        tensor = op.inputs[0]
+        return Softmax(self.nodes[home], self.values.parts(tensor, spread, home), self.view.need_rank(tensor),
+                       self._dtype(tensor), self._scope(op, "softmax"))
+
+    def _loss(self, op: Op, strategy: Strategy, home: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], home)
+        labels = self.values.parts(op.inputs[1], strategy.needs[1], home)
+        if op.type.startswith("Sparse"):
+            loss, gradient = softmax.sparse_cross_entropy(labels, self._dtype(op.inputs[1]), strategy.needs[0])
+        else:
+            loss, gradient = softmax.cross_entropy(labels)
+        self._put(op, 0, once, [loss], home)
+        self._put(op, 1, strategy.gives[1], gradient, home)
+        self.done[op.name] = [[loss] + gradient]
+
+    def _softmax(self, op: Op, strategy: Strategy, home: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], home)
+        parts = softmax.probabilities() if op.type == "Softmax" else softmax.log_probabilities()
+        self._put(op, 0, strategy.gives[0], parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _look_up(self, op: Op, strategy: Strategy, home: int) -> None:
+        rows = strategy.needs[0]
+        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, strategy.needs)]
+        result, dtype = op.outputs[0], self._dtype(op.outputs[0])
+        parts = []
+        for i in range(self.counts[home]):
+            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i, self._scope(op, f"rows{i}"))
+            node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
+            trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
+            parts.append(own.or_zero(node.name, trailing, dtype))
+        self._put(op, 0, strategy.gives[0], parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _sizes(self, op: Op, strategy: Strategy, home: int) -> None:
+        """Stages ``Shape`` and similar ops of a divided tensor: they return the whole's sizes."""
+        names = []
+        for index, tensor in enumerate(op.outputs):
+            measured = op.inputs[index]
+            shape = self.view.stored(measured)
+            if shape is None:
+                raise UnsupportedOpError(f"op {op.name!r} ({op.type}) asks for the shape of "
+                                         f"{self.graph.tensor_name(measured)!r}, whose rank is not known; set it with "
+                                         "tf.ensure_shape")
+            names.append(self._size_vector(op, tensor, measured, shape, home))
+            self.values.put(tensor, once, names[-1:], home)
+        self.done[op.name] = [names]
+
+    def _size_vector(self, op: Op, tensor: int, measured: int, shape: Tuple, home: int) -> str:
+        nodes, dtype, scope = self.nodes[home], self._dtype(tensor), self._scope(op, "sizes")
+        if op.type == "Rank":
+            return nodes.const(len(shape), scope, dtype, "0")
+        value = as_value(np.array([-1 if size is None else size for size in shape]))
+        if None not in shape:
+            sizes = np.prod(np.array(shape, dtype=np.int64)) if op.type == "Size" else np.array(shape, dtype=np.int64)
+            return nodes.const(sizes, scope, dtype, "0")
+        part = self.values.table.get(measured)
+        name = part.names[0] if part is not None else self.values.whole(measured)
+        whole = local = nodes.add("Shape", scope + "/part", [name], "0", T=self._dtype(measured), out_type=dtype)
+        if part is not None and part.spread.is_shard:
+            marked = value.copy()
+            for d, size in enumerate(shape):
+                marked[d] = Size.of(("dim", measured, d)) if size is None else size
+            whole = self._changed(tensor, marked, {part.spread.dim: sum(part.spread.sizes)}, local, home, 0, scope)
+        if op.type != "Size":
+            return whole
+        axis = nodes.const([0], scope + "/axis", tf.int32, "0")
+        return nodes.add("Prod", scope + "/product", [whole, axis], "0", T=dtype, Tidx=tf.int32, keep_dims=False)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+    def _put(self, op: Op, index: int, spread: Spread, names: List[str], home: int) -> None:
+        if index < len(op.outputs):
+            self.values.put(op.outputs[index], spread, names, home)
+
+    def _scope(self, op: Op, what: str) -> str:
+        return f"{self.root}/{op.name}/{what}"
+
+    def _dtype(self, tensor: int) -> tf.DType:
+        return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
+
+
