@@ -1,0 +1,1 @@
+"""Step, cluster and configuration -> the Plan, and the ops that it runs."""

@@ -1,1 +1,1 @@
-"""Plan -> edits of the same tf.Graph, pass by pass (``rewrite.run`` is the list of passes)."""
+"""Program -> edits of the same tf.Graph (:func:`whale_tf.emit.emit.emit` is the list of steps)."""

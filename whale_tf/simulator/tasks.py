@@ -23,8 +23,8 @@ NOTHING = -1  # lane of a task that only waits
 
 
 class About(NamedTuple):
-    """What a timeline says about a task; ``label``: as in :class:`whale_tf.simulator.instructions.Instruction`; micro-batch -1: it
-    belongs to none."""
+    """What a timeline says about a task; ``label``: as in :class:`whale_tf.simulator.instructions.Instruction`; micro-batch -1:
+    it belongs to none."""
 
     name: str = ""
     label: str = ""

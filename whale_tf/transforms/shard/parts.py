@@ -106,8 +106,8 @@ class Divisible:
 
 
 def _takes_parts(op: Op, is_resource: bool) -> bool:
-    """Whether an op that takes a variable can take its parts (:mod:`whale_tf.transforms.shard.divided_variables`).  For ops of the step, the
-    strategies decide instead."""
+    """Whether an op that takes a variable can take its parts (:mod:`whale_tf.transforms.shard.divided_variables`).  For ops of
+    the step, the strategies decide instead."""
     if op.phase in TRAINED or op.type in READS | ASSIGNS or op.type == "SaveV2":
         return True
     if not is_resource:
