@@ -268,13 +268,13 @@ def compared(case: Case) -> Compared:
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
-    from whale_tf.decide import search as searching
+    from whale_tf.decide.search import compared as searched
     wh.init(cluster="cpu:1")
     try:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
         cluster = Cluster.parse(case.cluster)
-        search = searching.compared(graph, cluster, wh.Config({"auto_parallel": "rhino"}))
+        search = searched(graph, cluster, wh.Config({"auto_parallel": "rhino"}))
         found = search.candidates
         plans = {one.search: one for one in found if one.search in ("undivided", "data-parallel") and not one.why_not}
         plans["chosen"] = best(found, cluster)
@@ -335,18 +335,18 @@ class Small(NamedTuple):
     def candidates(self) -> Tuple[Candidate, List[Candidate]]:
         """What the search takes, and everything there is: its own candidates, and those with every combination of patterns."""
         import whale_tf as wh
-        from whale_tf.decide import search as searching
+        from whale_tf.decide.search import compared as searched
 
         wh.init(cluster="cpu:1")
         try:
             graph = self.graph()
-            mine = searching.compared(graph, self.cluster, wh.Config({"auto_parallel": "rhino"})).candidates
+            mine = searched(graph, self.cluster, wh.Config({"auto_parallel": "rhino"})).candidates
             every = list(mine)
             for patterns in itertools.product(PATTERNS, repeat=len(self.widths) - 1):
                 force = {f"product_{number}": pattern for number, pattern in enumerate(patterns)}
                 config = wh.Config({"auto_parallel": "rhino", "patterns.force": force})
                 try:
-                    every += searching.compared(graph, self.cluster, config).candidates
+                    every += searched(graph, self.cluster, config).candidates
                 except ConfigError:  # this many devices do not divide the product so
                     continue
             return best(mine, self.cluster), [one for one in every if one.fits and not one.why_not]

@@ -23,7 +23,7 @@ from whale_tf.cluster import (
     whole_cluster,
 )
 from whale_tf.config import Config
-from whale_tf.decide.played_steps import parameters
+from whale_tf.decide.facts import parameters
 from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized

@@ -1,7 +1,7 @@
 """The main path: a tf.Graph goes in, and the same graph comes out and trains on many devices.
 
     capture     tf.Graph -> op graph, phases, TaskGraphs                     capture/
-    decide      a plan, and the ops that it runs (sync_batch_norm, shard)    decide/decide.py
+    decide      a plan, and the ops that it runs                             decide/
     compile     ops and plan -> bodies and calls                             passes/
     emit        bodies and calls -> edits of the graph                       emit/
 
@@ -20,12 +20,11 @@ from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devi
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.decide.decide import decide_graph
-from whale_tf.decide.played_steps import parameters
+from whale_tf.decide.facts import parameters
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.errors import PlanError
-from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
@@ -40,7 +39,6 @@ class Parallelized(NamedTuple):
     """A graph after the main path: what was captured, analysed, decided, and done."""
 
     captured: Captured
-    batch: BatchAxis
     region: Region
     plan: Plan
     emitted: Optional[Emitted] = None  # None: the plan is the local script itself
@@ -71,11 +69,11 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         WhaleError: the graph cannot be parallelized as asked; it is then unchanged.
     """
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    decided = decide_graph(graph, cluster, config, plan, parts)
-    if decided is None:
+    decision = decide_graph(graph, cluster, config, plan, parts)
+    if decision is None:
         return None
-    captured, batch, region, plan, division = decided
-    done = Parallelized(captured._replace(recording=None), batch, region, plan, assignment=division.assignment,
+    captured, region, plan, division = decision.captured, decision.region, decision.plan, decision.division
+    done = Parallelized(captured._replace(recording=None), region, plan, assignment=division.assignment,
                         too_large=division.too_large)
     if plan.is_local:
         return done
@@ -93,7 +91,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         tell_idle(region, plan, parameters(captured), config.on_idle, warn)
     renews = early is not None and (division.variables is not None or any(task.homes for task in plan.task_graphs))
     if renews:
-        drawing = [captured.graph.ops[index].name for index in batch.own_seed] if plan.random == LOCAL else []
+        drawing = [captured.graph.ops[index].name for index in region.batch.own_seed] if plan.random == LOCAL else []
         check_renewable(early or (), drawing)
     has_run = early is not None and not renews
     devices = (*device_names(cluster, processes), host_name(cluster, processes))
@@ -114,9 +112,9 @@ def find_program(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     Raises:
         WhaleError: see :func:`parallelize`.
     """
-    decided = decide_graph(graph, cluster, config, plan, parts)
-    if decided is None:
+    decision = decide_graph(graph, cluster, config, plan, parts)
+    if decision is None:
         return None
-    plan = decided.plan
+    plan = decision.plan
     graphs = 1 if plan.spans_processes else max(1, len(plan.processes))
-    return compile_program(decided.captured.step(decided.region, graphs), plan.local_part(0))
+    return compile_program(decision.captured.step(decision.region, graphs), plan.local_part(0))

@@ -14,6 +14,7 @@ from whale_tf.capture.record import record
 from whale_tf.capture.recording import Recording, recording_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.decide.decision import Request
 from whale_tf.decide.split import carry_out, divide
 from whale_tf.graph_editor import StagedEdit
 from whale_tf.ir.batch_axis import Options
@@ -47,7 +48,7 @@ def passed(graph: tf.Graph, init: str) -> List[Recording]:
         steps.append(normal)
     local = captured_from(normal)
     cluster = Cluster.parse(f"cpu:{sum(spec.device_count or 1 for spec in local.specs)}")
-    division = divide(local, cluster, Config.parse({"init": init}), None, Options(sync=lambda op: True), ())
+    division = divide(local, Request(cluster, Config.parse({"init": init}), options=Options(sync=lambda op: True)))
     divided = carry_out(division).captured.recording
     assert divided is not None
     return [*steps, divided]

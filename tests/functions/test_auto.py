@@ -61,9 +61,9 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
 @pytest.fixture
 def only_rhino(monkeypatch: Any) -> Iterator[None]:
     """Plans of TaskGraphs, which would win on such small models, are none."""
-    import whale_tf.decide.played_steps as playing
+    from whale_tf.decide import played_steps
 
-    monkeypatch.setattr(playing, "to_play", lambda found: [])
+    monkeypatch.setattr(played_steps, "to_play", lambda found: [])
     yield
 
 

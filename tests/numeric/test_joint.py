@@ -11,7 +11,7 @@ from tests.numeric.unequal import described
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.decide import search as searching
+from whale_tf.decide.search import find_plan
 from whale_tf.planner.candidate import TIE, Candidate
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ class Searches:
             build()
 
     def find(self, memory: float, **config: Any) -> Candidate:
-        found = searching.find_plan(self.graph, "model", Cluster.parse(machine(memory)), Config(config))
+        found = find_plan(self.graph, "model", Cluster.parse(machine(memory)), Config(config))
         assert found is not None
         return found
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from whale_tf.capture.captured import capture
-from whale_tf.decide import played_steps as playing
+from whale_tf.decide.facts import analysed, facts
 from whale_tf.ir.batch_axis import Options
 from whale_tf.planner.assemble import StageStatistics
 
@@ -44,7 +44,7 @@ def statistics(sparse: bool) -> StageStatistics:
             rows = tf.nn.embedding_lookup(table, tf.placeholder("int32", [8], name="ids")) if sparse else table
             tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_mean(tf.square(rows)))
         captured = capture(graph)
-        (found,) = playing.facts(captured, playing.analysed(captured, Options())[1]).stages
+        (found,) = facts(captured, analysed(captured, Options())).stages
         return found
     finally:
         wh.shutdown()

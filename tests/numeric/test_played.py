@@ -11,8 +11,8 @@ from benchmarks.rhino import Case, Compared, compared, played_cases
 from whale_tf.capture.captured import capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.decide import search as searching
-from whale_tf.ir.batch_axis import Options
+from whale_tf.decide.decision import Request
+from whale_tf.decide.search import HOPE, Search, best_plan
 
 SMALL = ("MLP, tiny", "MLP, wide", "encoder, tiny", "MoE, tiny", "ResNet, digits", "embedding, tiny")
 CASES = [case for case in played_cases() if case.name in SMALL]
@@ -42,7 +42,7 @@ def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None
     plans, objective_s = results(case)
     if "division" in plans:
         found = plans["division"]
-        assert found.is_played and searching.HOPE * objective_s <= found.latency_s <= 1.2 * objective_s
+        assert found.is_played and HOPE * objective_s <= found.latency_s <= 1.2 * objective_s
 
 
 @pytest.mark.once
@@ -55,11 +55,11 @@ def test_a_division_is_compiled_only_where_its_search_believes_in_it() -> None:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
         captured, cluster, config = capture(graph), Cluster.parse(case.cluster), Config({"auto_parallel": "rhino"})
-        search = searching.Search(captured, cluster, config, Options(sections=True))
-        found, decided = searching.best_plan(captured, cluster, config, Options(sections=True))
+        search = Search(captured, Request(cluster, config))
+        found, decision = best_plan(captured, Request(cluster, config))
     finally:
         wh.shutdown()
-    assert found.is_played and decided.plan is found.plan and found.latency_s == min(
+    assert found.is_played and decision.plan is found.plan and found.latency_s == min(
         one.latency_s for one in [*search.staged, *(one.found for one in search.divided)])
-    waiting = [one.found for one in search.divided if one.decided is None and not one.found.why_not]
+    waiting = [one.found for one in search.divided if one.decision is None and not one.found.why_not]
     assert waiting and all(one.assignment is not None and not one.is_played and "simulated" not in one.told for one in waiting)

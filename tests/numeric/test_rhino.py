@@ -16,7 +16,7 @@ from tests.numeric.script import Setting, Stages
 from tests.numeric.section_cases import SECTIONS
 from tests.numeric.split import find
 from whale_tf.cluster import Cluster
-from whale_tf.decide import played_steps as playing
+from whale_tf.decide import played_steps
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.choose import ALWAYS
@@ -37,7 +37,7 @@ def slow_devices(count: int, link_gbytes_per_s: float = 1.0) -> Dict[str, Any]:
 @pytest.fixture(autouse=True)
 def only_rhino(monkeypatch: Any) -> None:
     """Data parallelism and the undivided graph are no candidates: of these models they would be chosen."""
-    monkeypatch.setattr(playing, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
+    monkeypatch.setattr(played_steps, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
 
 
 @functools.lru_cache(maxsize=None)

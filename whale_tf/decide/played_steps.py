@@ -4,113 +4,36 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured, Spec, divided
 from whale_tf.capture.chain import captured_chain
-from whale_tf.capture.step import part_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import PlanError, WhaleError
-from whale_tf.ir.batch_axis import BatchAxis, Options
+from whale_tf.decide.decision import Request
+from whale_tf.decide.facts import analysed, facts, trained_variables
+from whale_tf.decide.homes import in_parts, parts_asked_for
+from whale_tf.errors import WhaleError
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.region import Region, find_region
-from whale_tf.ir.verify import verify_pass
-from whale_tf.passes.border import Border
+from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
-from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
+from whale_tf.planner.assemble import assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, layers_of, members_of, specs_of
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
 from whale_tf.planner.fitting import Row, fitting
-from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
-from whale_tf.planner.idle import Parameter
+from whale_tf.planner.homes import with_homes
 from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played
 from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of
-from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
-from whale_tf.transforms.lookups import look_up_values
 from whale_tf.transforms.recompute import recompute
-from whale_tf.transforms.shard.divided_variables import DividedVariables
-from whale_tf.transforms.shard.parts import Divisible, divide_variables
 
 MISSES = 1.5  # times the available memory: a plan that needs more, judged by its layers, is not played as a Program
 SMALLEST = 3  # number of smallest plans to play if nothing fits, for the message
 FOLDED = 3  # number of plans with several TaskGraphs per device to play, the fastest by layers
-TYPICAL_BATCH = 64  # examples, if the size of mini-batches is open, to compare tensors that grow with it or with its square
-
-
-def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
-    """The batch axis and the region.  Sections begin and end where the fewest bytes cross."""
-    region = _region(captured, options)
-    if not region.sections:
-        return region.batch, region
-    try:
-        # not captured.examples: all processes must decide alike, whatever the first mini-batch of each
-        sizes = captured.sized(captured.static_examples or TYPICAL_BATCH)
-    except PlanError:  # the graph does not allow that number of examples
-        return region.batch, region
-    border = Border(region, sizes)
-    for joining in border.joining():
-        other = _region(captured, options._replace(together=joining))
-        if Border(other, sizes).improves(border):
-            for op, reason in region.batch.whole.items():  # what needs all examples, also if its operands have been moved to it
-                if op in other.sections:
-                    other.batch.whole.setdefault(op, reason)
-            region = other
-            break
-    return region.batch, region
-
-
-def _region(captured: Captured, options: Options) -> Region:
-    options = options._replace(writers=frozenset(captured.phases.writes_inside))
-    region = find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
-    return region._replace(in_function=captured.recording is not None and captured.recording.returned is not None)
-
-
-class InParts(NamedTuple):
-    """A step with the plan's parts of variables in their place; ``variables``: None where there are none.  Look-ups read values
-    where only one process has the variable."""
-
-    captured: Captured
-    batch: BatchAxis
-    region: Region
-    variables: Optional[DividedVariables] = None
-
-
-def in_parts(captured: Captured, region: Region, plan: Plan, options: Options) -> InParts:
-    """Raises:
-    PlanError: the plan divides a variable that cannot be divided.
-    """
-    variables, before = None, captured
-    if plan.values_elsewhere:
-        captured = look_up_values(captured, region)
-        verify_pass(captured.graph, "after look-ups in values")
-    elif any(task.parts for task in plan.task_graphs):
-        captured, variables = divide_variables(captured, region, plan)
-    if captured is before:
-        return InParts(captured, region.batch, region)
-    batch, region = analysed(captured, options)
-    return InParts(captured, batch, region, variables)
-
-
-def with_parts(captured: Captured, region: Region, plan: Plan, config: Config) -> Plan:
-    """The plan with parts for the variables that ZeRO has to divide."""
-    plan = parts_of(plan, trained_variables(captured), config, Divisible(captured, region, plan))
-    return replace(plan, zero=config.zero)
-
-
-def undivided(captured: Captured, region: Region, plan: Plan) -> Dict[str, str]:
-    """Variables that are larger than a device's share, and have no parts -> why."""
-    obstacle, divisible = whole_because(plan), Divisible(captured, region, plan)
-    large = too_large(plan, trained_variables(captured))
-    if not obstacle:
-        for one in large:
-            divisible(one)
-    return {**dict.fromkeys([one.name for one in large], obstacle or "the plan says so"), **divisible.reasons}
 
 
 def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
@@ -140,10 +63,9 @@ class Steps(Playable):
     rooms: Sequence[float] = (1.0, 0.7)  # searches know the memory of layers, not of ops
     bounds_hold = False
 
-    def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
-                 options: Options) -> None:
+    def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, request: Request) -> None:
         self.captured, self.region, self.ops, self.batch = captured, region, ops, batch
-        self.cluster, self.config, self.options, self.name = cluster, config, options, "the graph"
+        self.cluster, self.config, self.options, self.name = request.cluster, request.config, request.options, "the graph"
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         return (allowed.precision,)
@@ -160,7 +82,7 @@ class Steps(Playable):
         try:
             captured, region = self.with_task_graphs(found)
             config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
-            plan, ops = with_parts(captured, region, self.plan(found, captured, region, config), config), self.ops
+            plan, ops = parts_asked_for(captured, region, self.plan(found, captured, region, config), config), self.ops
             divided = in_parts(captured, region, plan, self.options)
             if divided.captured is not captured:
                 captured, region = divided.captured, divided.region
@@ -206,7 +128,7 @@ class Steps(Playable):
         plan = replace(plan, task_graphs=tuple(
             replace(task, kept=names.get(number)) for number, task in enumerate(plan.task_graphs)))
         redone = recompute(captured, region, plan)
-        _, region = analysed(redone, self.options)
+        region = analysed(redone, self.options)
         known = redone.sized(self.batch)
         return as_played(replace(found, measures=measures), redone, region._replace(graph=known), plan, self.cluster)
 
@@ -214,10 +136,10 @@ class Steps(Playable):
 class Automatic(Steps):
     """An un-annotated model."""
 
-    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options) -> None:
-        chain = captured_chain(captured, region, batch_to_plan_for(config, cluster, captured.examples))
-        super().__init__(captured, region, chain.graph, chain.batch, cluster, config, options)
-        self._layers = layers_of(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+    def __init__(self, captured: Captured, region: Region, request: Request) -> None:
+        chain = captured_chain(captured, region, batch_to_plan_for(request.config, request.cluster, captured.examples))
+        super().__init__(captured, region, chain.graph, chain.batch, request)
+        self._layers = layers_of(chain, Source("model", captured.graph.fingerprint()), request.cluster, request.config)
         self._divided: Dict[int, Tuple[Captured, Region]] = {}
 
     def search(self, measures: Measures) -> List[Candidate]:
@@ -259,14 +181,10 @@ class Automatic(Steps):
 class Annotated(Steps):
     """The TaskGraphs of a script, whose devices follow from the schedule."""
 
-    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
-                 parts: Sequence[Tuple[int, ...]]) -> None:
-        batch = batch_to_plan_for(config, cluster, captured.examples)
-        known = captured.sized(batch)
-        super().__init__(captured, region, known, batch, cluster, config, options)
-        self._facts, self._parts = facts(captured, region), parts
-        if (config.pipeline.num_micro_batch or 1) == 1:
-            self.schedules = SEARCHED[:1]
+    def __init__(self, captured: Captured, region: Region, request: Request) -> None:
+        batch = batch_to_plan_for(request.config, request.cluster, captured.examples)
+        super().__init__(captured, region, captured.sized(batch), batch, request)
+        self._facts, self._parts = facts(captured, region), request.parts
         self._bare: Dict[str, Optional[Plan]] = {}
 
     def search(self, measures: Measures) -> List[Candidate]:
@@ -331,42 +249,3 @@ def _over(found: Candidate, cluster: Cluster) -> float:
 def with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
     captured = divided(captured, members_of(found), [Spec(*spec) for spec in specs_of(found)])
     return captured, region._replace(task_graph=captured.task_graph)
-
-
-def trained_variables(captured: Captured) -> List[Held]:
-    """The trained variables of TaskGraphs, each once."""
-    graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    return [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
-                 state.get(number, 0), part_of(graph.ops[number].name))
-            for number in dict.fromkeys(variable for _, variable in captured.gradients)
-            for home in [captured.variable_homes.get(number)] if home is not None]
-
-
-def parameters(captured: Captured) -> List[Parameter]:
-    """The trained variables of TaskGraphs, each once, with their gradients."""
-    gradients: Dict[int, Tuple[int, ...]] = {}
-    for tensor, variable in captured.gradients:
-        gradients[variable] = (*gradients.get(variable, ()), tensor)
-    return [Parameter(number, home, captured.phases.variables[number].bytes, part_of(captured.graph.ops[number].name), found)
-            for number, found in gradients.items() for home in [captured.variable_homes.get(number)] if home is not None]
-
-
-def facts(captured: Captured, region: Region) -> ModelFacts:
-    specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    return ModelFacts(captured.graph, specs, _stages(captured, region), crossings(region), _inputs(captured))
-
-
-def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
-    calls = {
-        captured.graph.tensor(name): call.index
-        for call in captured.gradient_calls
-        for name in call.grads
-        if isinstance(name, str) and name.partition(":")[0] in captured.graph
-    }
-    variables, state = captured.phases.variables, captured.state_bytes()
-    sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
-    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, sizes)
-
-
-def _inputs(captured: Captured) -> Dict[str, int]:
-    return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}

@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Optional, Sequence, Set, Tuple
 
 from whale_tf.capture.captured import Captured, Spec
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.decide.decision import Division, Request
 from whale_tf.decide.divide_all import as_one_split, is_automatic, planned
-from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.ir.verify import verify_pass
 from whale_tf.patterns.strategy import Sizes
-from whale_tf.plan import Estimate, Plan
+from whale_tf.plan import Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.candidate import Candidate
-from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, device_shares, with_batch
+from whale_tf.planner.sharding import BATCH, assign, batch_ops, device_shares, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.transforms.shard import shard
-from whale_tf.transforms.shard.divided_variables import DividedVariables
 from whale_tf.transforms.shard.problem import divided_dims, in_bodies, sharding_problem
 
 Rows = Tuple[Tuple[int, ...], ...]  # ``[model replica][place]`` device numbers
 
 
-class Division(NamedTuple):
-    """A graph whose ``split`` TaskGraphs are to be divided over their devices, or have been.
-
-    Attributes:
-        local: the graph as the user wrote it.
-        captured: the graph as it is.
-        shares: for each TaskGraph that is divided, its devices' shares of a divided dimension, in proportion.
-        assignment: how it is divided; None: there is nothing to divide.
-        estimate: that of the search that divides the whole graph (``auto_parallel: "rhino"``).
-        replicas: model replicas of this search, which take parts of the mini-batch.
-        variables: those that are divided; None: the graph has not been divided yet, or there is nothing to divide.
-        too_large: variables that ZeRO does not divide although they are larger than a device's share -> why.
-    """
-
-    local: Captured
-    captured: Captured
-    shares: Dict[int, Tuple[int, ...]] = {}
-    assignment: Optional[Assignment] = None
-    estimate: Optional[Estimate] = None
-    replicas: int = 1
-    variables: Optional[DividedVariables] = None
-    too_large: Mapping[str, str] = {}
-
-
-def divide(local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options,
-           parts: Sequence[Tuple[int, ...]]) -> Division:
+def divide(local: Captured, request: Request) -> Division:
     """How ``split`` TaskGraphs are divided: according to the plan, or by the cheapest patterns."""
+    cluster, config, plan, options, parts = request
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
         examples = divided_dims(local.batch_axis(options))

@@ -1,0 +1,96 @@
+"""What decisions are made from: the analysed step, its trained variables, and statistics of its TaskGraphs."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from whale_tf.capture.captured import Captured
+from whale_tf.capture.sizes import sized
+from whale_tf.capture.step import part_of
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import PlanError
+from whale_tf.ir.batch_axis import Options
+from whale_tf.ir.region import Region, find_region
+from whale_tf.passes.border import Border
+from whale_tf.plan import Plan
+from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, static_batch
+from whale_tf.planner.auto.settings import batch_to_plan_for
+from whale_tf.planner.homes import Held
+from whale_tf.planner.idle import Parameter
+from whale_tf.planner.statistics import crossings, stage_statistics
+
+TYPICAL_BATCH = 64  # examples, if the size of mini-batches is open, to compare tensors that grow with it or with its square
+
+
+def analysed(captured: Captured, options: Options) -> Region:
+    """The region.  Sections begin and end where the fewest bytes cross."""
+    region = _region(captured, options)
+    if not region.sections:
+        return region
+    try:
+        # not captured.examples: all processes must decide alike, whatever the first mini-batch of each
+        sizes = captured.sized(captured.static_examples or TYPICAL_BATCH)
+    except PlanError:  # the graph does not allow that number of examples
+        return region
+    border = Border(region, sizes)
+    for joining in border.joining():
+        other = _region(captured, options._replace(together=joining))
+        if Border(other, sizes).improves(border):
+            for op, reason in region.batch.whole.items():  # what needs all examples, also if its operands have been moved to it
+                if op in other.sections:
+                    other.batch.whole.setdefault(op, reason)
+            region = other
+            break
+    return region
+
+
+def sized_region(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Tuple[Region, int]:
+    """The region with the static shapes of a mini-batch, and the number of its examples."""
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
+    return region._replace(graph=sized(captured.definitions, captured.graph, captured.sources, batch)), batch
+
+
+def _region(captured: Captured, options: Options) -> Region:
+    options = options._replace(writers=frozenset(captured.phases.writes_inside))
+    region = find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
+    return region._replace(in_function=captured.recording is not None and captured.recording.returned is not None)
+
+
+def trained_variables(captured: Captured) -> List[Held]:
+    """The trained variables of TaskGraphs, each once."""
+    graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
+    return [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
+                 state.get(number, 0), part_of(graph.ops[number].name))
+            for number in dict.fromkeys(variable for _, variable in captured.gradients)
+            for home in [captured.variable_homes.get(number)] if home is not None]
+
+
+def parameters(captured: Captured) -> List[Parameter]:
+    """The trained variables of TaskGraphs, each once, with their gradients."""
+    gradients: Dict[int, Tuple[int, ...]] = {}
+    for tensor, variable in captured.gradients:
+        gradients[variable] = (*gradients.get(variable, ()), tensor)
+    return [Parameter(number, home, captured.phases.variables[number].bytes, part_of(captured.graph.ops[number].name), found)
+            for number, found in gradients.items() for home in [captured.variable_homes.get(number)] if home is not None]
+
+
+def facts(captured: Captured, region: Region) -> ModelFacts:
+    specs = [TaskGraphSpec(*spec) for spec in captured.specs]
+    return ModelFacts(captured.graph, specs, _stages(captured, region), crossings(region), _inputs(captured))
+
+
+def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
+    calls = {
+        captured.graph.tensor(name): call.index
+        for call in captured.gradient_calls
+        for name in call.grads
+        if isinstance(name, str) and name.partition(":")[0] in captured.graph
+    }
+    variables, state = captured.phases.variables, captured.state_bytes()
+    sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
+    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, sizes)
+
+
+def _inputs(captured: Captured) -> Dict[str, int]:
+    return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
