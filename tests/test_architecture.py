@@ -179,7 +179,8 @@ def test_links_are_not_imported() -> None:
     assert not [str(i) for i in package_imports() if i.target.split(".")[0] in ("graph_editor", "patterns", "bridges")]
 
 
-@pytest.mark.parametrize("folder,allowed", [("models", ()), ("examples", (PACKAGE,)), ("benchmarks", (PACKAGE, "whale_tf.decide.search"))])
+@pytest.mark.parametrize("folder,allowed", [("models", ()), ("examples", (PACKAGE,)),
+                                            ("benchmarks", (PACKAGE, "whale_tf.decide.search"))])
 def test_outside_uses_public_api_only(folder: str, allowed: tuple) -> None:
     """models/ knows nothing of us; examples/ see what a user sees; benchmarks/ may also use the pure half, which is a library in
     its own right, and compare what a search plays."""

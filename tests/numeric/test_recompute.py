@@ -175,8 +175,8 @@ def test_a_step_with_nothing_to_compute_again() -> None:
 
     try:
         with pytest.raises(wh.ConfigError, match="recompute is 'full', but no op of this step follows.*set recompute"):
-            ready(lambda: tf.ones([8, 4]), recompute="full")
-        ready(lambda: tf.ones([8, 4]), recompute="auto")
+            ready(lambda: tf.get_variable("x", [8, 4]), recompute="full")
+        ready(lambda: tf.get_variable("x", [8, 4]), recompute="auto")
         with pytest.warns(UserWarning, match="recompute is 'full', but the backward pass reads nothing that forward ops could"):
             plan = ready(lambda: tf.placeholder(tf.float32, [None, 4]), recompute="full")
         assert plan.task_graphs[0].kept is None
