@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from models import layers, moe, resnet
 from tests.emit.crossing import between_task_graphs, crossing_bytes, reached, to_gradient_sums
-from whale_tf.transforms.shard import division
+from whale_tf.decide import split as division
 from whale_tf.transforms.shard.values import Values
 
 pytestmark = pytest.mark.half

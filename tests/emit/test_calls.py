@@ -259,7 +259,7 @@ def test_the_array_of_a_clone_holds_what_is_donated(monkeypatch: pytest.MonkeyPa
 
 def test_a_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
-    monkeypatch.setattr("whale_tf.decide.decide.called_too_large", lambda step, plan, cluster, held: (1 << 20, 3 << 30, 0, 0))
+    monkeypatch.setattr("whale_tf.decide.form.called_too_large", lambda step, plan, cluster, held: (1 << 20, 3 << 30, 0, 0))
     plan, texts = None, []
     for _ in range(2):  # the second time by the plan of the first, which says so
         with v1.Graph().as_default() as graph:

@@ -16,7 +16,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, 
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
 from whale_tf.planner import sharding
-from whale_tf.transforms.shard import division
+from whale_tf.decide import split as division
 
 pytestmark = pytest.mark.half
 FEDS = Setting()
