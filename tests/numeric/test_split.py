@@ -15,8 +15,8 @@ from tests.numeric.checkpoints import HALF, train_half
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, relative, run_local
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
-from whale_tf.planner import sharding
 from whale_tf.decide import split as division
+from whale_tf.planner import sharding
 
 pytestmark = pytest.mark.half
 FEDS = Setting()
