@@ -99,10 +99,10 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
     return Rule(operands, ((("row",),) + tail,), "n" * half + "a" * half, {**kinds, "row": WHOLE})
 
 
-def row_join(op: Op, view: View) -> Rule:
-    """(data, indices, segment ids) of sparse segment sums and means: rows are picked, then added up by segment."""
+def row_join(op: Op, view: View, adds: str = "") -> Rule:
+    """(data, indices, segment ids) of sparse segment sums and means: rows are picked, then added up by segment.  ``adds``: parts
+    of the picked rows have terms of the result, which has a given number of rows."""
     full = view.need_dims(op.inputs[0])
-    adds = len(op.inputs) > 3 and op.type.startswith("SparseSegmentSum")
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
                 "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if adds else WHOLE, "segment": WHOLE})
 
