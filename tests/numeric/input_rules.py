@@ -130,7 +130,7 @@ DRAWS: Dict[str, Rule] = {
     "stateless normal": Rule("{a} + tf.random.stateless_normal(tf.shape({a}), seed=[1, {k}], dtype=tf.float64)", _same),
     "dropout": Rule("tf.nn.dropout({a}, rate=0.3, seed={k})", _same),
     "shuffle": Rule("tf.gather({a}, tf.random.shuffle(tf.range(tf.shape({a})[0]), seed={k}))", _same),
-    "shuffle rows": Rule("{a} + tf.random.shuffle(tf.stop_gradient({a}), seed={k})", _same),
+    "shuffle rows": Rule("{a} + tf.stop_gradient(tf.random.shuffle({a}, seed={k}))", _same),
     "noise of a size": Rule("{a} + tf.concat([tf.random.normal([tf.shape({b})[0], 3], dtype=tf.float64, seed={k}), {c}], 0)",
                             _same, _sum),
 }
