@@ -19,6 +19,7 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequen
 
 import numpy as np
 
+from whale_tf.balance.stages import interval_sums
 from whale_tf.cluster import Cluster
 from whale_tf.planner.measures import Measures
 from whale_tf.profiler.layer_time import layer_seconds
@@ -284,18 +285,11 @@ class StageCosts:
                     total += layer.parameter_bytes / degree
                 seen.add(layer.tied)
                 parameters[first, end] = total
-        whole, none = _between(kept), np.zeros((size + 1, size + 1))
+        whole, none = interval_sums(kept), np.zeros((size + 1, size + 1))
         again, each = {
             "none": (none, whole), "stage": (whole, np.tile(np.array([*taken, 0.0])[:, None], size + 1)),
-        }.get(self.measures.recompute, (_largest(kept), _between(taken)))
+        }.get(self.measures.recompute, (_largest(kept), interval_sums(taken)))
         return StageBytes(parameters.tolist(), again.tolist(), each.tolist())
-
-
-def _between(values: Sequence[float]) -> np.ndarray:
-    """``[first, end]``: the sum of ``values[first:end]``."""
-    sums = np.array([0.0, *itertools.accumulate(values)])
-    found: np.ndarray = sums[None, :] - sums[:, None]
-    return found
 
 
 def _largest(values: Sequence[float]) -> np.ndarray:
