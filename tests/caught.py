@@ -29,13 +29,14 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 from tests.mutation import ROOT, Mutant, _in_child, mutants
 
 MODULES = (
-    "whale_tf.emit.convert", "whale_tf.emit.merge", "whale_tf.emit.shares", "whale_tf.emit.inputs", "whale_tf.emit.operands",
-    "whale_tf.emit.bridge", "whale_tf.emit.clones", "whale_tf.emit.update", "whale_tf.emit.reroute", "whale_tf.emit.draws",
+    "whale_tf.emit.convert", "whale_tf.emit.shares", "whale_tf.emit.inputs", "whale_tf.emit.operands",
+    "whale_tf.emit.recipes", "whale_tf.passes.lowering.lowering", "whale_tf.emit.clones", "whale_tf.emit.update",
+    "whale_tf.emit.reroute", "whale_tf.emit.draws",
     "whale_tf.emit.calls", "whale_tf.ir.region", "whale_tf.ir.extents", "whale_tf.ir.layout", "whale_tf.ir.batch_axis.propagate",
     "whale_tf.ir.batch_axis.operands", "whale_tf.ir.batch_axis.reshaping", "whale_tf.ir.batch_axis.blocks",
     "whale_tf.ir.batch_axis.cutting", "whale_tf.ir.batch_axis.positions", "whale_tf.ir.batch_axis.promote",
     "whale_tf.ir.batch_axis.sources", "whale_tf.bridges", "whale_tf.passes.broadcast", "whale_tf.passes.collect",
-    "whale_tf.passes.replicate", "whale_tf.communicators.local")
+    "whale_tf.passes.replicate")
 SECONDS = 25  # of a change; one that takes longer hangs, which a user would notice
 STEPS = 2  # that each model is trained
 MODELS = 3  # that run for a change

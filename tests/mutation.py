@@ -44,7 +44,8 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
     "whale_tf.passes.homes": PASSES,
-    "whale_tf.emit.merge": ("tests/emit/test_merged_nodes.py", "tests/emit/test_merge.py"),
+    "whale_tf.passes.lowering.lowering": ("tests/passes/test_lowering.py",) + PASSES,
+    "whale_tf.passes.lowering.levels": ("tests/passes/test_lowering.py",) + PASSES,
     "whale_tf.emit.order": ("tests/emit/test_barriers.py",),
     "whale_tf.planner.bounds": ("tests/planner/test_bounds.py",),
     "whale_tf.planner.stage_costs": ("tests/planner/test_stage_costs.py", "tests/planner/test_dapple_cost.py",
@@ -114,10 +115,6 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.planner.play",
      "shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]"
      "  # 1.0 -> 2.0"): "no part is more than all",
-    ("whale_tf.emit.merge", "clones = chains(context.plan, task_graph, 0)[0]  # 0 -> 1"): "any home has all clones in one chain",
-    ("whale_tf.emit.merge",
-     "total = self._converter.scale(total, tensor, power, task_graph, clones[0], scope, device=device)  # 0 -> 1"):
-        "all clones weigh the same",
     ("whale_tf.planner.homes", "load, found = [0] * plan.num_devices, []  # 0 -> 1"): "all begin equal",
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
     ("whale_tf.passes.schedule",

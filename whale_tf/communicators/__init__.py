@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Optional
 
 from whale_tf.communicators.base import Communicator, Member
+from whale_tf.communicators.buckets import pack, unpack
 from whale_tf.communicators.collective import CollectiveCommunicator, check_gpus
 from whale_tf.communicators.horovod import HorovodCommunicator
-from whale_tf.communicators.local import LocalCommunicator
 from whale_tf.communicators.processes import Keys, ProcessCommunicator
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.nodes import Nodes
 
-__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "check_gpus", "communicator"]
+__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "check_gpus", "communicator", "pack", "unpack"]
 
 
 def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Optional[Keys]) -> Communicator:
@@ -31,7 +31,7 @@ def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Option
             raise ConfigError("communication.backend is {!r}; between processes, expected one of {}".format(
                 backend, ", ".join(sorted(between))))
         return between[backend](nodes, count, rank, keys or Keys())
-    kinds = {"local": LocalCommunicator, "collective": CollectiveCommunicator}
+    kinds = {"local": Communicator, "collective": CollectiveCommunicator}
     if backend not in kinds:
         raise ConfigError("communication.backend is {!r}; within one process, expected one of {}".format(
             backend, ", ".join(sorted(kinds))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from whale_tf.graph_editor.nodes import Nodes
@@ -15,8 +14,9 @@ class Member(NamedTuple):
     device: str
 
 
-class Communicator(abc.ABC):
-    """Stages collectives among the devices of one group.
+class Communicator:
+    """Stages collectives: between processes, or between the devices of one.  This one stages none: in one process, TensorFlow's
+    runtime moves tensors to where they are added.
 
     Attributes:
         processes: number of participating processes.
@@ -37,23 +37,23 @@ class Communicator(abc.ABC):
         self.collectives = []
         self.together = {}
 
-    @abc.abstractmethod
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
-        """The sum of all members' tensors, on every member's device, in the order of ``members``.
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        """The sum of all members' tensors, on every member's device, in the order of ``members``."""
+        raise NotImplementedError(f"{type(self).__name__} has no collectives inside a process")
+
+    def across(self, member: Member, kind: str, name: str, dtype: Any, fp16: bool = False) -> str:
+        """One value per process, combined over all processes by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
+        ``all``.
 
         Args:
-            fp16: send values between processes as scaled float16.
+            fp16: send sums as scaled float16.
         """
-
-    def all_reduce_together(self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]],
-                            dtype: Any, fp16: bool = False) -> List[List[str]]:
-        """:meth:`all_reduce` of several tensors of one type with these shapes, in one message if that helps."""
-        return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
-
-    def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
-        """One value per process, combined over all processes by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
-        ``all``."""
         return member.value
+
+    def across_together(self, members: Sequence[Member], names: Sequence[str], shapes: Sequence[Sequence[int]],
+                        dtype: Any) -> List[str]:
+        """The sums over all processes of several tensors of one type with these shapes, in one message."""
+        return [member.value for member in members]
 
     def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
         """The sum of every process' ``part``; in a run without the other processes, ``alone``.

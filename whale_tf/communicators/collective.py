@@ -35,7 +35,7 @@ class CollectiveCommunicator(Communicator):
         self._groups: Dict[Tuple[str, ...], int] = {}
         self._instances = 0
 
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
         devices = tuple(member.device for member in members)
         group_key = self._groups.setdefault(devices, len(self._groups) + 1)
         self._instances += 1

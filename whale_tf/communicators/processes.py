@@ -1,4 +1,4 @@
-"""Sums over several processes: plain sums within each, ``CollectiveReduce`` with one member per process between them.
+"""Sums over several processes: ``CollectiveReduce`` with one member per process, which has its replicas' sum.
 
 ::
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from whale_tf._tf_compat import collectives_carry_float16, collectives_gather_any_size, collectives_send_from_any, tf
 from whale_tf.communicators.base import Communicator, Member
+from whale_tf.communicators.buckets import pack, reshape, unpack
 from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
-from whale_tf.communicators.local import LocalCommunicator
 from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -77,28 +77,14 @@ class ProcessCommunicator(Communicator):
 
     def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
         super().__init__(nodes)
-        self._local = LocalCommunicator(nodes)
         self._rank = rank
         self.is_first = rank == 0
         self._keys = keys
         self.processes = count
         self._staged: List[str] = []
 
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
-        here = self._local.sum(members, name + "/here", dtype)
-        if not (fp16 and dtype in COMPRESSED):
-            return [self.across(here, "sum", name, dtype)] * len(members)
-        nodes, device = self._nodes, here.device
-        shape = nodes.shape(here.value, name + "/shape", dtype, device)
-        row = self._reshaped(here.value, nodes.const([-1], name + "/any", tf.int32, device), name + "/row", dtype, device)
-        total = self._sum_of_halves(Member(row, device), name + "/sum", dtype)
-        return [self._reshaped(total, shape, name, dtype, device)] * len(members)
-
     def _carries_float16(self) -> bool:
         return collectives_carry_float16()
-
-    def _reshaped(self, value: str, shape: str, name: str, dtype: Any, device: str) -> str:
-        return self._nodes.add("Reshape", name, [value, shape], device, T=dtype, Tshape=tf.int32)
 
     def _sum_of_halves(self, member: Member, name: str, dtype: Any) -> str:
         """The sum of vectors over all processes, sent as float16."""
@@ -123,34 +109,20 @@ class ProcessCommunicator(Communicator):
                 f"leave it out, or use at most {GATHER_UP_TO} processes")
         return result if dtype == tf.float32 else nodes.cast(result, name + "/to_" + dtype.name, tf.float32, dtype, device)
 
-    def all_reduce_together(self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]],
-                            dtype: Any, fp16: bool = False) -> List[List[str]]:
-        scope = names[0] + "/bucket"
-        first = self._local.sum(members[0], names[0] + "/here", dtype)
-        others = [self._local.sum_on(first.device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
-        bucket = self._bucket([first, *others], names, dtype)
+    def across_together(self, members: Sequence[Member], names: Sequence[str], shapes: Sequence[Sequence[int]],
+                        dtype: Any) -> List[str]:
+        device = members[0].device
+        packed = pack(self._nodes, [member.value for member in members], names, dtype, device)
+        total = self.across(Member(packed, device), "sum", names[0] + "/bucket", dtype)
+        return unpack(self._nodes, total, names, shapes, dtype, device)
+
+    def across(self, member: Member, kind: str, name: str, dtype: Any, fp16: bool = False) -> str:
         if fp16 and dtype in COMPRESSED:
-            total = self._sum_of_halves(bucket, scope, dtype)
-        else:
-            total = self.across(bucket, "sum", scope, dtype)
-        parts = self._out_of_bucket(Member(total, bucket.device), names, shapes, dtype)
-        return [[part] * len(each) for part, each in zip(parts, members)]
-
-    def _bucket(self, members: Sequence[Member], names: Sequence[str], dtype: Any) -> Member:
-        """Values joined into one vector, on the device of the first."""
-        nodes, scope, device = self._nodes, names[0] + "/bucket", members[0].device
-        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
-        rows = [self._reshaped(member.value, flat, name + "/row", dtype, device) for member, name in zip(members, names)]
-        return Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device)
-
-    def _out_of_bucket(self, total: Member, names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any) -> List[str]:
-        nodes, device = self._nodes, total.device
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        parts = nodes.split(total.value, sizes, len(sizes), 0, names[0] + "/bucket/parts", dtype, device)
-        shaped = [nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device) for name, shape in zip(names, shapes)]
-        return [self._reshaped(part, shape, name, dtype, device) for part, name, shape in zip(parts, names, shaped)]
-
-    def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
+            nodes, device = self._nodes, member.device
+            shape = nodes.shape(member.value, name + "/shape", dtype, device)
+            row = reshape(nodes, member.value, nodes.const([-1], name + "/any", tf.int32, device), name + "/row", dtype, device)
+            total = self._sum_of_halves(Member(row, device), name + "/sum", dtype)
+            return reshape(nodes, total, shape, name, dtype, device)
         return self._carried(member, name, dtype, lambda one, wire: self._reduce(one, kind, name, wire))
 
     def _carried(self, member: Member, name: str, dtype: Any, send: Callable[[Member, Any], str], has_value: bool = True) -> str:
@@ -233,9 +205,9 @@ class ProcessCommunicator(Communicator):
         place = nodes.add("Range", name + "/place", [constant(0, "start"), count, constant(1, "step")], device, Tidx=i32)
         column = nodes.expand_dims(lengths, 1, name + "/column", i32, device)
         kept = nodes.binary("Less", place, column, name + "/kept", i32, device)
-        flat = self._reshaped(kept, constant([-1], "any"), name + "/flat", tf.bool, device)
+        flat = reshape(nodes, kept, constant([-1], "any"), name + "/flat", tf.bool, device)
         where = nodes.add("Where", name + "/where", [flat], device, T=tf.bool)
-        index = self._reshaped(where, constant([-1], "any"), name + "/index", tf.int64, device)
+        index = reshape(nodes, where, constant([-1], "any"), name + "/index", tf.int64, device)
         return nodes.add("GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype,
                          Tindices=tf.int64, Taxis=i32)
 
@@ -268,11 +240,10 @@ class ProcessCommunicator(Communicator):
         if len(members) == 1:
             return [self.broadcast(members[0], shapes[0], names[0], dtype, root, waits)]
         size, scope, device = sum(int(np.prod(shape)) for shape in shapes), names[0] + "/bucket", members[0].device
-        bucket = self._bucket(members, names, dtype) if self._rank == root else Member("", device)
-        value = self.broadcast(bucket, [size], scope, dtype, root, waits)
-        if self._rank == root:
-            return [value] * len(members)
-        return self._out_of_bucket(Member(value, device), names, shapes, dtype)
+        is_own = self._rank == root
+        bucket = pack(self._nodes, [member.value for member in members], names, dtype, device) if is_own else ""
+        value = self.broadcast(Member(bucket, device), [size], scope, dtype, root, waits)
+        return [value] * len(members) if is_own else unpack(self._nodes, value, names, shapes, dtype, device)
 
     def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]) -> str:
         if root > 0 and not collectives_send_from_any():

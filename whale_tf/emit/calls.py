@@ -369,9 +369,9 @@ class _CallConverter(Converter):
             lambda clone: self._outer.compared(of(clone), tensor, conversion, task_graph, clone, op) or ())  # type: ignore[misc]
         return ()
 
-    def reduced(self, tensor: int, conversion: Reduce) -> str:
-        return self._arguments.add(("reduced", tensor, conversion), self.context.dtype(tensor),
-                                   lambda clone: self._outer.reduced(tensor, conversion))
+    def combined(self, tensor: int, how: Reduce) -> str:  # type: ignore[override]
+        return self._arguments.add(("combined", tensor, how), self.context.dtype(tensor),
+                                   lambda clone: self._outer.combined(tensor, how))
 
     def _number(self, key: Hashable, value: Number, of: Callable[[Clone], Number]) -> Number:
         """A count that is known now, or the parameter that stands for it."""

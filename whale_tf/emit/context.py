@@ -12,8 +12,9 @@ from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.homes import Homes
+from whale_tf.passes.lowering.primitive import TENSOR
 from whale_tf.passes.owners import Owners
-from whale_tf.passes.replicate import clones, copies, copy_for
+from whale_tf.passes.replicate import clones, copies, copy_for, device_at
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
 
@@ -116,10 +117,7 @@ class Context:
     def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
         """The device of a clone or a copy (first field: model replica, last field: replica).  Under ``split`` the replica has
         several devices, and ``shard`` says which."""
-        task = self.plan.task_graphs[task_graph]
-        if place == EVERY:
-            place = ORIGINAL
-        return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
+        return self.devices[device_at(self.plan, task_graph, place, shard)]
 
     def device_of(self, op: Op) -> str:
         """The device of an original step-level op, of an op of the update, or of a variable: its home, or else the device of the
@@ -128,14 +126,6 @@ class Context:
         if home is not None:
             return self.devices[home]
         return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, op.shard)
-
-    def merged_on(self, tensor: int) -> str:
-        """The device where the clones' values of a tensor are merged: the home of the variable that they are for, or else the
-        device of the first copy of the tensor's TaskGraph."""
-        home = self.homes.tensors.get(tensor)
-        if home is not None:
-            return self.devices[home]
-        return self.device(self.home(self.graph.producer(tensor)), ORIGINAL, self.shard_of(tensor))
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
@@ -192,10 +182,9 @@ class Context:
             return f"{self.scope(place)}/{self._body_of[op.id]}"
         return f"{self.scope(place)}/{op.name}"
 
-    def sum_name(self, tensor: int, copy: Copy, micro_batch: Optional[int] = None) -> str:
-        """Name of a replica's sum of a tensor over its micro-batches up to ``micro_batch``; None: the common prefix."""
-        name = f"{self.scope(copy)}/accumulate/{self.flat(tensor)}"
-        return name if micro_batch is None else f"{name}/{micro_batch}"
+    def scoped(self, scope: str, tensor: int) -> str:
+        """The name of a primitive that makes a value of a tensor (:mod:`whale_tf.passes.lowering`)."""
+        return f"{self._scope}/{scope.replace(TENSOR, self.flat(tensor))}"
 
     def exported(self, tensor: int, name: str) -> None:
         """Notes that a tensor now has a name outside of the functions: ``name``, below the scope of each clone."""

@@ -9,23 +9,27 @@ import numpy as np
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import check_equal
-from whale_tf.emit.context import Clone, Context, Copy
+from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.shares import Division, Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole, columns
+from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole, columns
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Block, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
 from whale_tf.ir.traits import Gives, traits
 from whale_tf.ir.units import frame_of_outputs, frames
 
-Piece = Tuple[Clone, str]  # a clone, and the name of its value
-
 
 class Converter:
-    """Stages conversions; each is staged once and shared."""
+    """Stages conversions; each is staged once and shared.
+
+    Attributes:
+        combined: the whole batch's value of a tensor (:class:`whale_tf.emit.operands.Operands` sets it).
+    """
+
+    combined: Callable[[int, Reduce], str]
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator) -> None:
         self.context, self.nodes, self.division, self.inputs = context, nodes, division, inputs
@@ -49,7 +53,7 @@ class Converter:
             elif isinstance(conversion, Offset):
                 done = self.offset(name, tensor, conversion, task_graph, place, scope, op)
             else:
-                done = self.reduced(tensor, conversion)
+                done = self.combined(tensor, conversion)
             self._converted[key] = done
         return self._converted[key]
 
@@ -178,11 +182,12 @@ class Converter:
         shape = self.context.graph.tensors[tensor].shape
         return shape is not None and shape[conversion.dim] is not None
 
-    def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op) -> str:
+    def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op,
+               device: str = "") -> str:
         """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
         mini-batches if these are put together.  Other values, whose coefficient is zero, stay as they are."""
         steps = columns(conversion.coefficient, 1)
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
         for batch in dict.fromkeys(batch_of(step) for step in steps if step):
             where = scope + _suffix(batch)
             each = [rows_each(step) if batch_of(step) == batch else 0 for step in steps]
@@ -240,58 +245,6 @@ class Converter:
         constant_name = self.nodes.const(constant, scope + "/constant", dtype, device)
         return self.nodes.binary("Add", found, constant_name, scope, dtype, device)
 
-    def reduced(self, tensor: int, conversion: Reduce) -> str:
-        """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or the examples
-        of all of them."""
-        context = self.context
-        producer = context.graph.producer(tensor)
-        home, layout = context.home(producer), context.region.batch.layout(tensor)
-        scope = context.name("reduce_" + conversion.kind, context.flat(tensor))
-        key = (tensor, conversion)
-        if key not in self._converted:
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), producer.shard)
-            clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
-            pieces = [(clone, context.tensor_in(tensor, clone)) for clone in clones]
-            pieces = self.comparable(tensor, home, pieces, conversion.power, conversion.offset, scope)
-            terms = [name for _, name in pieces]
-            if conversion.kind == CONCAT:
-                self._converted[key] = self.examples(tensor, layout, home, pieces, scope, device)
-            elif conversion.kind == SAME:
-                self._converted[key] = terms[0]
-            else:
-                here = Member(self.combine(conversion.kind, terms, scope, dtype, device), device)
-                self._converted[key] = self.communicator.across(here, conversion.kind, scope + "/processes", dtype)
-        return self._converted[key]
-
-    def comparable(self, tensor: int, home: int, pieces: Sequence[Piece], power: Exponent, offset: Offsets,
-                   scope: str) -> List[Piece]:
-        """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
-        producer, found = self.context.graph.producer(tensor), []
-        for i, (clone, name) in enumerate(pieces):
-            name = self.offset(name, tensor, Offset(offset), home, clone, f"{scope}/offset{i}", producer)
-            found.append((clone, self.scale(name, tensor, power, home, clone, f"{scope}/{i}")))
-        return found
-
-    def examples(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str,
-                 equal: bool = False) -> str:
-        """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
-        block, each from all processes.
-
-        Args:
-            equal: whether all processes are known to have as many.
-        """
-        if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
-            here = Member(self.concatenated(tensor, layout, home, pieces, scope, device), device)
-            return self.gathered(here, tensor, layout.dim, scope + "/processes", equal)
-        dtype, blocks = self.context.dtype(tensor), []
-        for index in range(len(layout.blocks)):
-            where = f"{scope}/block{index}"
-            names = [self.block(tensor, layout, index, home, clone, name, f"{where}_{number}")
-                     for number, (clone, name) in enumerate(pieces)]
-            here = Member(self.nodes.concat(names, layout.dim, where, dtype, device), device)
-            blocks.append(self.gathered(here, tensor, layout.dim, where + "/processes", equal))
-        return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
-
     def gathered(self, here: Member, tensor: int, dim: int, scope: str, equal: bool = False,
                  lengths: Optional[str] = None) -> str:
         """Rows of all processes along ``dim``; see :meth:`Communicator.gather_across`."""
@@ -330,58 +283,11 @@ class Converter:
             self._converted[key] = self.nodes.concat(rows, layout.dim, scope, dtype, device) if rows else here
         return self._converted[key]
 
-    def concatenated(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str, device: str) -> str:
-        """Clones' values of a sharded tensor, in the order of the examples."""
-        names = [name for _, name in pieces]
-        checks = self._joined(tensor, layout, home, pieces, scope)
-        if layout.blocks is not None and len(layout.blocks) > 1 and len(pieces) > 1:  # each block from all clones
-            names = [self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")
-                     for index in range(len(layout.blocks)) for number, (clone, name) in enumerate(pieces)]
-        return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device, checks)
-
-    def _joined(self, tensor: int, layout: Layout, home: int, pieces: Sequence[Piece], scope: str) -> List[str]:
-        """Ops that fail at run time if the clones' values together do not have the rows of their examples."""
-        graph, host, dtype, shard = (self.context.graph, self.context.host, self.context.dtype(tensor),
-                                     self.context.shard_of(tensor))
-        shape = graph.tensors[tensor].shape
-        if (len(pieces) < 2 or not layout.blocks or -1 in map(rows_each, layout.blocks) or self.division.batch is not None
-                or (shape is not None and shape[layout.dim] is not None) or self.in_frame(tensor)):
-            return []
-        found, expected = [], []
-        for number, (clone, name) in enumerate(pieces):
-            where = f"{scope}/joined{number}"
-            shape_there = self.nodes.shape(name, where + "/shape", dtype, self.context.device(home, clone, shard))
-            rows = self.nodes.slice_dim(shape_there, 0, 1, layout.dim, 1, where + "/rows", tf.int32, host)
-            found.append(self.nodes.scalar(rows, where + "/found", tf.int32, host))
-            for block in layout.blocks:
-                there = self.size(tensor, home, clone, batch_of(block))
-                expected.append(self.scalar(self.times(there, rows_each(block), where + "/expected")))
-        sums = [self.nodes.add_n(terms, f"{scope}/joined/{what}", tf.int32, host)
-                for terms, what in ((found, "found"), (expected, "expected"))]
-        message = (f"the parts of {graph.tensor_name(tensor)!r} have {{0}} rows together along dimension {layout.dim}, but their "
-                   f"examples have {{1}}{of_inputs(self.context, layout.blocks)}; verify: \"first_step\" shows the first tensor "
-                   "that differs from the local script")
-        return [check_equal(self.nodes, sums[0], sums[1], message, scope + "/joined", host)]
-
     def in_frame(self, tensor: int) -> bool:
         """Whether a tensor is inside a loop of version 1, where sizes of the whole step cannot be read."""
         if self._frames is None:
             self._frames = frames(self.context.graph)
         return bool(frame_of_outputs(self.context.graph.producer(tensor), self._frames))
-
-    def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
-        """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of the same shape."""
-        if kind == "sum":
-            return self.nodes.add_n(terms, scope, dtype, device)
-        op_type = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "any": "LogicalOr", "all": "LogicalAnd"}[kind]
-        total = terms[0]
-        for index, term in enumerate(terms[1:]):
-            where = f"{scope}/{index}"
-            if dtype == tf.bool:
-                total = self.nodes.add(op_type, where, [total, term], device)
-            else:
-                total = self.nodes.binary(op_type, total, term, where, dtype, device)
-        return total
 
     def localised(self, op: Op, position: int, place: Clone, name: str) -> str:
         """A shape operand that contains the static batch size, rewritten for this clone's examples.
@@ -584,23 +490,21 @@ class Converter:
             )
         return len(shape)
 
-    def block(self, tensor: int, layout: Layout, index: int, task_graph: int, clone: Clone, name: str, scope: str) -> str:
-        """Block ``index`` of a clone's value of a sharded tensor."""
-        assert layout.blocks is not None
-        if len(layout.blocks) == 1:
-            return name
-        device = self.context.device(task_graph, clone, self.context.shard_of(tensor))
-        batch, each = batch_of(layout.blocks[index]), rows_each(layout.blocks[index])
+    def rows_before(self, blocks: Sequence[Block], examples: Callable[[str], Number], scope: str) -> Number:
+        """The number of rows in blocks.
+
+        Args:
+            examples: batch -> how many examples it has.
+        """
         before: Dict[str, int] = {}
-        for block in layout.blocks[:index]:
+        for block in blocks:
             before[batch_of(block)] = before.get(batch_of(block), 0) + rows_each(block)
-        begin: Number = 0
+        rows: Number = 0
         for other, count in before.items():
             where = f"{scope}{_suffix(other)}/from"
-            more = self.times(self.size(tensor, task_graph, clone, other), count, where)
-            begin = self.plus(more, begin, where) if begin != 0 else more
-        rows = self.times(self.size(tensor, task_graph, clone, batch), each, scope + "/size_of")
-        return self.nodes.slice_dim(name, layout.dim, self.rank(tensor), begin, rows, scope, self.context.dtype(tensor), device)
+            more = self.times(examples(other), count, where)
+            rows = self.plus(more, rows, where) if rows != 0 else more
+        return rows
 
 
 def takes_some(op: Op) -> bool:

@@ -21,13 +21,13 @@ from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.guard import Guard
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.joined_gradients import join_gradients
-from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.owners import Sent, send_updates
 from whale_tf.emit.processes import Shared, check_random, shared_scalars
 from whale_tf.emit.reads import Reads
+from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.shares import Division, find_division
 from whale_tf.emit.update import clone_update, copy_variables
 from whale_tf.emit.xla import explained, not_compiled
@@ -41,9 +41,9 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Role, traits
 from whale_tf.passes import compile_program, parted
-from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.passes.homes import find_homes
+from whale_tf.passes.lowering import Lowering
 from whale_tf.passes.owners import find_owners
 from whale_tf.passes.replicate import has_one_clone
 from whale_tf.plan import Plan
@@ -56,7 +56,7 @@ class Emitted(NamedTuple):
 
     context: Context
     nodes: Nodes
-    merge: Merge
+    recipes: Recipes
     mirror: Mirror
     communicator: Communicator
     calls: Calls
@@ -69,7 +69,7 @@ class Emitted(NamedTuple):
     def beside_update(self) -> Emitted:
         """The same with separate merged values, for runs that update variables."""
         context = self.context.beside_update()
-        return self._replace(context=context, merge=self.merge.of(context))
+        return self._replace(context=context, recipes=self.recipes.beside(context))
 
     def begin_edit(self) -> StagedEdit:
         """Begins a new edit for what is staged from now on, such as merged values."""
@@ -106,7 +106,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
 
     copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
-    operands = Operands(context, nodes, division, inputs, copies, sums)
+    operands = Operands(context, nodes, division, inputs, copies, sums, Lowering(step, plan, context.program))
     order = Order(context, nodes)
     if plan.reads_anew:
         operands.reads = Reads(context, nodes, order)
@@ -116,17 +116,17 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     if not (has_run or context.is_in_place):  # after a run, a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, Guard(context, nodes, division), after)
-    merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
+    recipes = operands.recipes
     shared: Sequence[Shared] = ()
     moves: Dict[reroute.Use, str] = {}
     if not context.is_in_place:
-        merge.stage()
+        recipes.stage()
         if processes.graphs > 1 and not is_function:
-            shared = shared_scalars(context, captured, merge, sums)
-        moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+            shared = shared_scalars(context, captured, recipes, sums)
+        moves = _merge_leaving(context, nodes, inputs, recipes, step, {scalar.tensor: scalar.value for scalar in shared})
     if processes.graphs > 1:
-        moves.update(_of_all_processes(context, nodes, merge, division, sums, step.across))
-    update_clones = clone_update(context, operands, merge)
+        moves.update(_of_all_processes(context, nodes, recipes, division, sums, step.across))
+    update_clones = clone_update(context, operands, recipes)
     own_writes = {graph.ops[index].name for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies), own_writes)
     mirror.stage(edit, captured.definitions.added)
@@ -153,7 +153,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead, order.gates)
+    return Emitted(context, nodes, recipes, mirror, sums, calls, form, shared, sent, instead, order.gates)
 
 
 def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, devices: Sequence[str], processes: Processes,
@@ -242,7 +242,7 @@ def _check_rereads(context: Context) -> None:
                 "to 'shared' (CPU devices of one process), or run the updates one after the other")
 
 
-def _merge_leaving(context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, step: TrainingStep,
+def _merge_leaving(context: Context, nodes: Nodes, inputs: Inputs, recipes: Recipes, step: TrainingStep,
                    shared: Dict[int, str]) -> Dict[reroute.Use, str]:
     """Stages the merged value of every tensor that leaves the region, and says which uses read it.
 
@@ -258,21 +258,21 @@ def _merge_leaving(context: Context, nodes: Nodes, inputs: Inputs, merge: Merge,
             continue  # a loop's lists and handles have no merged value; readers use the original's
         for op, position in uses:
             if op in step.update.task_graph:
-                moves[op, position] = merge.for_update(tensor, step.update.task_graph[op], ORIGINAL)
+                moves[op, position] = recipes.for_update(tensor, step.update.task_graph[op], ORIGINAL)
             elif (op, position) in everywhere and not (op in across.twice and is_of_rows(context.region.batch.layout(tensor))):
-                moves[op, position] = merge.of_all_processes(tensor)
+                moves[op, position] = recipes.of_all_processes(tensor)
             elif tensor in shared:
                 moves[op, position] = shared[tensor]
             else:
-                moves[op, position] = merge.whole(tensor)
+                moves[op, position] = recipes.whole(tensor)
     for tensor, uses in inputs.leaving().items():
         moves.update({use: inputs.concatenated(tensor) for use in uses})
-    if merge.is_larger:
+    if recipes.is_larger:
         return {use: _of_unknown_shape(context, nodes, use, name) for use, name in moves.items()}
     return moves
 
 
-def _of_all_processes(context: Context, nodes: Nodes, merge: Merge, division: Division, sums: Communicator,
+def _of_all_processes(context: Context, nodes: Nodes, recipes: Recipes, division: Division, sums: Communicator,
                       across: Across) -> Dict[reroute.Use, str]:
     """What ops outside of the clones read instead of inputs, where this takes the rows of all processes."""
     if context.tf_graph.building_function and not across.decisive:
@@ -282,7 +282,7 @@ def _of_all_processes(context: Context, nodes: Nodes, merge: Merge, division: Di
              if op not in across.twice and graph.ops[op].inputs[position] in of_all}
     if not context.tf_graph.building_function:
         return {use: _resized(context, nodes, use, name) for use, name in moves.items()}
-    moves.update(_run_twice(context, across, merge, of_all))
+    moves.update(_run_twice(context, across, recipes, of_all))
     moves.update(_added_up(context, across, sums, division))
     return moves
 
@@ -298,13 +298,13 @@ def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict
         for tensor in tensors if not context.region.contains(graph.producer(tensor))}
 
 
-def _run_twice(context: Context, across: Across, merge: Merge, inputs: Dict[int, str]) -> Dict[reroute.Use, str]:
+def _run_twice(context: Context, across: Across, recipes: Recipes, inputs: Dict[int, str]) -> Dict[reroute.Use, str]:
     """Clones the ops that run on the rows of all processes; the originals run on this process's rows."""
     graph = context.graph
     entering = sorted({graph.ops[op].inputs[position] for op, position in across.uses if op in across.twice})
     names = context.edit.clone(
         [context.tf_ops[index] for index in across.twice], context.name("of_all"),
-        input_map={graph.tensor_name(tensor): inputs.get(tensor) or merge.of_all_processes(tensor) for tensor in entering})
+        input_map={graph.tensor_name(tensor): inputs.get(tensor) or recipes.of_all_processes(tensor) for tensor in entering})
     return {(user, position): f"{names[graph.ops[index].name]}:{graph.tensors[tensor].index}"
             for index in across.twice for tensor in graph.ops[index].outputs for user, position in graph.consumers(tensor)
             if user in across.decisive and user not in across.twice}
@@ -335,8 +335,7 @@ def _added_up(context: Context, across: Across, sums: Communicator, division: Di
         names = [context.name("added", graph.ops[op].name) for op, _ in uses]
         if is_fixed and len(uses) > 1:
             shapes = [context.static_shape(tensor) for tensor in tensors]
-            found = sums.all_reduce_together([[member] for member in members], names, shapes, context.dtype(tensors[0]))
-            totals = [values[0] for values in found]
+            totals = sums.across_together(members, names, shapes, context.dtype(tensors[0]))
         else:
             totals = [sums.across(member, "sum", name, context.dtype(tensor))
                       for member, name, tensor in zip(members, names, tensors)]

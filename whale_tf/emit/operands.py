@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Dict, Optional, Tuple
 
 from whale_tf.communicators import Communicator
-from whale_tf.emit.bridge import Bridges
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, Place
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.reads import Reads
+from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.shares import Division
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
+from whale_tf.passes.lowering import Lowering
 from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE
 
 
@@ -24,11 +25,12 @@ class Operands:
     """See the module's docstring."""
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs,
-                 variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator) -> None:
+                 variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator, lowering: Lowering) -> None:
         self.context, self.inputs, self.variable_copies = context, inputs, variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
         self.reads: Optional[Reads] = None  # of variables that each call reads again
-        self._bridges = Bridges(self.converter)
+        self.recipes = Recipes(context, self.converter, communicator, lowering)
+        self.converter.combined = self.recipes.combined
         self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call that it comes from
         program = context.program
         for call in program.calls:
@@ -65,9 +67,9 @@ class Operands:
         call = context.program.calls[number]
         step = context.program.step_of(call)
         if step == DIVIDE:
-            return self.inputs.part(tensor, task_graph, clone)
+            return self.recipes.of(self.recipes.lowering.input_part(tensor, task_graph, clone))
         if step == BRIDGE:
-            return self._bridges.bridge(call, tensor, shard)
+            return self.recipes.of(self.recipes.lowering.bridged(tensor, task_graph, call.clone, shard))
         return context.tensor_in(tensor, Copy(call.clone.g, call.clone.r) if step == ONCE else call.clone)
 
     def _within(self, tensor: int, task_graph: int, place: Place) -> str:

@@ -31,6 +31,7 @@ from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.ir.walk import reached
+from whale_tf.passes.lowering.lowering import sum_scope
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
 
 
@@ -192,7 +193,7 @@ class Order:
         """
         context = self._context
         if body.step == ACCUMULATE:
-            sums = {tensor: context.sum_name(tensor, Copy(clone.g, clone.r), clone.m) for tensor in body.outputs}
+            sums = {tensor: context.scoped(sum_scope(clone), tensor) for tensor in body.outputs}
             return [Wait(context.graph.tensors[tensor].op, name, name) for tensor, name in sums.items()]
         if context.is_called:
             name = f"{context.scope(clone)}/{body.name}"

@@ -12,7 +12,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member, ProcessCommunicator
 from whale_tf.emit.context import ORIGINAL, Context
-from whale_tf.emit.merge import Merge
+from whale_tf.emit.recipes import Recipes
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -37,7 +37,7 @@ class Shared(NamedTuple):
     writes: Tuple[int, ...]
 
 
-def shared_scalars(context: Context, captured: Captured, merge: Merge, communicator: Communicator) -> List[Shared]:
+def shared_scalars(context: Context, captured: Captured, recipes: Recipes, communicator: Communicator) -> List[Shared]:
     """The losses, each with the update made from its gradients.  If there is only one gradient call, also all other scalars that
     leave the region (for summaries and metrics); from the backward pass only the requested gradients, because it also computes
     those of constants, which nobody reads."""
@@ -53,13 +53,13 @@ def shared_scalars(context: Context, captured: Captured, merge: Merge, communica
         for tensor in scalars:
             if writes and _is_scalar_sum(context, tensor):
                 riders.setdefault(tensor, set()).update(writes)
-    return [_share(context, merge, communicator, tensor, writes) for tensor, writes in riders.items()]
+    return [_share(context, recipes, communicator, tensor, writes) for tensor, writes in riders.items()]
 
 
-def _share(context: Context, merge: Merge, communicator: Communicator, tensor: int, writes: Set[int]) -> Shared:
+def _share(context: Context, recipes: Recipes, communicator: Communicator, tensor: int, writes: Set[int]) -> Shared:
     device = context.device(context.home(context.graph.producer(tensor)), ORIGINAL)
     value = communicator.sum_if_together(
-        Member(merge.part(tensor), device), merge.whole(tensor), context.host, context.name("shared", context.flat(tensor)),
+        Member(recipes.part(tensor), device), recipes.whole(tensor), context.host, context.name("shared", context.flat(tensor)),
         context.dtype(tensor))
     return Shared(tensor, value, tuple(sorted(writes)))
 

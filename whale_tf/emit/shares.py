@@ -9,7 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -19,10 +19,10 @@ from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
-from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import Layout, rows_each
+from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
+from whale_tf.passes.lowering.levels import divide, levels, static_batch
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -37,26 +37,6 @@ class Shares(NamedTuple):
     starts: Tuple[Number, ...]
     vector: Optional[str] = None  # the sizes as one int32 tensor, if they are not known now
     check: Tuple[str, ...] = ()  # op that fails at run time if a clone would get no example
-
-
-def running(slices: Optional[Sequence[int]], count: int) -> List[int]:
-    """Running totals ``c_0 .. c_n`` of one level."""
-    return [0] + list(itertools.accumulate(slices or [1] * count))
-
-
-def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
-    """Running totals of each level at which a mini-batch is divided for a TaskGraph."""
-    task = plan.task_graphs[task_graph]
-    result = [] if own else [running(None, plan.num_model_replicas)]
-    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.batch_slices, task.replica_count)]
-
-
-def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
-    """Sizes of all parts of ``batch`` examples; the last level varies fastest."""
-    parts = [batch]
-    for level in totals:
-        parts = [b * high // level[-1] - b * low // level[-1] for b in parts for low, high in zip(level, level[1:])]
-    return parts
 
 
 def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
@@ -96,7 +76,6 @@ class Division:
         communicator: adds up the examples of all processes, each of which takes its own mini-batches.
 
     Attributes:
-        is_even: all clones of every TaskGraph work on the same number of examples, which is known now.
         is_together: sections put the examples of all mini-batches together.
         name_of: the tensor of a source for a model replica (:class:`whale_tf.emit.inputs.Inputs` sets it).
     """
@@ -117,8 +96,6 @@ class Division:
         self._rows: Dict[Tuple[int, int], str] = {}
         self._examples: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._weights: Dict[Tuple[Counted, int, str], Tuple[str, ...]] = {}
-        self.is_even = batch is not None and all(
-            len(set(divide(batch, levels(context.plan, index, own)))) == 1 for index in range(len(context.plan.task_graphs)))
 
     @property
     def mini_batches_here(self) -> int:
@@ -391,7 +368,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
         raise PlanError(
             f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
             f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    batch = _static_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
+    batch = static_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
     if batch is not None:
         _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
     division = Division(context, nodes, own, batch, sources, sums)
@@ -405,20 +382,6 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
     if division.mini_batches > 1 and batch is not None:
         context.rescaled = context.region.mean_divisors
     return division
-
-
-def _static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
-    """Examples of a mini-batch; None: no input says how many."""
-    known: Set[int] = set()
-    for tensor, dim in sources.items():
-        shape = graph.tensors[tensor].shape
-        size = None if shape is None else shape[dim]
-        if size is not None:
-            known.add(size // sum(map(rows_each, layouts[tensor].blocks or (1,))))
-    if len(known) > 1:
-        raise PlanError("inputs have different batch sizes: {}".format(
-            ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)))
-    return next(iter(known), None)
 
 
 def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from whale_tf.emit.context import ORIGINAL, Context, Copy
-from whale_tf.emit.merge import Merge
 from whale_tf.emit.operands import Operands
+from whale_tf.emit.recipes import Recipes
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.ir.traits import traits
 from whale_tf.program import UPDATE
@@ -32,7 +32,7 @@ def _share_nothing(node: NodeDef, _: object) -> None:
     node.attr["shared_name"].s = node.name.encode()
 
 
-def clone_update(context: Context, operands: Operands, merge: Merge) -> Dict[int, List[str]]:
+def clone_update(context: Context, operands: Operands, recipes: Recipes) -> Dict[int, List[str]]:
     """Stages the APPLY ops of every copy except the original.
 
     Returns:
@@ -55,7 +55,7 @@ def clone_update(context: Context, operands: Operands, merge: Merge) -> Dict[int
                     if variable is not None:
                         context.edit.move_input(f"{scope}/{op.name}", position, variable)
                     elif producer.id in context.region.batch_level:
-                        context.edit.move_input(f"{scope}/{op.name}", position, merge.for_update(tensor, task_graph, copy))
+                        context.edit.move_input(f"{scope}/{op.name}", position, recipes.for_update(tensor, task_graph, copy))
                     elif producer.id not in members and context.region.contains(producer):
                         context.edit.move_input(f"{scope}/{op.name}", position, operands.value(tensor, task_graph, copy))
                 if traits(op.type).is_write:

@@ -11,7 +11,7 @@ from typing import Dict, List, Tuple, Union
 from whale_tf.bridges import Cuts, crossing, cuts
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.plan import Plan
 from whale_tf.program import ALL, CLONED, EVERY, ORIGINAL, SECTION, Body, Call, Clone, Copy, Program, Value
 
 
@@ -99,6 +99,14 @@ def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
     return row if task.strategy == "split" else (row[clone.r],)
 
 
+def device_at(plan: Plan, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> int:
+    """The device of a clone or a copy (first field: model replica, last field: replica).  Under ``split`` the replica has several
+    devices, and ``shard`` says which."""
+    task = plan.task_graphs[task_graph]
+    g, r = (max(0, place[0]), max(0, place[-1]))  # what belongs to all is on the first one's
+    return task.devices[g][shard if task.strategy == "split" else r]
+
+
 def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone: Clone) -> List[Clone]:
     """Clones of a tensor's TaskGraph whose values a clone of the consumer needs."""
     producer = step.home(tensor)
@@ -106,7 +114,7 @@ def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone:
         return [clone]
     layout, count = step.region.batch.layout(tensor), plan.task_graphs[producer].replica_count
     if layout.is_sharded:
-        others, own = _cuts(plan.task_graphs[producer]), _cuts(plan.task_graphs[consumer])
+        others, own = cuts_of(plan, producer), cuts_of(plan, consumer)
         return [clone._replace(r=r) for r in crossing(others, own, clone.r).producers]
     if layout.is_partial or layout.kind in EXTREMES:
         return [clone._replace(r=r) for r in range(count)]
@@ -117,8 +125,10 @@ def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone:
 
 def is_bridged(plan: Plan, producer: int, consumer: int) -> bool:
     """Whether two TaskGraphs cut a micro-batch at different places.  Otherwise tensors cross one to one."""
-    return producer != consumer and _cuts(plan.task_graphs[producer]) != _cuts(plan.task_graphs[consumer])
+    return producer != consumer and cuts_of(plan, producer) != cuts_of(plan, consumer)
 
 
-def _cuts(task: TaskGraphPlan) -> Cuts:
+def cuts_of(plan: Plan, task_graph: int) -> Cuts:
+    """Where the parts of a TaskGraph's replicas begin and end."""
+    task = plan.task_graphs[task_graph]
     return cuts(task.replica_count, task.batch_slices)

@@ -247,13 +247,13 @@ def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tenso
         op = name.partition(":")[0]
         if op in context.graph and context.graph.op(op).id in context.region.batch_level:
             number = context.graph.tensor(name)
-            merge = emitted.merge if context.is_returned(number) else computed.merge
+            recipes = emitted.recipes if context.is_returned(number) else computed.recipes
             if not computed.context.is_exported(number):
                 emitted.calls.export(number, computed.context)
             if context.region.batch.layout(number).is_sharded:  # each process keeps its own rows
-                name = merge.whole(number)
+                name = recipes.whole(number)
             else:
-                name = merge.of_all_processes(number)
+                name = recipes.of_all_processes(number)
         return tensor_name(name)
 
     for tensor in tensors:

@@ -16,9 +16,9 @@ from whale_tf._tf_compat import eager_context, tf, v1
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator, check_gpus
 from whale_tf.emit.emit import Emitted
-from whale_tf.emit.merge import Merge
 from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
+from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.reroute import outside_after
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
@@ -95,9 +95,9 @@ class Fetches:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
 
     @property
-    def merges(self) -> Sequence[Merge]:
+    def merges(self) -> Sequence[Recipes]:
         """Merged values that a run may compute."""
-        return self._rewritten.merge, self._beside_update.merge
+        return self._rewritten.recipes, self._beside_update.recipes
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
         """What a run of (substituted) fetches means for other processes, and what it must feed to wait for nothing else.
@@ -317,7 +317,7 @@ class Fetches:
             tensor = context.graph.tensor(fetch.name)
             if not context.is_exported(tensor):
                 rewritten.calls.export(tensor, context if rewritten is self._beside_update else None)
-            name = rewritten.merge.whole(tensor)
+            name = rewritten.recipes.whole(tensor)
         with unfinalized(self._graph):
             edit.commit()
         return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (

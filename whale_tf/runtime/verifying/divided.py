@@ -135,7 +135,9 @@ def sent_as_float16(done: Parallelized) -> Set[str]:
     emitted = done.emitted
     assert emitted is not None
     graph = emitted.context.graph
-    return {graph.tensor_name(tensor) for tensor in emitted.merge.compressed} if emitted.communicator.processes > 1 else set()
+    if emitted.communicator.processes == 1:
+        return set()
+    return {graph.tensor_name(tensor) for tensor in emitted.recipes.lowering.compressed}
 
 
 def left_out(script: Script, cut: Cut, items: List[Item]) -> Dict[str, str]:

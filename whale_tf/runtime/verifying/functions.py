@@ -22,7 +22,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.handles import Handle, variable_handles
 from whale_tf.capture.hooks import original_run
 from whale_tf.capture.recording import recording_of
-from whale_tf.emit.merge import Merge
+from whale_tf.emit.recipes import Recipes
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import CALLS, PULLS
@@ -184,7 +184,7 @@ class _Replayed(NamedTuple):
     found: Values
     after: Values
     known: Dict[str, tf.Tensor]
-    merges: List[Merge]
+    merges: List[Recipes]
 
     @property
     def draws(self) -> bool:
@@ -366,7 +366,7 @@ class _Proof:
         return np.array(self._parts.value(handle, tf.as_dtype(dtype)))
 
     def _observed(self, graph: tf.Graph, cut: Cut,
-                  given: Values) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor], List[Merge]]:
+                  given: Values) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor], List[Recipes]]:
         """Name in the local script -> the divided step's tensor; the same with merged values for results; all merged values."""
         ops, found = self._before.script.ops, {}  # type: ignore[var-annotated]
         found.update(zip(self._before.returned, graph.outputs))
@@ -384,7 +384,7 @@ class _Proof:
         names = rest + list(self._before.returned if self._runtime is not None else ())
         new = dict(zip(names, merged(graph, emitted, replaced, [graph.get_tensor_by_name(name) for name in names], computed)))
         found.update((name, new[name]) for name in rest)
-        return found, {**found, **new}, [emitted.merge, computed.merge]
+        return found, {**found, **new}, [emitted.recipes, computed.recipes]
 
 
 class _Divided:

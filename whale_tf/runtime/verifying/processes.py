@@ -16,7 +16,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf.emit.merge import Merge
+from whale_tf.emit.recipes import Recipes
 from whale_tf.errors import MismatchError, PlanError
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.graph import OpGraph, Phase
@@ -112,7 +112,7 @@ class Whole:
         merges: with the merged values that may be fetched.
     """
 
-    def __init__(self, done: Parallelized, ops: OpGraph, known: Mapping[str, tf.Tensor], merges: Sequence[Merge]) -> None:
+    def __init__(self, done: Parallelized, ops: OpGraph, known: Mapping[str, tf.Tensor], merges: Sequence[Recipes]) -> None:
         assert done.emitted is not None
         self._context, self._ops, self._known = done.emitted.context, ops, known
         self._batch = self._context.region.batch
