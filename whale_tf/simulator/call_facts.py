@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
-from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import is_combined, takes_own
@@ -93,7 +92,6 @@ class CallFacts:
         readers: (call, tensor) -> number of calls that take it.
         pieces: of each body, op -> its piece, in the order of the graph.
         parts: of each call, the fraction of a mini-batch on which it works.
-        sums: (call, gradient) -> the device that adds up the copies' values.
         messages: calls that send values to other processes.
     """
 
@@ -114,7 +112,6 @@ class CallFacts:
                 self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
         self.pieces = [self._pieces(body, combined) for body in program.bodies]
         self.parts = [self._part(call) for call in program.calls]
-        self.sums = self._turns()
         self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> Dict[int, Piece]:
@@ -124,22 +121,6 @@ class CallFacts:
             (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
             if t not in own or self.graph.tensors[t].op < op.id)), number)  # otherwise: a loop's next iteration
             for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)}
-
-    def _turns(self) -> Dict[Tuple[int, int], int]:
-        """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
-        found: Dict[Tuple[int, int], int] = {}
-        turns: Dict[Tuple[int, ...], int] = {}
-        for number, call in enumerate(self.program.calls):
-            if self.program.step_of(call) == SYNCHRONISE and self.is_sum(call.takes[0].tensor):
-                members = tuple(self.device_of(source, call.takes[0].tensor) for source in call.takes[0].calls)
-                turn = turns[members] = turns.get(members, -1) + 1
-                found.update(((number, tensor), members[turn % len(members)]) for tensor, _ in call.takes)
-        return found
-
-    def is_sum(self, tensor: int) -> bool:
-        """Whether values are added up or combined in a similar way."""
-        layout = self.batch.layout(tensor)
-        return layout.is_partial or layout.kind in EXTREMES
 
     def _part(self, call: Call) -> float:
         """The fraction of a mini-batch on which a call works."""

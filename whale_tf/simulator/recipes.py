@@ -1,11 +1,8 @@
-"""What a call takes from others, as tasks.  Recipes follow from the layouts of their tensors, in the same way as emission lowers
-them::
+"""What a call takes from others, as tasks.
 
-    plain values, bridges       a message to each device that reads them; an op puts several parts together
-    accumulate                  an addition on the replica's device
-    synchronise                 an addition on one device (devices take turns), or a collective between processes
-    whole, merge                an addition or concatenation on the first device
-    gather, broadcast           a message from one process to each other one, once the values that it sends have been written
+A value that is on another device is a message.  Recipes are the primitives to which :mod:`whale_tf.passes.lowering` lowers them:
+additions, concatenations and collectives are tasks; what changes each element, or cuts rows out, goes with them.  ``gather`` and
+``broadcast`` are a message from one process to each other one, once the values that it sends have been written.
 """
 
 from __future__ import annotations
@@ -13,12 +10,12 @@ from __future__ import annotations
 import abc
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
-from whale_tf.bridges import crossing, cuts
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import traits
+from whale_tf.passes.lowering import Lowering, Primitive, primitive
+from whale_tf.passes.replicate import cuts_of, devices_of
 from whale_tf.plan import Plan
 from whale_tf.program import (
-    ACCUMULATE,
     ALL,
     BRIDGE,
     BROADCAST,
@@ -26,6 +23,7 @@ from whale_tf.program import (
     GATHER,
     MERGE,
     ONCE,
+    ORIGINAL,
     SYNCHRONISE,
     UPDATE,
     WHOLE,
@@ -38,7 +36,8 @@ from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
-ADDED = -2  # in place of a device: the sum of several calls
+PASSED_ON = (primitive.SCALE, primitive.SCALE_PROCESS, primitive.SHARE, primitive.SHIFT, primitive.LESS_SURPLUS, primitive.BLOCK,
+             primitive.IDENTITY)  # what is no task: it is computed with what makes or reads the value
 NO_VALUE_BYTES = 4.0  # size of a message which only says that something is done
 
 
@@ -91,7 +90,11 @@ class Recipes(CallFacts, abc.ABC):
         self.tasks, self.spans = tasks, Spans(tasks)
         self.peers: Sequence[Recipes] = [self]
         self.gates: Dict[int, List[int]] = {}
-        self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
+        self.lowering = Lowering(step, plan, program)
+        self._made: Dict[Primitive, Value] = {}
+        self._unpacked: Dict[Primitive, Held] = {}
+        self._are_sent: Set[int] = set()  # calls of messages
+        self._arrived: Dict[Tuple[int, int], Value] = {}  # (call of a message, tensor)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
 
     @abc.abstractmethod
@@ -110,7 +113,8 @@ class Recipes(CallFacts, abc.ABC):
         """The value of a tensor that a call takes from other calls."""
         sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
         if len(sources) > 1 and self.step_of(sources[0]) == SYNCHRONISE:
-            return self._added(sources, tensor)
+            total = self.lowering.synchronised(tensor, self.body(sources[0]).task_graph, ORIGINAL)
+            return self._played(total, sources[0])
         return together([self._from(source, tensor, number) for source in sources])
 
     def _from(self, source: int, tensor: int, reader: int) -> Value:
@@ -150,10 +154,7 @@ class Recipes(CallFacts, abc.ABC):
     def here(self, value: Value, device: int) -> List[Held]:
         """A value's parts on a device."""
         if value.recipe >= 0:
-            key = value.recipe, value.parts[0].tensor, device
-            if key not in self._made:
-                self._made[key] = self._combined(value.recipe, key[1], [value._replace(recipe=-1)], device)
-            return list(self._made[key].parts)
+            value = self._played(self._lowered_on(value.recipe, value.parts[0].tensor, device), value.recipe)
         return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
 
     def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
@@ -187,40 +188,90 @@ class Recipes(CallFacts, abc.ABC):
         return devices[0].node == devices[1].node and all(device.kind == "CPU" for device in devices)
 
     def recipe(self, number: int, tensor: int) -> Value:
-        """The value that a recipe makes of a tensor."""
-        key = number, tensor, ALL
-        if key not in self._made:
-            step, is_divided = self.step_of(number), self.batch.layout(tensor).is_sharded
-            if is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1)):
-                values = self._terms(number, tensor, self.device_of(number, tensor))
-                value = together(self._cut(self.program.calls[number], values) if step == BRIDGE else values)
-                parts = tuple(part._replace(tensor=tensor) for part in value.parts)
-                self._made[key] = Value(parts, value.waits, number if parts else -1)
-            elif step in MESSAGES:
-                self.send_to_all(number)
-            elif step == SYNCHRONISE:
-                self._synchronise(number)
-            else:
-                self._made[key] = self._total(number, tensor)
-        return self._made[key]
+        """The value that a recipe makes of a tensor; if each device that reads it makes its own, the parts that they read."""
+        if self.step_of(number) in MESSAGES:
+            self.send_to_all(number)
+            return self._arrived[number, tensor]
+        each = {self._lowered_on(number, tensor, device) for device in self._readers_of(number)}
+        if len(each) == 1:
+            return self._played(each.pop(), number)
+        first = self._lowered_on(number, tensor, self._readers_of(number)[0])
+        while first.kind in PASSED_ON:
+            first = first.operands[0]
+        value = together([self._played(operand, number) for operand in first.operands])
+        return value._replace(recipe=number if value.parts else -1)
 
-    def _total(self, number: int, tensor: int) -> Value:
-        """The values of this process' clones, combined."""
-        device = self.sums.get((number, tensor), self.device_of(number, tensor))
-        return self._combined(number, tensor, self._terms(number, tensor, device), device)
+    def _readers_of(self, number: int) -> Sequence[int]:
+        """The devices for which a recipe's call makes values."""
+        call, body = self.program.calls[number], self.body(number)
+        if body.step == BRIDGE:
+            return devices_of(self.plan, body.task_graph, call.clone)
+        return call.devices or (self.host,)
 
-    def _terms(self, number: int, tensor: int, device: int) -> List[Value]:
-        """The values that a recipe combines.  If the last addition over micro-batches is on the device where the copies are added
-        up, TensorFlow's graph optimizer merges the two additions."""
-        sources, is_last = self.sources[number].get((tensor, False), ()), self.step_of(number) in (SYNCHRONISE, MERGE)
-        values = []
-        for source in sources:
-            is_here = self.step_of(source) == ACCUMULATE and self.device_of(source, tensor) == device
-            if is_last and is_here and self.readers[source, tensor] == 1 < len(sources):
-                values += [self._main(before, tensor, source) for before in self.sources[source][tensor, False]]
-            else:
-                values.append(self._main(source, tensor, number))
-        return values
+    def _lowered_on(self, number: int, tensor: int, device: int) -> Primitive:
+        """What a recipe's call makes of a tensor for a device."""
+        if self.step_of(number) == BRIDGE:
+            devices = self._readers_of(number)
+            shard = devices.index(device) if len(devices) > 1 and device in devices else 0
+            return self.lowering.bridged(tensor, self.body(number).task_graph, self.program.calls[number].clone, shard)
+        made = self.lowering.of_call(number, tensor)
+        if isinstance(made, Primitive):
+            return made
+        return next((each for each in made.values() if each.device == device), made[ORIGINAL])
+
+    def _played(self, made: Primitive, number: int) -> Value:
+        """The value of a primitive that belongs to a call, or to an earlier one."""
+        stack = [made]
+        while stack:
+            last = stack[-1]
+            its_call = number if last.call < 0 else last.call
+            operands = [] if last in self._made else self._operands_of(last, its_call)
+            before = [each for each in (*operands, *last.waits) if each not in self._made]
+            if before:
+                stack.extend(reversed(before))
+                continue
+            stack.pop()
+            if last not in self._made:  # collectives make those of all processes
+                self._made[last] = self._play(last, its_call, operands)
+        return self._made[made]
+
+    def _operands_of(self, made: Primitive, number: int) -> List[Primitive]:
+        """What a primitive reads.  If the last addition over micro-batches is on the device where the copies are added up,
+        TensorFlow's graph optimizer merges the two additions."""
+        if made.kind not in primitive.ADDITIONS or self.step_of(number) not in (SYNCHRONISE, MERGE):
+            return list(made.operands)
+        found: List[Primitive] = []
+        for operand in made.operands:
+            last = operand
+            while last.kind in PASSED_ON:
+                last = last.operands[0]
+            is_merged = (last.kind == primitive.ADD and last.device == made.device and last.call != number
+                         and self.readers.get((last.call, made.tensor)) == 1 < len(made.operands))
+            found += last.operands if is_merged else [operand]
+        return found
+
+    def _play(self, made: Primitive, number: int, operands: Sequence[Primitive]) -> Value:
+        values = [self._made[operand] for operand in operands]
+        if made.kind == primitive.VALUE:
+            op = self.graph.tensors[made.tensor].op
+            return self._main(self.number[self.body_of[op], made.clone], made.tensor, number)
+        if made.kind == primitive.IDENTITY:
+            m = self.program.calls[number].clone.m
+            waits = values[0].waits.union(*[self._made[wait].tasks for wait in made.waits]) - {START}
+            return Value(tuple(part._replace(m=m) for part in self.here(values[0], made.device)), waits)
+        if made.kind in PASSED_ON:
+            return values[0]
+        if made.kind == primitive.CUT:
+            return self._cut(made, values[0])
+        if made.kind == primitive.PACK:
+            return Value((self._packed(number, values),))
+        if made.kind == primitive.UNPACK:
+            return self._taken_out(made, number)
+        if made.kind == primitive.TAKE:
+            return values[0]._replace(parts=tuple(part for part in values[0].parts if part.device == made.device))
+        if made.kind in primitive.COLLECTIVES:
+            return self._exchanged(made, number, values)
+        return self._combined(made, number, values) if values else Value()
 
     def _main(self, source: int, tensor: int, reader: int) -> Value:
         """A call's value as one part; if ops that are no tasks read several parts, the largest of them."""
@@ -232,48 +283,33 @@ class Recipes(CallFacts, abc.ABC):
             part = part._replace(size=self.size_of(source, tensor))
         return Value((part,), value.tasks)
 
-    def _cut(self, call: Call, values: List[Value]) -> List[Value]:
-        """Cut what a clone takes: only its own part of one other clone's value, but all of it if several have its rows."""
-        bridge = self.program.bodies[call.body]
-        tasks = [self.plan.task_graphs[one] for one in (self.step.home(bridge.inputs[0]), bridge.task_graph)]
-        own, other = (cuts(task.replica_count, task.batch_slices) for task in tasks)
-        met = crossing(own, other, call.clone.r)
-        if len(met.producers) > 1 or met.covers:
-            return values
-        one, = met.producers
-        kept = float((other[call.clone.r + 1] - other[call.clone.r]) / (own[one + 1] - own[one]))
-        return [value._replace(parts=tuple(part._replace(size=part.size * kept) for part in value.parts)) for value in values]
+    def _cut(self, made: Primitive, value: Value) -> Value:
+        """A clone's rows of another one's value, cut off where this is; those of several are sent whole."""
+        cut = made.detail
+        if len(cut.pieces) > 1:
+            return value
+        own, other = cuts_of(self.plan, cut.task_graph), cuts_of(self.plan, made.task_graph)
+        r, one = made.clone.r, cut.pieces[0].r
+        kept = float((other[r + 1] - other[r]) / (own[one + 1] - own[one]))
+        return value._replace(parts=tuple(part._replace(size=part.size * kept) for part in value.parts))
 
-    def _combined(self, number: int, tensor: int, values: Sequence[Value], device: int) -> Value:
-        """The clones' values combined into one on a device: their sum, their concatenation, or the first one if all are equal."""
-        is_sum = self.is_sum(tensor)
-        if not is_sum and not self.batch.layout(tensor).is_sharded:
-            values = values[:1]
-        parts = [part for value in values for part in self.here(value, device)]
+    def _combined(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+        """Values added up or put together on a device."""
+        parts = [part for value in values for part in self.here(value, made.device)]
         waits = together(values).waits
         size = sum(part.size for part in parts)
         if len(parts) < 2 or not size:
             return Value(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
-        made = max(part.size for part in parts) if is_sum else size
+        is_sum = made.kind in primitive.ADDITIONS
+        result = max(part.size for part in parts) if is_sum else size
         step, home = self.step_of(number), self.body(number).home
-        is_written_over = is_sum and step != WHOLE and (home is None or self._is_on(parts[0].buffer, device))
-        about = self.about(number, f"{self._name(tensor)} ({step})")
-        return Value((self._op(about, device, parts, waits, size + made, made, is_written_over),))
+        is_written_over = is_sum and step != WHOLE and (home is None or self._is_on(parts[0].buffer, made.device))
+        what = "total" if made.kind == primitive.ADD and step == SYNCHRONISE else step  # of micro-batches at their owner
+        about = self.about(number, f"{self._name(made.tensor)} ({what})")
+        return Value((self._op(about, made.device, parts, waits, size + result, result, is_written_over),))
 
     def _is_on(self, buffer: int, device: int) -> bool:
         return buffer >= 0 and self.tasks.buffers[buffer].parts[0] == (device,)
-
-    def _added(self, sources: Sequence[int], tensor: int) -> Value:
-        """The sums over processes of all micro-batches, which an owner adds up."""
-        key = sources[0], tensor, ADDED
-        if key not in self._made:
-            device = self.program.calls[sources[0]].devices[0]
-            values = [self.recipe(source, tensor) for source in sources]
-            parts = [part for value in values for part in self.here(value, device)]
-            size, about = self.costs.bytes(tensor), self.about(sources[0], f"{self._name(tensor)} (total)")
-            total = self._op(about, device, parts, together(values).waits, (len(parts) + 1) * size, size, True)
-            self._made[key] = Value((total,))
-        return self._made[key]
 
     def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
            is_written_over: bool = False) -> Held:
@@ -291,29 +327,57 @@ class Recipes(CallFacts, abc.ABC):
         buffer = parts[0].buffer if is_written_over else self._new_buffer(category, task, device, made)
         return Held(task, device, buffer, parts[0].tensor, made, about.micro_batch)
 
-    def _synchronise(self, number: int) -> None:
-        """Combine the values of all copies; between processes, one collective does so for a bucket."""
-        tensors = [tensor for tensor, _ in self.program.calls[number].takes]
-        is_sum, is_divided = self.is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
-        totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]  # of each process' copies
-        if len(self.peers) == 1 or not (is_sum or is_divided):
-            for peer, values in zip(self.peers, totals):
-                peer._made.update(((number, tensor, ALL), value) for tensor, value in zip(tensors, values))
-            return
-        packed = [peer._packed(number, values) for peer, values in zip(self.peers, totals)]
-        size = max(part.size for part in packed)
-        kind, made = (ALL_REDUCE, size) if is_sum else (ALL_GATHER, size * len(packed))
+    def _exchanged(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+        """What a collective makes: between the devices of a process, or of all processes at once."""
+        if made.kind == primitive.ALL_REDUCE and made.detail.devices:
+            return self._reduced_here(made, number, values)
+        if len(self.peers) == 1 or made.call < 0:
+            return values[0]
+        place = self.lowering.collectives(made.call).index(made)
+        same = [peer.lowering.collectives(number)[place] for peer in self.peers]
+        taken = [peer._played(each.operands[0], number) for peer, each in zip(self.peers, same)]
+        if not all(value.parts for value in taken):
+            return values[0]
+        parts = [max(value.parts, key=lambda part: part.size) for value in taken]
+        size, is_sum = max(part.size for part in parts), made.kind == primitive.ALL_REDUCE
+        kind, result = (ALL_REDUCE, size) if is_sum else (ALL_GATHER, size * len(parts))
         about = self.about(number, kind.replace("_", "-"))._replace(label=kind)
-        group = Group(tuple(sorted(part.device for part in packed)))
-        task = self.tasks.communicate(kind, group, made, GRADIENT, [part.task for part in packed], about)
-        for peer, part in zip(self.peers, packed):
+        group = Group(tuple(sorted(part.device for part in parts)))
+        task = self.tasks.communicate(kind, group, result, GRADIENT, [part.task for part in parts], about)
+        for peer, each, part in zip(self.peers, same, parts):
             self.tasks.read(task, part.buffer)
-            buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, made)
-            peer._unpack(number, tensors, Held(task, part.device, buffer, tensors[0], made), size, "out of bucket")
+            buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, result)
+            peer._made[each] = Value((Held(task, part.device, buffer, each.tensor, result),))
+        return self._made[made]
+
+    def _reduced_here(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+        """The sum over devices of one process, on each of them."""
+        parts = [part for value, device in zip(values, made.detail.devices) for part in self.here(value, device)]
+        if len(parts) < 2:
+            return together(values)
+        size, waits = max(part.size for part in parts), {part.task for part in parts} | together(values).waits
+        about = self.about(number, "all-reduce")._replace(label=ALL_REDUCE)
+        task = self.tasks.communicate(ALL_REDUCE, Group(tuple(sorted(made.detail.devices))), size, GRADIENT, sorted(waits), about)
+        found = []
+        for part in parts:
+            self.tasks.read(task, part.buffer)
+            buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, size)
+            found.append(Held(task, part.device, buffer, made.tensor, size))
+        return Value(tuple(found))
+
+    def _taken_out(self, made: Primitive, number: int) -> Value:
+        """A tensor's value out of a vector of several."""
+        total, = made.operands
+        if total not in self._unpacked:
+            arrived, = self._made[total].parts
+            size = sum(self.costs.bytes(each.tensor) for each in total.operands[0].operands)
+            about = self.about(number, "out of bucket")
+            self._unpacked[total] = self._op(about, arrived.device, [arrived], (), 2.0 * size, size)
+        return Value((self._unpacked[total]._replace(tensor=made.tensor, size=self.costs.bytes(made.tensor)),))
 
     def send_to_all(self, number: int) -> None:
         """Add a message to each other process, and the values that it brings there."""
-        if (number, ALL, ALL) in self._made:
+        if number in self._are_sent:
             return
         place = self.messages.index(number)
         calls = [peer.program.calls[peer.messages[place]] for peer in self.peers]
@@ -321,7 +385,7 @@ class Recipes(CallFacts, abc.ABC):
         owner = next(rank for rank, (call, body) in enumerate(zip(calls, bodies))
                      if call.takes or call.after or (body.step == GATHER and body.inputs))
         for peer in self.peers:
-            peer._made[peer.messages[place], ALL, ALL] = Value()
+            peer._are_sent.add(peer.messages[place])
         sender, tensors, kind = self.peers[owner], bodies[owner].inputs, bodies[owner].step
         number, devices = sender.messages[place], [call.devices[0] for call in calls]
         values = [sender._main(source, tensor, number) for tensor, (source,) in calls[owner].takes]
@@ -340,7 +404,7 @@ class Recipes(CallFacts, abc.ABC):
             SEND_RECV, Group(tuple(sorted(devices)), pairs), size, FEATURE if kind == GATHER else GRADIENT, sorted(waits),
             sender.about(number, kind)._replace(label=kind))
         for value, tensor in zip(values, bodies[owner].outputs):
-            sender._made[number, tensor, ALL] = value._replace(waits=value.waits | {task})
+            sender._arrived[number, tensor] = value._replace(waits=value.waits | {task})
         category = "gathered parameters" if kind == GATHER else "gradient buckets"
         for peer, device in zip(self.peers, devices):
             if peer is not sender and tensors:
@@ -369,4 +433,4 @@ class Recipes(CallFacts, abc.ABC):
         if len(tensors) > 1:
             arrived = self._op(self.about(number, name), arrived.device, [arrived], (), 2.0 * size, size)
         for tensor in tensors:
-            self._made[number, tensor, ALL] = Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),))
+            self._arrived[number, tensor] = Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),))

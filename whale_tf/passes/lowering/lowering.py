@@ -81,6 +81,7 @@ class Lowering:
         self._is_even, self._is_static = is_even(step, plan), batch_of_step(step) is not None
         self._by_collectives = step.processes == 1 and any(sync.backend == COLLECTIVE for sync in plan.gradients)
         self.compressed: FrozenSet[int] = compressed(step, plan)
+        self._collectives: Dict[int, List[Primitive]] = {}
         self._parts: Dict[Tuple[int, int, Clone], Primitive] = {}
         self._values: Dict[Tuple[int, Clone], Primitive] = {}
         self._running: Dict[Tuple[int, Clone], Primitive] = {}
@@ -317,11 +318,25 @@ class Lowering:
         here = [self._added(each, device, scope + "/here", number) for each, scope in zip(members, scopes)]
         tensor, detail = here[0].tensor, Reduction(SUM, here[0].tensor in self.compressed)
         if len(here) == 1:
-            return [[Primitive(ALL_REDUCE, tensor, device, here, scopes[0], detail=detail, call=number)] * len(members[0])]
+            return [[self._between(ALL_REDUCE, here[0], device, scopes[0], detail, number)] * len(members[0])]
         packed = Primitive(PACK, tensor, device, here, scopes[0], call=number)
-        total = Primitive(ALL_REDUCE, tensor, device, (packed,), scopes[0] + "/bucket", detail=detail, call=number)
+        total = self._between(ALL_REDUCE, packed, device, scopes[0] + "/bucket", detail, number)
         return [[Primitive(UNPACK, each.tensor, device, (total,), scope, detail=place, call=number)] * len(own)
                 for place, (each, scope, own) in enumerate(zip(here, scopes, members))]
+
+    def collectives(self, number: int) -> List[Primitive]:
+        """The collectives between processes of a call that synchronises, in an order that is the same in all processes."""
+        self._lower_synchronised()
+        return self._collectives[number]
+
+    def _between(self, kind: str, here: Primitive, device: int, scope: str, how: Union[Reduction, Rows],
+                 number: int = -1) -> Primitive:
+        """A collective between processes, to which each contributes one value."""
+        home = self._step.home(here.tensor)
+        made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=home, detail=how, call=number)
+        if number >= 0:
+            self._collectives.setdefault(number, []).append(made)
+        return made
 
     def _by_collective(self, members: Sequence[Primitive], devices: Sequence[int], scope: str, number: int) -> List[Primitive]:
         tensor, detail = members[0].tensor, Reduction(SUM, devices=tuple(devices))
@@ -343,12 +358,12 @@ class Lowering:
             return self._examples(tensor, self._pieces(tensor, scope), device, scope, Rows(self._is_static), number)
         if layout.is_sharded:
             how = Rows(self._is_static, not self._is_static)
-            return Primitive(ALL_GATHER, tensor, device, (self.whole(tensor),), scope, task_graph=home, detail=how, call=number)
+            return self._between(ALL_GATHER, self.whole(tensor), device, scope, how, number)
         here = self.whole(tensor)
         if layout.kind in EXTREMES:
-            return Primitive(ALL_REDUCE, tensor, device, (here,), scope, detail=Reduction(layout.kind), call=number)
+            return self._between(ALL_REDUCE, here, device, scope, Reduction(layout.kind), number)
         if layout.kind == EXTENT.kind:
-            total = Primitive(ALL_REDUCE, tensor, device, (here,), scope + "/sum", detail=Reduction(SUM), call=number)
+            total = self._between(ALL_REDUCE, here, device, scope + "/sum", Reduction(SUM), number)
             return Primitive(LESS_SURPLUS, tensor, device, (total, here), scope, detail=self._step.processes - 1, call=number)
         return here
 
@@ -368,8 +383,7 @@ class Lowering:
             else:
                 found = self._reduced(how.kind, pieces, device, scope)
                 if self._step.processes > 1:
-                    found = Primitive(ALL_REDUCE, tensor, device, (found,), scope + "/processes",
-                                      detail=Reduction(how.kind))
+                    found = self._between(ALL_REDUCE, found, device, scope + "/processes", Reduction(how.kind))
             self._combined[tensor, how] = found
         return self._combined[tensor, how]
 
@@ -504,18 +518,17 @@ class Lowering:
                   number: int = -1) -> Primitive:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes."""
-        blocks, home = self._layout(tensor).blocks, self._step.home(tensor)
+        blocks = self._layout(tensor).blocks
         if self._step.processes == 1:
             return self._ordered(tensor, pieces, device, scope, number)
         if blocks is None or len(blocks) == 1:
             here = self._ordered(tensor, pieces, device, scope, number)
-            return Primitive(ALL_GATHER, tensor, device, (here,), scope + "/processes", task_graph=home, detail=how, call=number)
+            return self._between(ALL_GATHER, here, device, scope + "/processes", how, number)
         parts = []
         for index in range(len(blocks)):
             where = f"{scope}/block{index}"
             rows = self._concatenated(tensor, self._blocks(tensor, pieces, index, where), device, where, number)
-            parts.append(Primitive(ALL_GATHER, tensor, device, (rows,), where + "/processes", task_graph=home, detail=how,
-                                   call=number))
+            parts.append(self._between(ALL_GATHER, rows, device, where + "/processes", how, number))
         return self._concatenated(tensor, parts, device, scope, number)
 
 
