@@ -26,12 +26,12 @@ from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.errors import PlanError
 from whale_tf.ir.region import Region
-from whale_tf.passes import compile_program
+from whale_tf.passes import compile_program, parted
+from whale_tf.passes.lowering import Lowering
 from whale_tf.plan import Plan
 from whale_tf.planner.idle import tell_idle
 from whale_tf.planner.inexact import tell_inexact
 from whale_tf.planner.sharding import Assignment
-from whale_tf.program import Program
 from whale_tf.transforms.shard.divided_variables import DividedVariables
 
 
@@ -101,10 +101,10 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables, renews=renews)
 
 
-def find_program(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
-                 parts: Sequence[Tuple[int, ...]] = ()) -> Optional[Program]:
-    """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
-    If several processes train in parallel: the step of the first one.
+def find_lowered(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
+                 parts: Sequence[Tuple[int, ...]] = ()) -> Optional[Lowering]:
+    """The Program that :func:`parallelize` would make of a graph, which stays as it is, with its recipes lowered; None: it has no
+    optimizer's update yet.  If several processes train in parallel: the step of the first one.
 
     Args:
         parts: device numbers that each process drives, if there are several.
@@ -117,4 +117,6 @@ def find_program(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
         return None
     plan = decision.plan
     graphs = 1 if plan.spans_processes else max(1, len(plan.processes))
-    return compile_program(decision.captured.step(decision.region, graphs), plan.local_part(0))
+    here = plan.local_part(0)
+    step = parted(decision.captured.step(decision.region, graphs), here)
+    return Lowering(step, here, compile_program(step, here))

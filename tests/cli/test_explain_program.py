@@ -99,6 +99,9 @@ def test_the_step_that_the_script_asks_for(tmp_path: Path) -> None:
     result = explain("--program", script)
     assert (result.exit_code, result.stdout) == (0, PROGRAM)
     assert not (tmp_path / "program.txt").exists(), "the script is left before it trains"
+    lines = explain("--program", script, "--lowered").stdout.splitlines(keepends=True)
+    primitives = [line for line in lines if line.startswith("      %")]
+    assert primitives and "".join(line for line in lines if line not in primitives) == PROGRAM
     train(script)
     assert (tmp_path / "program.txt").read_text() == PROGRAM
 

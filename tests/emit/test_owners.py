@@ -13,7 +13,7 @@ from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.parallelize import Parallelized, find_program, parallelize
+from whale_tf.parallelize import Parallelized, find_lowered, parallelize
 from whale_tf.program import BROADCAST, GATHER
 from whale_tf.simulator import Simulator
 from whale_tf.simulator.trace import trace_of
@@ -64,13 +64,13 @@ def test_the_first_process_program_is_shown_before_a_rewrite() -> None:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
             build("adam")
             before = len(graph.get_operations())
-            shown = find_program(graph, Cluster.parse(CLUSTER), Config({"zero": "v1"}), None, ((0, 1), (2, 3)))
+            shown = find_lowered(graph, Cluster.parse(CLUSTER), Config({"zero": "v1"}), None, ((0, 1), (2, 3)))
             assert shown is not None and len(graph.get_operations()) == before
     finally:
         wh.shutdown()
     made = rewritten("adam", {"zero": "v1"}, 0).emitted.context.program  # type: ignore[union-attr]
-    assert shown.to_text() == made.to_text()
-    assert [line.split()[1] for line in shown.to_text().splitlines() if "_broadcast" in line] == [
+    assert shown.program.to_text() == made.to_text()
+    assert [line.split()[1] for line in shown.program.to_text().splitlines() if "_broadcast" in line] == [
         "t0_broadcast", "t0_broadcast_1"]
 
 

@@ -12,7 +12,7 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError, WhaleError
-from whale_tf.parallelize import find_program
+from whale_tf.parallelize import find_lowered
 
 pytestmark = pytest.mark.half
 BATCH = 8
@@ -141,11 +141,11 @@ def test_the_program_is_found_without_a_rewrite(second: str) -> None:
         with tf.Graph().as_default() as graph:
             model(wh.replicate(1), wh.split(2) if second == "split" else wh.replicate(2))
             before = state(graph)
-            program = find_program(graph, Cluster.parse("cpu:3"), Config.parse(settings))
-            assert program is not None and state(graph) == before
+            shown = find_lowered(graph, Cluster.parse("cpu:3"), Config.parse(settings))
+            assert shown is not None and state(graph) == before
             wh.parallelize()
             emitted = wh.current_program()
-            assert emitted is not None and emitted.to_text() == program.to_text()
+            assert emitted is not None and emitted.to_text() == shown.program.to_text()
             names = {emitted.graph.ops[op].name for body in emitted.bodies for op in body.ops}
             assert any("/decomposed/" in name for name in names)
             assert any(name.startswith("shards/1/") for name in names) == (second == "split")

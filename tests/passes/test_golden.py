@@ -1,4 +1,4 @@
-"""The Programs of small steps as text; four of them after each pass.
+"""The Programs of small steps as text, with their recipes lowered; four of them after each pass.
 
 ``python -m tests.passes.test_golden`` writes the files anew.  Read the difference before you commit it.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.passes.programs import PROGRAMS
-from whale_tf.passes import PASSES
+from whale_tf.passes import PASSES, parted
+from whale_tf.passes.lowering import Lowering, lowered_text
 from whale_tf.passes.verify import verify
 from whale_tf.program import Program
 
@@ -21,13 +22,14 @@ EACH_PASS = ("nested", "split_after_replicas", "two_to_one", "whole_mini_batch")
 def text_of(name: str) -> str:
     """The Program in the end, or after each pass that changes it."""
     step, plan = PROGRAMS[name]
+    step = parted(step, plan)
     program, parts = Program(step.graph, ()), []
     for one in PASSES:
         before, program = program, one.run(program, step, plan)
         verify(program, step, plan, one)
         if name in EACH_PASS and program != before:
             parts.append(f"-- after {one.name}\n{program.to_text()}")
-    return "\n".join(parts or [program.to_text()])
+    return "\n".join([*parts, ("-- lowered\n" if parts else "") + lowered_text(Lowering(step, plan, program))])
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

@@ -1,4 +1,4 @@
-"""Recipes for the transfer of a tensor from one TaskGraph's replicas to another's, lowered by ``emit/bridge.py``.
+"""Recipes for the transfer of a tensor from one TaskGraph's replicas to another's (lowered in ``passes/lowering``).
 
 Both TaskGraphs divide the same micro-batch, each at its own cuts.  A consumer reads from the producers whose parts overlap its
 own, and cuts off the examples that it does not need (DAPPLE section V-B1, Fig. 9)::

@@ -15,6 +15,7 @@ from whale_tf.cli.common import check_files, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text
+from whale_tf.passes.lowering import Lowering, lowered_text
 from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
@@ -24,7 +25,6 @@ from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.planner.simulated import ALGORITHM, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
-from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
 from whale_tf.simulator.laws import LAYERS, default_laws
 
@@ -142,11 +142,15 @@ def explain(
         None, help="show this cluster's device names instead of numbers: a built-in name, a JSON file, or a short form such as "
                    "cpu:4; without PLAN, also plan for it instead of the script's own cluster"),
     most: int = typer.Option(40, min=0, help="number of calls of a Program to print; 0: all"),
+    lowered: bool = typer.Option(
+        False, "--lowered", help="show the primitive ops of each bridge, sum and merge of the Program, too"),
     picture: Optional[str] = typer.Option(None, metavar="FILE", help="also draw the Program: a .png or .svg file"),
 ) -> None:
     """Show a plan's TaskGraphs, devices, bridges and collectives, and the search's estimate; or a training step, call by call."""
     if path is None and script is None:
         raise typer.BadParameter("give a plan file, --program SCRIPT, or both")
+    if lowered and script is None:
+        raise typer.BadParameter("--lowered shows what a Program is made of; add --program SCRIPT")
     if picture is not None and (script is None or not picture.endswith((".png", ".svg"))):
         raise typer.BadParameter(f"--picture draws a Program (--program SCRIPT) into a .png or .svg file, got {picture!r}")
     with reported():
@@ -158,23 +162,24 @@ def explain(
         if script is not None:
             from whale_tf.measure.scripts import script_program  # TensorFlow takes seconds to load
 
-            program = script_program(script, loaded, machines)
-            typer.echo(_first_calls(program, names, most))
+            found = script_program(script, loaded, machines)
+            typer.echo(_first_calls(found, names, most, lowered))
             if picture is not None:
                 from whale_tf.viz.program import program_figure  # as does matplotlib
                 from whale_tf.viz.timeline import save
 
-                save(program_figure(program, names), picture)
+                save(program_figure(found.program, names), picture)
         elif loaded is not None:
             typer.echo(explain_plan(loaded, None, names or [str(device) for device in range(loaded.num_devices)]))
 
 
-def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
+def _first_calls(step: Lowering, names: Sequence[str], most: int, is_lowered: bool) -> str:
     """A Program as text: its bodies and at most ``most`` calls; 0 means all."""
-    lines = program.to_text(names).splitlines()
-    hidden = len(program.calls) - most
+    lines = (lowered_text(step, names) if is_lowered else step.program.to_text(names)).splitlines()
+    hidden = len(step.program.calls) - most
     if most and hidden > 0:
-        lines[-hidden:] = [f"... and {hidden} more; --most 0 shows all calls"]
+        end = next(number for number, line in enumerate(lines) if line.startswith(f"#{most} "))
+        lines[end:] = [f"... and {hidden} more; --most 0 shows all calls"]
     return "\n".join(lines)
 
 

@@ -25,7 +25,8 @@ from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
-from whale_tf.parallelize import find_program
+from whale_tf.parallelize import find_lowered
+from whale_tf.passes.lowering import Lowering
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import allowed_of, layers_of
@@ -37,7 +38,6 @@ from whale_tf.planner.simulated import with_slices
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.program import Program
 from whale_tf.runtime.verifying.compare import Comparison
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
@@ -131,8 +131,8 @@ class _Planner(api.Observer):
             raise _Done()
 
 
-def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) -> Program:
-    """The step of a training script, which runs until its graph is built.
+def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) -> Lowering:
+    """The step of a training script, which runs until its graph is built, with its recipes lowered.
 
     Args:
         plan: the plan; None means the one that the script asks for.
@@ -155,17 +155,17 @@ class _Compiler(api.Observer):
 
     def __init__(self, plan: Optional[Plan], cluster: Optional[Cluster]) -> None:
         self.plan, self.cluster = plan, cluster
-        self.program: Optional[Program] = None
+        self.program: Optional[Lowering] = None
 
     def graph(self, graph: tf.Graph) -> None:
         asked = api.asked(graph)
         if self.plan is not None:
             cluster = self.cluster or Cluster.parse(f"cpu:{self.plan.num_devices}")
-            self.program = find_program(graph, cluster, asked.config, self.plan, self.plan.processes)
+            self.program = find_lowered(graph, cluster, asked.config, self.plan, self.plan.processes)
         else:
             cluster = self.cluster or asked.cluster
             parts = devices_of_processes(cluster, asked.processes) if asked.processes.count > 1 else ()
-            self.program = find_program(graph, cluster, asked.config, asked.plan, parts)
+            self.program = find_lowered(graph, cluster, asked.config, asked.plan, parts)
         if self.program is not None:
             raise _Done()
 

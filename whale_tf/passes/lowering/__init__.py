@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from whale_tf.passes.lowering.lowering import Lowering
-from whale_tf.passes.lowering.primitive import Primitive, in_order, text_of
+from whale_tf.passes.lowering.primitive import Primitive, in_order
+from whale_tf.passes.lowering.text import lowered_text
 
-__all__ = ["Lowering", "Primitive", "in_order", "text_of"]
+__all__ = ["Lowering", "Primitive", "in_order", "lowered_text"]

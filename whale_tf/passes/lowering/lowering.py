@@ -60,9 +60,23 @@ from whale_tf.passes.lowering.primitive import (
     Rows,
 )
 from whale_tf.passes.owners import find_owners
-from whale_tf.passes.replicate import clones, copies, cuts_of, device_at, pieces_of
+from whale_tf.passes.replicate import clones, copies, cuts_of, device_at, devices_of, pieces_of
 from whale_tf.plan import Plan
-from whale_tf.program import ACCUMULATE, BRIDGE, DIVIDE, EVERY, MERGE, ORIGINAL, SYNCHRONISE, WHOLE, Clone, Copy, Program
+from whale_tf.program import (
+    ACCUMULATE,
+    BRIDGE,
+    BROADCAST,
+    DIVIDE,
+    EVERY,
+    GATHER,
+    MERGE,
+    ORIGINAL,
+    SYNCHRONISE,
+    WHOLE,
+    Clone,
+    Copy,
+    Program,
+)
 
 COLLECTIVE = "collective"  # backend whose sums inside one process are collectives, too
 
@@ -71,11 +85,12 @@ class Lowering:
     """See the module's docstring.
 
     Attributes:
+        program: the Program whose recipes it lowers.
         compressed: gradients that travel between processes as float16.
     """
 
     def __init__(self, step: TrainingStep, plan: Plan, program: Program) -> None:
-        self._step, self._plan, self._program = step, plan, program
+        self._step, self._plan, self.program = step, plan, program
         self._graph, self._batch = step.graph, step.region.batch
         self._homes, self._owners = find_homes(step, plan).tensors, find_owners(step, plan)
         self._is_even, self._is_static = is_even(step, plan), batch_of_step(step) is not None
@@ -99,8 +114,8 @@ class Lowering:
     # ------------------------------------------------------------------------------------------------- by calls
     def of_call(self, number: int, tensor: int) -> Union[Primitive, Dict[Copy, Primitive]]:
         """A tensor's value that a recipe's call makes: one for all readers, or one for each copy of its TaskGraph."""
-        call = self._program.calls[number]
-        body = self._program.bodies[call.body]
+        call = self.program.calls[number]
+        body = self.program.bodies[call.body]
         if body.step == ACCUMULATE:
             return self.running(tensor, call.clone)
         if body.step == MERGE:
@@ -114,6 +129,22 @@ class Lowering:
         assert body.step == SYNCHRONISE, body.step
         self._lower_synchronised()
         return self._each.get((number, tensor)) or self._everywhere[tensor, body.task_graph]
+
+    def values_of(self, number: int) -> List[Primitive]:
+        """All values that a recipe's call makes; none of other calls, and of messages about variables."""
+        call = self.program.calls[number]
+        body = self.program.bodies[call.body]
+        found: Dict[Primitive, None] = {}
+        if body.step in (GATHER, BROADCAST) or not body.is_recipe:
+            return []
+        for tensor in body.outputs:
+            if body.step == BRIDGE:
+                shards = range(len(devices_of(self._plan, body.task_graph, call.clone)))
+                found.update(dict.fromkeys(self.bridged(tensor, body.task_graph, call.clone, shard) for shard in shards))
+            else:
+                made = self.of_call(number, tensor)
+                found.update(dict.fromkeys([made] if isinstance(made, Primitive) else made.values()))
+        return list(found)
 
     def _reduce_of(self, tensor: int) -> Reduce:
         """How the first op that reads a tensor's value of the whole mini-batch wants it."""
@@ -245,23 +276,23 @@ class Lowering:
         """Lowers the calls that synchronise, in their order, on which the devices' turns depend."""
         if not self._are_synchronised:
             self._are_synchronised = True
-            for number, call in enumerate(self._program.calls):
-                if self._program.step_of(call) == SYNCHRONISE:
+            for number, call in enumerate(self.program.calls):
+                if self.program.step_of(call) == SYNCHRONISE:
                     self._lower_call(number)
 
     def _lower_call(self, number: int) -> None:
         """Lowers all values of a call that synchronises; of those of one owner each micro-batch's, and their total once."""
-        call = self._program.calls[number]
-        body = self._program.bodies[call.body]
+        call = self.program.calls[number]
+        body = self.program.bodies[call.body]
         if (body.inputs[0], body.task_graph) in self._everywhere:
             return
         if not self._owners.gradients.keys() >= set(body.inputs):
             self._synchronise(body.task_graph, body.inputs, number)
             return
         totals: Dict[int, List[Primitive]] = {}
-        numbers = [each for each, other in enumerate(self._program.calls) if other.body == call.body]
+        numbers = [each for each, other in enumerate(self.program.calls) if other.body == call.body]
         for place, each in enumerate(numbers):
-            m = self._program.calls[each].clone.m
+            m = self.program.calls[each].clone.m
             ends = [[self.running(tensor, self._chains(tensor)[place][-1])] for tensor in body.inputs]
             devices = [[self.merged_on(tensor)] for tensor in body.inputs]
             found = self._summed(ends, devices, [f"sync/{TENSOR}/{m}"] * len(ends), each)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import Exponent
 from whale_tf.program import Clone
 
 # operands
@@ -120,46 +118,3 @@ def in_order(roots: Sequence[Primitive], known: Dict[Primitive, Any]) -> List[Pr
         if last not in known:
             found[last] = None
     return list(found)
-
-
-def text_of(primitives: Sequence[Primitive], graph: OpGraph, devices: Sequence[str] = ()) -> List[str]:
-    """One line for each primitive that is no operand from outside, with a number to which later ones refer."""
-    numbers: Dict[Primitive, int] = {}
-    lines: List[str] = []
-
-    def operand(each: Primitive) -> str:
-        if each.kind not in (VALUE, PART, EXTENT_OF):
-            return f"%{numbers[each]}" if each in numbers else "%?"
-        what = "" if each.kind == VALUE else each.kind + " "
-        return f"{what}{graph.tensor_name(each.tensor)} of {_coordinates(each.clone)}"
-
-    for each in primitives:
-        if each.kind in (VALUE, PART, EXTENT_OF):
-            continue
-        numbers[each] = len(numbers)
-        where = "host" if each.device == HOST else devices[each.device] if devices else str(each.device)
-        waits = f"  after {', '.join(map(operand, each.waits))}" if each.waits else ""
-        operands = ", ".join(map(operand, each.operands))
-        lines.append(f"%{numbers[each]} = {each.kind}{_detail(each)}({operands})  on {where}{waits}")
-    return lines
-
-
-def _coordinates(clone: Clone) -> str:
-    return " ".join(f"{letter}{number}" for letter, number in zip("gmr", clone) if number >= 0) or "all"
-
-
-def _detail(each: Primitive) -> str:
-    found = []
-    if isinstance(each.detail, Reduction):
-        found = [each.detail.kind] + ["float16"] * each.detail.fp16
-    elif isinstance(each.detail, Cut):
-        found = [f"rows of {_coordinates(each.clone)} out of {', '.join(map(_coordinates, each.detail.pieces))}"]
-    elif each.kind in (SCALE, SHARE, SHIFT):
-        found = [f"t{each.task_graph} {_coordinates(each.clone)}"] + [f"^{_exponent(each.detail)}"] * (each.kind == SCALE)
-    elif isinstance(each.detail, int):
-        found = [str(each.detail)]
-    return f"[{' '.join(found)}]" if found else ""
-
-
-def _exponent(power: Exponent) -> str:
-    return str(power)
