@@ -30,8 +30,9 @@ from tests.mutation import ROOT, Mutant, _in_child, mutants
 
 MODULES = (
     "whale_tf.emit.convert", "whale_tf.emit.shares", "whale_tf.emit.inputs", "whale_tf.emit.operands",
-    "whale_tf.emit.recipes", "whale_tf.passes.lowering.lowering", "whale_tf.emit.clones", "whale_tf.emit.update",
-    "whale_tf.emit.reroute", "whale_tf.emit.draws",
+    "whale_tf.emit.recipes", "whale_tf.passes.lowering.lowering", "whale_tf.passes.lowering.values",
+    "whale_tf.passes.lowering.bridges", "whale_tf.emit.clones", "whale_tf.emit.update", "whale_tf.emit.reroute",
+    "whale_tf.emit.draws",
     "whale_tf.emit.calls", "whale_tf.ir.region", "whale_tf.ir.extents", "whale_tf.ir.layout", "whale_tf.ir.batch_axis.propagate",
     "whale_tf.ir.batch_axis.operands", "whale_tf.ir.batch_axis.reshaping", "whale_tf.ir.batch_axis.blocks",
     "whale_tf.ir.batch_axis.cutting", "whale_tf.ir.batch_axis.positions", "whale_tf.ir.batch_axis.promote",

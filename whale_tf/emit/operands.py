@@ -69,7 +69,7 @@ class Operands:
         if step == DIVIDE:
             return self.recipes.of(self.recipes.lowering.input_part(tensor, task_graph, clone))
         if step == BRIDGE:
-            return self.recipes.of(self.recipes.lowering.bridged(tensor, task_graph, call.clone, shard))
+            return self.recipes.of(self.recipes.lowering.bridges.bridged(tensor, task_graph, call.clone, shard))
         return context.tensor_in(tensor, Copy(call.clone.g, call.clone.r) if step == ONCE else call.clone)
 
     def _within(self, tensor: int, task_graph: int, place: Place) -> str:

@@ -31,7 +31,7 @@ from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.ir.walk import reached
-from whale_tf.passes.lowering.lowering import sum_scope
+from whale_tf.passes.lowering.primitive import sum_scope
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
 
 

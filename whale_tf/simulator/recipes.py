@@ -213,7 +213,7 @@ class Recipes(CallFacts, abc.ABC):
         if self.step_of(number) == BRIDGE:
             devices = self._readers_of(number)
             shard = devices.index(device) if len(devices) > 1 and device in devices else 0
-            return self.lowering.bridged(tensor, self.body(number).task_graph, self.program.calls[number].clone, shard)
+            return self.lowering.bridges.bridged(tensor, self.body(number).task_graph, self.program.calls[number].clone, shard)
         made = self.lowering.of_call(number, tensor)
         if isinstance(made, Primitive):
             return made

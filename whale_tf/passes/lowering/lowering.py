@@ -23,51 +23,42 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
 
-from whale_tf.bridges import crossing
-from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import CONCAT as EXAMPLES
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES, SAME, Offsets, Reduce, negative
-from whale_tf.ir.layout import Exponent, Layout, exponents_of
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, SAME, Reduce
+from whale_tf.ir.layout import Layout, exponents_of
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.collect import chains, chains_of, compressed
 from whale_tf.passes.homes import find_homes
+from whale_tf.passes.lowering.bridges import Bridges
 from whale_tf.passes.lowering.levels import batch_of_step, is_even
 from whale_tf.passes.lowering.primitive import (
     ADD,
     ALL_GATHER,
     ALL_REDUCE,
-    BLOCK,
-    CONCAT,
-    CUT,
-    EXTENT_OF,
     HOST,
     IDENTITY,
     LESS_SURPLUS,
     PACK,
     PART,
-    SCALE,
     SCALE_PROCESS,
-    SHARE,
-    SHIFT,
     SUM,
     TAKE,
     TENSOR,
     UNPACK,
-    VALUE,
-    Cut,
     Primitive,
     Reduction,
     Rows,
+    sum_scope,
 )
+from whale_tf.passes.lowering.values import Values
 from whale_tf.passes.owners import find_owners
-from whale_tf.passes.replicate import clones, copies, cuts_of, device_at, devices_of, pieces_of
+from whale_tf.passes.replicate import clones, copies, device_at, devices_of
 from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
     BRIDGE,
     BROADCAST,
     DIVIDE,
-    EVERY,
     GATHER,
     MERGE,
     ORIGINAL,
@@ -92,20 +83,19 @@ class Lowering:
     def __init__(self, step: TrainingStep, plan: Plan, program: Program) -> None:
         self._step, self._plan, self.program = step, plan, program
         self._graph, self._batch = step.graph, step.region.batch
+        self._values = Values(step, plan)
+        self.bridges = Bridges(self._values)
         self._homes, self._owners = find_homes(step, plan).tensors, find_owners(step, plan)
         self._is_even, self._is_static = is_even(step, plan), batch_of_step(step) is not None
         self._by_collectives = step.processes == 1 and any(sync.backend == COLLECTIVE for sync in plan.gradients)
         self.compressed: FrozenSet[int] = compressed(step, plan)
-        self._collectives: Dict[int, List[Primitive]] = {}
         self._parts: Dict[Tuple[int, int, Clone], Primitive] = {}
-        self._values: Dict[Tuple[int, Clone], Primitive] = {}
         self._running: Dict[Tuple[int, Clone], Primitive] = {}
         self._sums: Dict[int, List[Primitive]] = {}
         self._whole: Dict[int, Primitive] = {}
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, Primitive]] = {}
         self._each: Dict[Tuple[int, int], Primitive] = {}  # (call, tensor) -> one micro-batch's sum over all processes
         self._combined: Dict[Tuple[int, Reduce], Primitive] = {}
-        self._bridged: Dict[Tuple[int, int, Clone, int], Primitive] = {}
         self._turns: Dict[Tuple[int, ...], int] = {}
         self._are_synchronised = False
         self._accumulating = {(tensor, call.clone): number for number, call in enumerate(program.calls)
@@ -121,7 +111,7 @@ class Lowering:
         if body.step == MERGE:
             return self.whole(tensor)
         if body.step == BRIDGE:
-            return self.bridged(tensor, body.task_graph, call.clone)
+            return self.bridges.bridged(tensor, body.task_graph, call.clone)
         if body.step == DIVIDE:
             return self.input_part(tensor, body.task_graph, call.clone)
         if body.step == WHOLE:
@@ -140,7 +130,7 @@ class Lowering:
         for tensor in body.outputs:
             if body.step == BRIDGE:
                 shards = range(len(devices_of(self._plan, body.task_graph, call.clone)))
-                found.update(dict.fromkeys(self.bridged(tensor, body.task_graph, call.clone, shard) for shard in shards))
+                found.update(dict.fromkeys(self.bridges.bridged(tensor, body.task_graph, call.clone, shard) for shard in shards))
             else:
                 made = self.of_call(number, tensor)
                 found.update(dict.fromkeys([made] if isinstance(made, Primitive) else made.values()))
@@ -158,15 +148,6 @@ class Lowering:
         if key not in self._parts:
             self._parts[key] = Primitive(PART, tensor, HOST, clone=clone, task_graph=task_graph)
         return self._parts[key]
-
-    def value(self, tensor: int, clone: Clone) -> Primitive:
-        """What a clone has of a tensor."""
-        producer = self._graph.producer(tensor)
-        place = EVERY if producer.id in self._step.region.sections else clone
-        if (tensor, place) not in self._values:
-            device = device_at(self._plan, self._step.home(tensor), place, producer.shard)
-            self._values[tensor, place] = Primitive(VALUE, tensor, device, clone=place, task_graph=self._step.home(tensor))
-        return self._values[tensor, place]
 
     # ---------------------------------------------------------------------------------------------------- sums
     def running(self, tensor: int, clone: Clone) -> Primitive:
@@ -203,20 +184,21 @@ class Lowering:
         return total
 
     def _weighted(self, tensor: int, clone: Clone) -> Primitive:
-        value = self.value(tensor, clone)
+        value = self._values.value(tensor, clone)
         if self._is_even:
             return value
-        return self._scaled(value, self._power(tensor), clone, self._step.home(tensor), sum_scope(clone))
+        return self._values.scaled(value, self._values.power(tensor), clone, self._step.home(tensor), sum_scope(clone))
 
     def _weighted_once(self, total: Primitive, tensor: int, clone: Clone) -> Primitive:
         """A sum times the weight that all of its terms have."""
         if not self._is_even:
             return total
-        return self._scaled(total, self._power(tensor), clone, self._step.home(tensor), sum_scope(clone).rpartition("/")[0])
+        scope = sum_scope(clone).rpartition("/")[0]
+        return self._values.scaled(total, self._values.power(tensor), clone, self._step.home(tensor), scope)
 
     def part(self, tensor: int) -> Primitive:
         """What this process contributes to the sum of a partial tensor over all processes, on the TaskGraph's first device."""
-        return self._added(self.sums(tensor), device_at(self._plan, self._step.home(tensor), ORIGINAL), f"part/{TENSOR}")
+        return self._values.added(self.sums(tensor), device_at(self._plan, self._step.home(tensor), ORIGINAL), f"part/{TENSOR}")
 
     # -------------------------------------------------------------------------------- of this process, or of all
     def merged_on(self, tensor: int) -> int:
@@ -230,24 +212,24 @@ class Lowering:
         """What the local script would have computed from this process's mini-batches."""
         if tensor not in self._whole:
             scope, device = f"merged/{TENSOR}", self.merged_on(tensor)
-            layout, home = self._layout(tensor), self._step.home(tensor)
+            layout, home = self._values.layout(tensor), self._step.home(tensor)
             every, waits = clones(self._plan, home), []  # type: List[Clone], List[Primitive]
             if layout.is_partial:
-                value = self._added(self.sums(tensor), device, scope)
+                value = self._values.added(self.sums(tensor), device, scope)
                 if exponents_of(layout.power) and self._step.processes > 1:
                     value = Primitive(SCALE_PROCESS, tensor, device, (value,), scope, detail=layout.power, task_graph=home)
             elif layout.is_sharded:
-                value = self._rows(tensor, device, scope)
+                value = self._values.rows(tensor, device, scope)
             elif layout.kind in EXTREMES:
-                value = self._reduced(layout.kind, [self.value(tensor, clone) for clone in every], device, scope)
+                value = self._values.reduced(layout.kind, [self._values.value(tensor, clone) for clone in every], device, scope)
             elif layout.kind == EXTENT.kind:
-                total = self._added([self.value(tensor, clone) for clone in every], device, scope + "/sum")
-                terms = total, self.value(tensor, every[0])
+                total = self._values.added([self._values.value(tensor, clone) for clone in every], device, scope + "/sum")
+                terms = total, self._values.value(tensor, every[0])
                 value = Primitive(LESS_SURPLUS, tensor, device, terms, scope, detail=len(every) - 1)
             else:
-                value = self._scaled(self.value(tensor, every[0]), layout.power, every[0], home, scope)
+                value = self._values.scaled(self._values.value(tensor, every[0]), layout.power, every[0], home, scope)
                 # an update must not write a variable that another clone has yet to read
-                waits = list(dict.fromkeys(self.value(tensor, clone) for clone in every[1:] if clone != every[0]))
+                waits = list(dict.fromkeys(self._values.value(tensor, clone) for clone in every[1:] if clone != every[0]))
             self._whole[tensor] = Primitive(IDENTITY, tensor, device, (value,), scope + "/value", waits=waits)
         return self._whole[tensor]
 
@@ -313,12 +295,12 @@ class Lowering:
             total = Primitive(ADD, tensor, device, (total, other), f"{scope}/{place}", call=number)
         if not self._is_even:
             return total
-        return self._scaled(total, self._power(tensor), chains(self._plan, task_graph, 0)[0][0], task_graph, scope)
+        return self._values.scaled(total, self._values.power(tensor), chains(self._plan, task_graph, 0)[0][0], task_graph, scope)
 
     def _synchronise(self, task_graph: int, tensors: Tuple[int, ...], number: int) -> None:
         """Lowers values over all copies and processes, for every copy of a TaskGraph."""
         first, every, plan = tensors[0], copies(self._plan, task_graph), self._plan
-        layout, shard = self._layout(first), self._graph.producer(first).shard
+        layout, shard = self._values.layout(first), self._graph.producer(first).shard
         if layout.is_partial:
             members = [self.sums(tensor) for tensor in tensors]
             devices = [[device_at(plan, task_graph, Copy(chain[0].g, chain[0].r), self._graph.producer(tensor).shard)
@@ -326,7 +308,7 @@ class Lowering:
             totals = self._summed(members, devices, [f"sync/{TENSOR}"] * len(tensors), number)
             found = [dict(zip(every, values)) for values in totals]
         elif layout.is_sharded and self._step.processes == 1:
-            found = [{copy: self._rows(first, device_at(plan, task_graph, copy, shard), f"sync/{TENSOR}/{copy.g}_{copy.r}",
+            found = [{copy: self._values.rows(first, device_at(plan, task_graph, copy, shard), f"sync/{TENSOR}/{copy.g}_{copy.r}",
                                        number) for copy in every}]
         else:
             found = [dict.fromkeys(every, self._across(first, layout, number))]
@@ -343,31 +325,17 @@ class Lowering:
         if self._by_collectives:
             return [self._by_collective(each, on, scope, number) for each, on, scope in zip(members, devices, scopes)]
         if self._step.processes == 1:
-            sums = [self._added(each, self._turn(on), scope, number) for each, on, scope in zip(members, devices, scopes)]
+            sums = [self._values.added(each, self._turn(on), scope, number) for each, on, scope in zip(members, devices, scopes)]
             return [[total] * len(each) for total, each in zip(sums, members)]
         device = self._turn(devices[0])
-        here = [self._added(each, device, scope + "/here", number) for each, scope in zip(members, scopes)]
+        here = [self._values.added(each, device, scope + "/here", number) for each, scope in zip(members, scopes)]
         tensor, detail = here[0].tensor, Reduction(SUM, here[0].tensor in self.compressed)
         if len(here) == 1:
-            return [[self._between(ALL_REDUCE, here[0], device, scopes[0], detail, number)] * len(members[0])]
+            return [[self._values.between(ALL_REDUCE, here[0], device, scopes[0], detail, number)] * len(members[0])]
         packed = Primitive(PACK, tensor, device, here, scopes[0], call=number)
-        total = self._between(ALL_REDUCE, packed, device, scopes[0] + "/bucket", detail, number)
+        total = self._values.between(ALL_REDUCE, packed, device, scopes[0] + "/bucket", detail, number)
         return [[Primitive(UNPACK, each.tensor, device, (total,), scope, detail=place, call=number)] * len(own)
                 for place, (each, scope, own) in enumerate(zip(here, scopes, members))]
-
-    def collectives(self, number: int) -> List[Primitive]:
-        """The collectives between processes of a call that synchronises, in an order that is the same in all processes."""
-        self._lower_synchronised()
-        return self._collectives[number]
-
-    def _between(self, kind: str, here: Primitive, device: int, scope: str, how: Union[Reduction, Rows],
-                 number: int = -1) -> Primitive:
-        """A collective between processes, to which each contributes one value."""
-        home = self._step.home(here.tensor)
-        made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=home, detail=how, call=number)
-        if number >= 0:
-            self._collectives.setdefault(number, []).append(made)
-        return made
 
     def _by_collective(self, members: Sequence[Primitive], devices: Sequence[int], scope: str, number: int) -> List[Primitive]:
         tensor, detail = members[0].tensor, Reduction(SUM, devices=tuple(devices))
@@ -386,15 +354,15 @@ class Lowering:
         home = self._step.home(tensor)
         scope, device = f"processes/{TENSOR}", device_at(self._plan, home, ORIGINAL)
         if layout.is_sharded and layout.blocks is not None and len(layout.blocks) > 1:
-            return self._examples(tensor, self._pieces(tensor, scope), device, scope, Rows(self._is_static), number)
+            return self._values.examples(tensor, self._values.pieces(tensor, scope), device, scope, Rows(self._is_static), number)
         if layout.is_sharded:
             how = Rows(self._is_static, not self._is_static)
-            return self._between(ALL_GATHER, self.whole(tensor), device, scope, how, number)
+            return self._values.between(ALL_GATHER, self.whole(tensor), device, scope, how, number)
         here = self.whole(tensor)
         if layout.kind in EXTREMES:
-            return self._between(ALL_REDUCE, here, device, scope, Reduction(layout.kind), number)
+            return self._values.between(ALL_REDUCE, here, device, scope, Reduction(layout.kind), number)
         if layout.kind == EXTENT.kind:
-            total = self._between(ALL_REDUCE, here, device, scope + "/sum", Reduction(SUM), number)
+            total = self._values.between(ALL_REDUCE, here, device, scope + "/sum", Reduction(SUM), number)
             return Primitive(LESS_SURPLUS, tensor, device, (total, here), scope, detail=self._step.processes - 1, call=number)
         return here
 
@@ -406,167 +374,19 @@ class Lowering:
             scope, home = f"reduce_{how.kind}/{TENSOR}", self._step.home(tensor)
             device = device_at(self._plan, home, ORIGINAL, self._graph.producer(tensor).shard)
             every = clones(self._plan, home)[:1 if how.kind == SAME else None]
-            pieces = self._comparable(tensor, every, how.power, how.offset, scope)
+            pieces = self._values.comparable(tensor, every, how.power, how.offset, scope)
             if how.kind == EXAMPLES:
-                found = self._examples(tensor, pieces, device, scope, Rows())
+                found = self._values.examples(tensor, pieces, device, scope, Rows())
             elif how.kind == SAME:
                 found = pieces[0]
             else:
-                found = self._reduced(how.kind, pieces, device, scope)
+                found = self._values.reduced(how.kind, pieces, device, scope)
                 if self._step.processes > 1:
-                    found = self._between(ALL_REDUCE, found, device, scope + "/processes", Reduction(how.kind))
+                    found = self._values.between(ALL_REDUCE, found, device, scope + "/processes", Reduction(how.kind))
             self._combined[tensor, how] = found
         return self._combined[tensor, how]
 
-    # ------------------------------------------------------------------------------------------------------ bridges
-    def bridged(self, tensor: int, consumer: int, clone: Clone, shard: int = 0) -> Primitive:
-        """A tensor in the form that a clone of another TaskGraph reads.  Each device of a ``split`` consumer (``shard``) gathers
-        the examples itself instead of taking them from the first device."""
-        layout = self._layout(tensor)
-        key = tensor, consumer, clone, shard if layout.is_sharded else 0
-        if key not in self._bridged:
-            self._bridged[key] = self._bridge(tensor, layout, consumer, clone, key[3])
-        return self._bridged[key]
-
-    def _bridge(self, tensor: int, layout: Layout, consumer: int, clone: Clone, shard: int) -> Primitive:
-        plan, producer = self._plan, self._step.home(tensor)
-        device = device_at(plan, consumer, clone, shard)
-        scope = f"bridge/{_name(clone)}/t{consumer}" + (f"_{shard}" if shard else "") + f"/{TENSOR}"
-        if layout.kind == EXTENT.kind:
-            return Primitive(EXTENT_OF, tensor, device, (), scope, clone, consumer)
-        pieces = pieces_of(self._step, plan, tensor, consumer, clone)
-        if layout.is_sharded:
-            return self._bridge_rows(tensor, layout, pieces, consumer, clone, device, scope)
-        if layout.kind in EXTREMES:
-            return self._reduced(layout.kind, [self.value(tensor, piece) for piece in pieces], device, scope)
-        if layout.is_partial:
-            # the sum over the producer's replicas, divided again: v'_j = V w_j^(1-k) / sum_j' w_j' makes sum_j w_j^k v'_j = V
-            terms = [self._scaled(self.value(tensor, piece), layout.power, piece, producer, f"{scope}/{piece.r}")
-                     for piece in pieces]
-            total = self._added(terms, device, scope + "/sum")
-            value = Primitive(SHARE, tensor, device, (total,), scope, clone, consumer)
-            return self._scaled(value, -layout.power, clone, consumer, scope + "/back")
-        value = self._scaled(self.value(tensor, pieces[0]), layout.power, pieces[0], producer, scope + "/from")
-        return self._scaled(value, -layout.power, clone, consumer, scope + "/to", device)
-
-    def _bridge_rows(self, tensor: int, layout: Layout, pieces: Sequence[Clone], consumer: int, clone: Clone, device: int,
-                     scope: str) -> Primitive:
-        producer, blocks = self._step.home(tensor), layout.blocks
-        offset = self._batch.offsets.get(tensor, 0)  # positions travel as those in the mini-batch
-        values = self._comparable(tensor, pieces, layout.power, offset, scope)
-        covers = crossing(cuts_of(self._plan, producer), cuts_of(self._plan, consumer), clone.r).covers
-        if covers and (blocks is None or len(blocks) == 1):
-            value = self._concatenated(tensor, values, device, scope + "/concat")
-        elif blocks is None:
-            raise UnsupportedOpError(
-                f"tensor {self._graph.tensor_name(tensor)!r} goes from TaskGraph {self._plan.task_graphs[producer].name!r} to "
-                f"{self._plan.task_graphs[consumer].name!r}, which has other replicas, and whale_tf does not know how its "
-                f"dimension {layout.dim} follows from the batch size; use equal replica counts, or a static shape")
-        else:
-            parts = []
-            for index in range(len(blocks)):
-                where = f"{scope}/block{index}"
-                rows = self._concatenated(tensor, self._blocks(tensor, values, index, where), device, where + "/concat")
-                if not covers:
-                    at = device if len(values) > 1 else values[0].device  # cut off where it is; several are put together first
-                    rows = Primitive(CUT, tensor, at, (rows,), where, clone, consumer, Cut(index, tuple(pieces), producer))
-                parts.append(rows)
-            value = self._concatenated(tensor, parts, device, scope + "/join")
-        value = self._scaled(value, -layout.power, clone, consumer, scope + "/to", device)
-        return self._shifted(value, negative(offset), clone, consumer, scope + "/positions", device)
-
-    # -------------------------------------------------------------------------------------------------------- parts
-    def _layout(self, tensor: int) -> Layout:
-        return self._batch.layout(tensor)
-
-    def _power(self, tensor: int) -> Exponent:
-        return self._layout(tensor).power
-
-    def _scaled(self, value: Primitive, power: Exponent, clone: Clone, task_graph: int, scope: str,
-                device: Optional[int] = None) -> Primitive:
-        if not exponents_of(power):
-            return value
-        at = value.device if device is None else device
-        return Primitive(SCALE, value.tensor, at, (value,), scope, clone, task_graph, power, call=value.call)
-
-    def _shifted(self, value: Primitive, offset: Offsets, clone: Clone, task_graph: int, scope: str,
-                 device: Optional[int] = None) -> Primitive:
-        if offset == 0:
-            return value
-        at = value.device if device is None else device
-        return Primitive(SHIFT, value.tensor, at, (value,), scope, clone, task_graph, offset)
-
-    def _added(self, values: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
-        return self._reduced(SUM, values, device, scope, number)
-
-    def _reduced(self, kind: str, values: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
-        if len(values) == 1:
-            return values[0]
-        return Primitive(kind, values[0].tensor, device, values, scope, call=number)
-
-    def _comparable(self, tensor: int, pieces: Sequence[Clone], power: Exponent, offset: Offsets, scope: str) -> List[Primitive]:
-        """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
-        home, found = self._step.home(tensor), []
-        for place, clone in enumerate(pieces):
-            value = self._shifted(self.value(tensor, clone), offset, clone, home, f"{scope}/offset{place}")
-            found.append(self._scaled(value, power, clone, home, f"{scope}/{place}"))
-        return found
-
-    def _pieces(self, tensor: int, scope: str) -> List[Primitive]:
-        """What each clone has of a sharded tensor."""
-        every = clones(self._plan, self._step.home(tensor))
-        return self._comparable(tensor, every, self._power(tensor), self._batch.offsets.get(tensor, 0), scope)
-
-    def _rows(self, tensor: int, device: int, scope: str, number: int = -1) -> Primitive:
-        """All clones' values of a sharded tensor, in the order of the examples."""
-        return self._ordered(tensor, self._pieces(tensor, scope), device, scope, number)
-
-    def _ordered(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
-        blocks, parts = self._layout(tensor).blocks, pieces
-        if blocks is not None and len(blocks) > 1 and len(pieces) > 1:  # each block from all clones
-            parts = [part for index in range(len(blocks))
-                     for part in self._blocks(tensor, pieces, index, f"{scope}/block{index}")]
-        return self._concatenated(tensor, parts, device, scope, number, pieces)
-
-    def _concatenated(self, tensor: int, parts: Sequence[Primitive], device: int, scope: str, number: int = -1,
-                      pieces: Sequence[Primitive] = ()) -> Primitive:
-        """``pieces``: the clones' values if the parts are all the rows that these have together."""
-        if len(parts) == 1:
-            return parts[0]
-        home = self._step.home(tensor)
-        return Primitive(CONCAT, tensor, device, parts, scope, task_graph=home, detail=tuple(pieces), call=number)
-
-    def _blocks(self, tensor: int, pieces: Sequence[Primitive], index: int, scope: str) -> List[Primitive]:
-        """Block ``index`` of each clone's value."""
-        blocks = self._layout(tensor).blocks
-        if blocks is None or len(blocks) == 1:
-            return list(pieces)
-        home = self._step.home(tensor)
-        return [Primitive(BLOCK, tensor, piece.device, (piece,), f"{scope}_{place}", piece.clone, home, index)
-                for place, piece in enumerate(pieces)]
-
-    def _examples(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, how: Rows,
-                  number: int = -1) -> Primitive:
-        """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
-        block, each from all processes."""
-        blocks = self._layout(tensor).blocks
-        if self._step.processes == 1:
-            return self._ordered(tensor, pieces, device, scope, number)
-        if blocks is None or len(blocks) == 1:
-            here = self._ordered(tensor, pieces, device, scope, number)
-            return self._between(ALL_GATHER, here, device, scope + "/processes", how, number)
-        parts = []
-        for index in range(len(blocks)):
-            where = f"{scope}/block{index}"
-            rows = self._concatenated(tensor, self._blocks(tensor, pieces, index, where), device, where, number)
-            parts.append(self._between(ALL_GATHER, rows, device, where + "/processes", how, number))
-        return self._concatenated(tensor, parts, device, scope, number)
-
-
-def sum_scope(clone: Clone) -> str:
-    """Scope of a sum up to a clone's value."""
-    return f"{_name(Copy(clone.g, clone.r))}/accumulate/{TENSOR}/{clone.m}"
-
-
-def _name(place: Union[Clone, Copy]) -> str:
-    return "_".join(f"{letter}{number}" for letter, number in zip("gmr" if isinstance(place, Clone) else "gr", place))
+    def collectives(self, number: int) -> List[Primitive]:
+        """The collectives between processes of a call that synchronises, in an order that is the same in all processes."""
+        self._lower_synchronised()
+        return self._values.collectives[number]

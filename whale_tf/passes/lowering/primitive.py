@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
-from whale_tf.program import Clone
+from whale_tf.program import Clone, Copy
 
 # operands
 VALUE = "value"  # what a clone, or a section, has of the tensor; it reads no other primitive
@@ -118,3 +118,13 @@ def in_order(roots: Sequence[Primitive], known: Dict[Primitive, Any]) -> List[Pr
         if last not in known:
             found[last] = None
     return list(found)
+
+
+def name_of(place: Union[Clone, Copy]) -> str:
+    """Coordinates as part of a name."""
+    return "_".join(f"{letter}{number}" for letter, number in zip("gmr" if isinstance(place, Clone) else "gr", place))
+
+
+def sum_scope(clone: Clone) -> str:
+    """Scope of a sum up to a clone's value."""
+    return f"{name_of(Copy(clone.g, clone.r))}/accumulate/{TENSOR}/{clone.m}"
