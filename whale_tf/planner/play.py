@@ -18,7 +18,7 @@ may hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
@@ -138,10 +138,13 @@ class _Prices(Costs):
         self._prices = OpPrices(step.graph, find_scope(step.graph, gradients=gradients))
         self._needed = set(self._prices.scope.ops)
         self._batch, self._cluster = step.region.batch, cluster
+        self._bytes: Dict[int, float] = {}
 
     def bytes(self, tensor: int) -> float:
-        is_handle = self._prices.graph.tensors[tensor].dtype in ("resource", "variant")
-        return 0.0 if is_handle else self._prices.bytes(tensor)
+        if tensor not in self._bytes:
+            is_handle = self._prices.graph.tensors[tensor].dtype in ("resource", "variant")
+            self._bytes[tensor] = 0.0 if is_handle else self._prices.bytes(tensor)
+        return self._bytes[tensor]
 
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
         if op.id not in self._needed:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import (
@@ -74,11 +75,15 @@ class Piece(NamedTuple):
     Attributes:
         inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
         function: number of its function in a called body; 0 in others.
+        shard: its place among the devices of a divided TaskGraph.
+        variables: inputs that are variables.
     """
 
     op: Op
     inputs: Tuple[Tuple[int, bool], ...]
-    function: int = 0
+    function: int
+    shard: int
+    variables: Tuple[int, ...]
 
 
 class CallFacts:
@@ -101,6 +106,9 @@ class CallFacts:
         self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
         self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas
         self.body_of = program.body_of()
+        self._bodies = [program.bodies[call.body] for call in program.calls]
+        self._devices: Dict[Tuple[int, int], int] = {}
+        self._divided = {tensor for tensor, layout in self.batch.layouts.items() if layout.is_sharded}
         self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
         self.gradients = {tensor for tensor, _ in step.gradients}
         combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
@@ -117,10 +125,14 @@ class CallFacts:
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> Dict[int, Piece]:
         functions = body.functions or (body.ops,)
         own = {tensor for ops in functions for index in ops for tensor in self.graph.ops[index].outputs}
-        return {op.id: Piece(op, tuple(dict.fromkeys(
-            (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-            if t not in own or self.graph.tensors[t].op < op.id)), number)  # otherwise: a loop's next iteration
-            for number, ops in enumerate(functions) for op in (self.graph.ops[index] for index in ops)}
+        found = {}
+        for number, ops in enumerate(functions):
+            for op in (self.graph.ops[index] for index in ops):
+                inputs = dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
+                                       if t not in own or self.graph.tensors[t].op < op.id)  # otherwise: a loop's next iteration
+                variables = tuple([t for t in op.inputs if self.graph.producer(t).type in VARIABLES])
+                found[op.id] = Piece(op, tuple(inputs), number, op.shard, variables)
+        return found
 
     def _part(self, call: Call) -> float:
         """The fraction of a mini-batch on which a call works."""
@@ -133,31 +145,32 @@ class CallFacts:
 
     def device_of(self, number: int, tensor: int) -> int:
         """The device where a call has a tensor."""
-        return self.device_at(self.program.calls[number], self.graph.producer(tensor).shard)
+        return self.device_at(number, self.graph.producer(tensor).shard)
 
-    def device_at(self, call: Call, shard: int) -> int:
+    def device_at(self, number: int, shard: int) -> int:
         """The device of a call; for a divided TaskGraph, that of one part."""
-        task_graph, home = self.program.bodies[call.body].task_graph, self.program.bodies[call.body].home
-        if home is not None:
-            return home
-        if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
-            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][shard]
+        found = self._devices.get((number, shard))
+        if found is None:
+            found = self._devices[number, shard] = self._device_at(self.program.calls[number], self._bodies[number], shard)
+        return found
+
+    def _device_at(self, call: Call, body: Body, shard: int) -> int:
+        if body.home is not None:
+            return body.home
+        if body.task_graph != ALL and self.plan.task_graphs[body.task_graph].strategy == "split":
+            return self.plan.task_graphs[body.task_graph].devices[max(0, call.clone.g)][shard]
         return call.devices[0] if call.devices else self.host
 
     def size_of(self, number: int, tensor: int) -> float:
         """Bytes of a call's share of a tensor."""
-        return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
+        return self.costs.bytes(tensor) * (self.parts[number] if tensor in self._divided else 1.0)
 
     def body(self, number: int) -> Body:
         """The body of a call."""
-        return self.program.bodies[self.program.calls[number].body]
+        return self._bodies[number]
 
     def step_of(self, number: int) -> str:
-        return self.body(number).step
-
-    def piece(self, number: int, op: int) -> Optional[Piece]:
-        """An op of a call; None: the call does not run it."""
-        return self.pieces[self.program.calls[number].body].get(op)
+        return self._bodies[number].step
 
     def step_of_op(self, number: int, op: Op) -> str:
         """The step to which an op of a call belongs."""

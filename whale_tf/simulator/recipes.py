@@ -67,11 +67,14 @@ class Value(NamedTuple):
         return self.waits.union(part.task for part in self.parts)
 
 
+NOTHING_HELD = Value()
+
+
 def together(values: Sequence[Value]) -> Value:
     """All parts of several values."""
-    values = [value for value in values if value.parts or value.waits]
+    values = [value for value in values if value.parts or value.waits] if len(values) > 1 else values
     if len(values) < 2:
-        return values[0] if values else Value()
+        return values[0] if values else NOTHING_HELD
     parts = dict.fromkeys([part for value in values for part in value.parts])
     return Value(tuple(parts), frozenset().union(*[value.waits for value in values]))
 
