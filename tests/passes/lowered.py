@@ -7,6 +7,9 @@ import numpy as np
 
 from whale_tf.passes.lowering import Primitive, in_order
 from whale_tf.passes.lowering import primitive as kinds
+from whale_tf.passes.lowering.levels import divide, levels
+from whale_tf.passes.replicate import clones
+from whale_tf.plan import Plan
 from whale_tf.program import Clone
 
 WEIGHT = 0.25  # of each clone
@@ -31,6 +34,57 @@ def computed(value: Primitive, given: Callable[[Clone], Any]) -> Any:
         else:
             made[each] = MADE[each.kind](*operands)
     return made[value]
+
+
+class Numbers:
+    """Rows, with the sizes that the clones of a plan have of a mini-batch."""
+
+    def __init__(self, plan: Plan, batch: int, blocks: Sequence[int] = (1,)) -> None:
+        self.plan, self.batch, self.blocks = plan, batch, blocks
+        self.sizes: List[Dict[Clone, int]] = []
+        self.starts: List[Dict[Clone, int]] = []
+        for number in range(len(plan.task_graphs)):
+            sizes = divide(batch, levels(plan, number, False))
+            self.sizes.append(dict(zip(clones(plan, number), sizes)))
+            self.starts.append(dict(zip(clones(plan, number), [sum(sizes[:place]) for place in range(len(sizes))])))
+
+    def weight(self, task_graph: int, clone: Clone) -> float:
+        return self.sizes[task_graph][clone] / self.batch
+
+    def own(self, whole: np.ndarray, task_graph: int, clone: Clone) -> np.ndarray:
+        """A clone's rows of all rows."""
+        start, size = self.starts[task_graph][clone], self.sizes[task_graph][clone]
+        ends = [sum(self.blocks[:place]) * self.batch for place in range(len(self.blocks))]
+        return np.concatenate([whole[end + start * each:end + (start + size) * each] for end, each in zip(ends, self.blocks)])
+
+    def computed(self, value: Primitive, given: Callable[[Clone], np.ndarray]) -> np.ndarray:
+        """What a primitive makes of the clones' values of its tensor."""
+        made: Dict[Primitive, Any] = {}
+        for each in in_order([value], made):
+            made[each] = self._made(each, [made[operand] for operand in each.operands], given)
+        return made[value]
+
+    def _made(self, each: Primitive, operands: List[Any], given: Callable[[Clone], np.ndarray]) -> Any:
+        if each.kind == kinds.VALUE:
+            return given(each.clone)
+        if each.kind == kinds.SCALE:
+            return operands[0] * self.weight(each.task_graph, each.clone) ** each.detail
+        if each.kind == kinds.SHIFT:
+            return operands[0] + each.detail * self.starts[each.task_graph][each.clone]
+        if each.kind == kinds.SHARE:
+            replicas = self.plan.task_graphs[each.task_graph].replica_count
+            weights = [self.weight(each.task_graph, each.clone._replace(r=r)) for r in range(replicas)]
+            return operands[0] * weights[each.clone.r] / sum(weights)
+        if each.kind == kinds.BLOCK:
+            size = self.sizes[each.task_graph][each.clone]
+            before = sum(self.blocks[:each.detail]) * size
+            return operands[0][before:before + self.blocks[each.detail] * size]
+        if each.kind == kinds.CUT:
+            rows = self.blocks[each.detail.block]
+            first = self.starts[each.detail.task_graph][each.detail.pieces[0]]
+            start = self.starts[each.task_graph][each.clone] - first
+            return operands[0][start * rows:(start + self.sizes[each.task_graph][each.clone]) * rows]
+        return MADE[each.kind](*operands)
 
 
 def terms(value: Primitive) -> Dict[Clone, float]:

@@ -1,21 +1,26 @@
 """Which clones' values are added up where, and what goes over processes: recipes as the primitives of which they are made."""
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy as np
 import pytest
 
 from tests.passes.drawings import chain, plan
-from tests.passes.lowered import WEIGHT, computed, of_kind, terms
+from tests.passes.lowered import WEIGHT, Numbers, computed, of_kind, terms
 from tests.passes.programs import PROGRAMS
+from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, Reduce
-from whale_tf.ir.layout import Layout, partial, replicated, sharded
+from whale_tf.ir.layout import REFERENCE, Layout, partial, replicated, sharded
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering, Primitive
 from whale_tf.passes.lowering import primitive as kinds
+from whale_tf.passes.lowering.levels import divide, is_even, running, static_batch
+from whale_tf.passes.replicate import clones, device_at
 from whale_tf.plan import GradientPlan, Plan
-from whale_tf.program import SYNCHRONISE, Clone, Copy
+from whale_tf.program import BRIDGE, SYNCHRONISE, Clone, Copy
 
 
 class Case:
@@ -211,3 +216,128 @@ def test_values_of_all_clones(layout: Layout, kind: str) -> None:
     value = case.lowering.combined(case.tensor("loss"), how)
     assert value.kind == kind and value.device == 0 and len(value.operands) == 4
     assert [each.kind for each in value.operands] == [kinds.SCALE if layout.power else kinds.VALUE] * 4
+
+
+BATCH = 24
+UNEVEN: Dict[int, Any] = {1: None, 2: (1, 3), 3: (2, 1, 3)}  # replicas -> their slices
+
+
+def two(counts: Tuple[int, int], slices: Any, micro_batches: int = 1) -> Plan:
+    tasks = {number: {"slices": each} for number, each in enumerate(slices) if each}
+    return plan(list(counts), micro_batches, 1, tasks)
+
+
+@pytest.mark.parametrize("power, offset", [(0, 0), (1, 0), (0, 2)])
+@pytest.mark.parametrize("blocks", [(1,), (3,), (1, 2)])
+@pytest.mark.parametrize("counts", [(1, 2), (2, 1), (2, 3), (3, 2), (2, 2)])
+@pytest.mark.parametrize("is_uneven", [False, True])
+def test_rows_that_cross(counts: Tuple[int, int], blocks: Tuple[int, ...], power: int, offset: int, is_uneven: bool) -> None:
+    """A consumer gets its own rows, on its device; cut off where they are if one producer has them all."""
+    step = chain(2)
+    chosen = two(counts, [UNEVEN[counts[0]] if is_uneven else None, None], 2)
+    case, numbers = Case(step, chosen), Numbers(chosen, BATCH, blocks)
+    tensor = case.tensor("layer0")
+    step.region.batch.layouts[tensor] = sharded(0, blocks, power)
+    step.region.batch.offsets[tensor] = offset
+    whole = np.arange(10.0, 10.0 + BATCH * sum(blocks))
+
+    def of(task_graph: int) -> Any:
+        return lambda clone: (numbers.own(whole, task_graph, clone) * numbers.weight(task_graph, clone) ** -power
+                              - offset * numbers.starts[task_graph][clone])
+
+    for clone in clones(chosen, 1):
+        value = case.lowering.bridges.bridged(tensor, 1, clone)
+        assert value is case.lowering.bridges.bridged(tensor, 1, clone)
+        np.testing.assert_allclose(numbers.computed(value, of(0)), of(1)(clone), rtol=1e-12)
+        cuts, joins = of_kind([value], kinds.CUT), of_kind([value], kinds.CONCAT)
+        here = device_at(chosen, 1, clone)
+        assert {each.device for each in cuts} <= ({here} if joins and len(blocks) == 1 else {0, 1, 2, here})
+        assert all(each.device == here for each in joins)
+        assert all(each.device < 3 and each.operands[0].device == each.device for each in cuts if len(each.detail.pieces) == 1)
+    np.testing.assert_allclose(numbers.computed(case.lowering.whole(tensor), of(0)), whole, rtol=1e-12)
+    np.testing.assert_allclose(
+        numbers.computed(case.lowering.combined(tensor, Reduce("concat", power, offset)), of(0)), whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("counts", [(1, 2), (3, 2)])
+def test_a_sum_that_crosses_is_divided_again(counts: Tuple[int, int], power: int) -> None:
+    step, chosen = chain(2), two(counts, [UNEVEN[counts[0]], UNEVEN[counts[1]]])
+    case, numbers = Case(step, chosen), Numbers(chosen, BATCH)
+    tensor = case.tensor("layer0")
+    step.region.batch.layouts[tensor] = partial(power)
+    given = {clone: 3.0 + clone.r ** 2 for clone in clones(chosen, 0)}
+    expected = sum(numbers.weight(0, clone) ** power * value for clone, value in given.items())
+    parts = [numbers.computed(case.lowering.bridges.bridged(tensor, 1, clone), given.__getitem__) for clone in clones(chosen, 1)]
+    total = sum(numbers.weight(1, clone) ** power * part for clone, part in zip(clones(chosen, 1), parts))
+    assert total == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", [Layout("max"), replicated(1), EXTENT])
+def test_other_values_that_cross(layout: Layout) -> None:
+    step, chosen = chain(2), two((2, 3), [UNEVEN[2], UNEVEN[3]])
+    case, numbers = Case(step, chosen), Numbers(chosen, BATCH)
+    tensor = case.tensor("layer0")
+    step.region.batch.layouts[tensor] = layout
+    for clone in clones(chosen, 1):
+        value = case.lowering.bridges.bridged(tensor, 1, clone)
+        if layout == EXTENT:
+            assert (value.kind, value.clone, value.task_graph, value.operands) == (kinds.EXTENT_OF, clone, 1, ())
+        elif layout.kind == "max":
+            assert numbers.computed(value, lambda one: 5.0 + one.r) == 6.0
+        else:
+            found = numbers.computed(value, lambda one: 6.0 / numbers.weight(0, one))
+            assert found == pytest.approx(6.0 / numbers.weight(1, clone))
+
+
+def test_rows_without_known_blocks_cannot_be_cut() -> None:
+    step = chain(2)
+    step.region.batch.layouts[step.graph.tensor("layer0")] = sharded(0, None)
+    case = Case(step, two((1, 1), [None, None]))
+    assert case.lowering.whole(case.tensor("layer0")).kind == kinds.IDENTITY
+    with pytest.raises(UnsupportedOpError, match="goes from TaskGraph .* use equal replica counts, or a static shape"):
+        Case(step, two((2, 3), [None, None])).lowering.bridges.bridged(case.tensor("layer0"), 1, Clone(0, 0, 0))
+
+
+def test_each_device_of_a_divided_consumer_puts_rows_together_itself() -> None:
+    step, chosen = PROGRAMS["split_after_replicas"]
+    case = Case(step, chosen)
+    tensor = next(body.inputs[0] for body in case.program.bodies if body.step == BRIDGE and body.task_graph == 1)
+    values = [case.lowering.bridges.bridged(tensor, 1, Clone(0, 0, 0), shard) for shard in range(2)]
+    assert [each.device for each in values] == list(chosen.task_graphs[1].devices[0]) and values[0] is not values[1]
+    assert values[1].scope != values[0].scope
+
+
+@pytest.mark.parametrize("micro, counts, batch, expected", [
+    (None, (2,), 8, True), (None, (2,), 9, False), (None, (2,), None, False), ((1, 3), (1,), 8, False), (None, (3, 2), 12, True),
+    (None, (3, 2), 8, False)])
+def test_clones_are_even_if_the_graph_says_so(micro: Any, counts: Tuple[int, ...], batch: Optional[int], expected: bool) -> None:
+    step, x = chain(len(counts)), chain(1).graph.tensor("x")
+    step.region.batch.batches[REFERENCE] = [x]
+    step.graph.tensors[x] = step.graph.tensors[x]._replace(shape=(batch, 2))
+    chosen = plan(list(counts), 1 if micro is None else len(micro))
+    chosen = dataclasses.replace(chosen, micro_batch_slices=micro)
+    assert is_even(step, chosen) is expected
+
+
+def test_parts_of_a_mini_batch() -> None:
+    """Two model replicas share it; then micro-batches, one twice as large; then replicas."""
+    assert divide(24, [[0, 1, 2], [0, 1, 3], [0, 1]]) == [4, 8, 4, 8]
+    assert divide(7, [[0, 1, 2], [0, 1, 2, 3]]) == [1, 1, 1, 1, 1, 2]
+    assert running((2, 1), 2) == [0, 2, 3] and running(None, 3) == [0, 1, 2, 3]
+
+
+def test_inputs_agree_on_the_size_of_a_mini_batch() -> None:
+    graph = chain(1, labels=True).graph
+    sources = {graph.tensor("x"): 0, graph.tensor("y"): 0}
+    layouts = {graph.tensor("x"): sharded(0, (3,)), graph.tensor("y"): sharded(0)}
+
+    def sized(x: Any, y: Any) -> Optional[int]:
+        for name, rows in (("x", x), ("y", y)):
+            tensor = graph.tensor(name)
+            graph.tensors[tensor] = graph.tensors[tensor]._replace(shape=None if rows is None else (rows, 2))
+        return static_batch(graph, sources, layouts)
+
+    assert [sized(None, None), sized(12, None), sized(12, 4), sized(None, 5)] == [None, 4, 4, 5]
+    with pytest.raises(PlanError, match="inputs have different batch sizes: x:0"):
+        sized(12, 5)
