@@ -6,7 +6,7 @@
 Small models in the style of Keras' examples begin with the preprocessing layers that these use: vectorization of text, look-ups,
 hashing, normalization and augmentation.  Each is trained by `fit` for some epochs under data parallelism over two CPU devices,
 and again without a plan, from the same seeds and with the same random numbers (`random: "local"`), in float64 where all layers
-have it: Keras' random augmentation of images has float32 only.
+have it: Keras' random augmentation of images and spectrograms have float32 only.
 """
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def spectrograms() -> Made:
     from keras import layers
 
     inputs = keras.Input((512,))
-    h = layers.MelSpectrogram(num_mel_bins=8, fft_length=64, sequence_stride=32)(inputs)
+    h = layers.Rescaling(0.02)(layers.MelSpectrogram(num_mel_bins=8, fft_length=64, sequence_stride=32)(inputs))  # of decibels
     return inputs, dense(layers.Flatten()(h)), SOUND
 
 
@@ -186,7 +186,7 @@ MODELS = {made.__name__: made for made in (
 
 
 def type_of(name: str) -> str:
-    return "float32" if name in ("images_turned", "images_cropped", "images_coloured") else "float64"
+    return "float32" if name in ("images_turned", "images_cropped", "images_coloured", "spectrograms") else "float64"
 
 
 def trained(name: str) -> Dict[str, List[float]]:

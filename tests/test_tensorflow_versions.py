@@ -1,6 +1,7 @@
 """A TensorFlow that whale_tf does not run with is named in one message, where wh.init is called."""
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -35,6 +36,19 @@ def test_a_newer_version_is_warned_of(monkeypatch: Any, version: str) -> None:
     monkeypatch.setattr(tf, "__version__", version)
     with pytest.warns(UserWarning, match=f"TensorFlow {version} is newer than .*1.15 and 2.4 to 2.21"):
         _tf_compat.check_version()
+
+
+@pytest.mark.once
+def test_a_tensorflow_that_is_not_there_is_told_from_one_that_lacks_a_package(tmp_path: Any) -> None:
+    def error() -> str:
+        here = os.path.dirname(os.path.dirname(wh.__file__))
+        ran = subprocess.run([sys.executable, "-S", "-c", "import whale_tf._tf_compat"], stderr=subprocess.PIPE,
+                             env={"PYTHONPATH": f"{tmp_path}:{here}"}, universal_newlines=True)
+        return ran.stderr.splitlines()[-1]
+
+    assert "no TensorFlow was found" in error()
+    (tmp_path / "tensorflow.py").write_text("import wrapt")
+    assert error() == "ModuleNotFoundError: No module named 'wrapt'"
 
 
 def test_a_missing_attribute_is_named(monkeypatch: Any) -> None:

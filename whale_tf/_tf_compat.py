@@ -17,6 +17,8 @@ from whale_tf.errors import UnsupportedTensorFlowError
 try:
     import tensorflow as tf
 except ImportError as error:
+    if error.name != "tensorflow":
+        raise  # it is there, and says what it lacks
     raise ImportError(
         "whale_tf rewrites TensorFlow graphs, but no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error

@@ -207,6 +207,29 @@ def test_an_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
     assert set(find_batch_axis(g.graph, [x, labels]).sources) == {x, labels}
 
 
+def test_an_input_that_variables_are_applied_to_behind_a_section_is_divided(g: Draft) -> None:
+    inputs = [g.source(None, dtype="int64") for _ in range(2)]
+    rows = [g.op("GatherV2", [g.variable(9, 4), g.op("ReverseV2", [x, g.const([0])], (None,), dtype="int64"), g.const(0)],
+                 (None, 4)) for x in inputs]
+    z = g.op("MatMul", [g.op("ConcatV2", [*rows, g.const(1)], (None, 8)), g.variable(8, 3)], (None, 3))
+    labels = g.source(None, 3)
+    g.op("Sub", [z, labels], (None, 3))
+    assert set(find_batch_axis(g.graph, [*inputs, labels]).sources) == {*inputs, labels}
+
+
+def test_ragged_examples_of_a_known_number_are_divided(g: Draft) -> None:
+    """Only the number of all their values is open."""
+    values, splits, labels = (g.source(None, dtype="int64"), g.source(B + 1, dtype="int64"), g.source(B, 3))
+    ids = g.op("RaggedTensorToTensor", [g.const([-1, -1]), values, g.const(0), splits], (B, None), dtype="int64",
+               attrs={"row_partition_types": [b"ROW_SPLITS"]})
+    rows = g.op("GatherV2", [g.variable(9, 4), ids, g.const(0)], (B, None, 4))
+    z = g.op("MatMul", [mean(g, rows, (B, 4), axes=[1]), g.variable(4, 3)], (B, 3))
+    g.op("Sub", [z, labels], (B, 3))
+    axis = find_batch_axis(g.graph, [values, splits, labels])
+    assert set(axis.sources) == {values, labels} and axis.batch == B
+    assert analyse(g.graph, axis.sources, options=SECTIONS).layout(z) == sharded(0)
+
+
 @pytest.mark.parametrize("before, dim, target, expected, blocks, localised", [
     ((B, 3, 4), 0, [B * 3, 4], 0, (3,), (3 * batch_size, 4)), ((B, 3, 4), 0, [-1, 4], 0, (3,), None),
     ((3, B, 4), 1, [3 * B, 4], 0, (1, 1, 1), (3 * batch_size, 4)), ((B, 12), 0, [B, 3, 4], 0, (1,), (batch_size, 3, 4)),

@@ -244,7 +244,15 @@ def _initial(name: str, shape: Tuple[int, ...]) -> np.ndarray:
 
 
 def _model(program: Program) -> Callable[..., Any]:
-    namespace: Dict[str, Any] = {"tf": tf}
+    tables: List[Any] = []  # TensorFlow frees one that nobody holds
+
+    def table() -> Any:
+        with tf.init_scope():
+            keys = np.arange(VOCABULARY - 1)
+            tables.append(tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys[::-1].copy()), VOCABULARY - 1))
+        return tables[-1]
+
+    namespace: Dict[str, Any] = {"tf": tf, "table": table}
     exec(program.source(), namespace)
     return namespace["build"]
 
@@ -277,7 +285,7 @@ def _in_session(program: Program, scopes: Sequence[Any], moved: bool) -> Outcome
         variables = {variable.op.name: variable for variable in tf.global_variables()}
         returned = []
         with tf.Session(config=config) as session:
-            session.run(tf.global_variables_initializer())
+            session.run([tf.global_variables_initializer(), tf.tables_initializer()])
             for step in range(program.steps):
                 feed = {tensor: _fed(item.kind, parts)
                         for tensor, item, parts in zip(tensors, program.inputs, _parts(program, step, moved))}

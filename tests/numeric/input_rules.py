@@ -131,6 +131,7 @@ DRAWS: Dict[str, Rule] = {
     "dropout": Rule("tf.nn.dropout({a}, rate=0.3, seed={k})", _same),
     "shuffle": Rule("tf.gather({a}, tf.random.shuffle(tf.range(tf.shape({a})[0]), seed={k}))", _same),
     "shuffle rows": Rule("{a} + tf.stop_gradient(tf.random.shuffle({a}, seed={k}))", _same),
+    "crop": Rule("tf.slice(tf.pad({a}, [[0, 0], [1, 1]]), [0, tf.random.uniform([], 0, 3, tf.int32, seed={k})], [-1, 3])", _same),
     "noise of a size": Rule("{a} + tf.concat([tf.random.normal([tf.shape({b})[0], 3], dtype=tf.float64, seed={k}), {c}], 0)",
                             _same, _sum),
 }
@@ -160,7 +161,8 @@ TERMS: Dict[str, Rule] = {
 
 GROUPS = {"joins": JOINS, "cuts": CUTS, "positions": POSITIONS, "whole": WHOLE}
 
-# what makes a matrix of an input that is none; {a}, {b}: such inputs, {t}: a table of rows, {f}: rows for features
+# what makes a matrix of an input that is none; {a}, {b}: such inputs, {t}: a table of rows, {f}: rows for features;
+# table(): a look-up table of ids
 OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
     "ids": [("tf.gather({t}, {a})", 1), ("tf.nn.embedding_lookup({t}, {a})", 1),
             ("tf.matmul(tf.one_hot({a}, 7, dtype=tf.float64), {t})", 1), ("tf.gather({t}, tf.concat([{a}, {b}], 0))", 2),
@@ -169,7 +171,11 @@ OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
              "tf.strings.as_string({a}), tf.strings.as_string(-{a})], ' '), result_type='RaggedTensor').to_tensor(''), 7)), 1)",
              1),
             ("tf.reduce_sum(tf.gather({t}, tf.strings.unicode_decode(tf.strings.join([tf.strings.as_string({a}), 'a']), 'UTF-8')"
-             ".to_tensor() % 7), 1)", 1)],
+             ".to_tensor() % 7), 1)", 1),
+            ("tf.gather({t}, table().lookup({a}))", 1),
+            ("tf.matmul(tf.cast(tf.reshape(tf.image.crop_and_resize(tf.reshape(tf.one_hot({a}, 7), [-1, 1, 7, 1]), tf.tile("
+             "[[0.0, 1.0, 1.0, 0.0]], [tf.shape({a})[0], 1]), tf.range(tf.shape({a})[0]), [1, 7]), [-1, 7]), tf.float64), {t})",
+             1)],
     "ragged": [("tf.reduce_sum(tf.gather({t}, {a}), 1)", 1), ("tf.reduce_mean(tf.gather({t}, {a}), 1)", 1),
                ("tf.reduce_sum(tf.gather({t}, {a}.to_tensor()), 1)", 1),
                ("tf.math.segment_sum(tf.gather({t}, {a}.flat_values), {a}.value_rowids())", 1),
@@ -180,6 +186,7 @@ OPENED: Dict[str, Sequence[Tuple[str, int]]] = {  # code and number of inputs
                ("tf.reduce_sum(tf.gather({t}, {a}) * 2.0, 1)", 1),
                ("tf.nn.embedding_lookup_sparse({t}, {a}.to_sparse(), None, combiner='mean')", 1),
                ("tf.gather({t}, {a}.to_tensor()[:, 0])", 1),
+               ("tf.reduce_sum(tf.gather({t}, tf.ragged.map_flat_values(table().lookup, {a})), 1)", 1),
                ("tf.reduce_sum(tf.gather({t}, tf.strings.to_hash_bucket_fast(tf.strings.as_string({a}.to_tensor()), 7)), 1)", 1)],
     # with empty rows
     "hollow": [("tf.reduce_sum(tf.gather({t}, {a}), 1)", 1), ("tf.reduce_sum(tf.gather({t}, {a}.to_tensor()), 1)", 1),

@@ -84,7 +84,7 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     waits = sorted({control for op in ops for control in op.control_inputs if control not in members})
     batch = region.batch
     random, shaped, functional = (
-        [op for op in ops if op.id in chosen]
+        [op for op in ops if op.id in chosen and not sections]  # a section is as the script wrote it
         for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
     templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
     pinned = [op.name for op in ops if op.name in context.pinned]

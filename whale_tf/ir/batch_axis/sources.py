@@ -91,22 +91,38 @@ class _Search:
         return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources), sections=sections))
 
     def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int]) -> BatchAxis:
-        """The axis; if it divides no product but behind sections, that of other dimensions of inputs, or of a constant, which
-        divides more, or as many with fewer sections.  There is no doubt if sizes are open and half of the products divided."""
-        if not self.products or self.divided_products(axis):
+        """The axis, or that of more sources if it divides more products, counted with those behind sections, or as many with
+        fewer sections.  If no product is divided but behind sections, other dimensions of inputs or a constant may be the
+        batch; there is no doubt if sizes are open and half of the products divided."""
+        count = self.divided_products(axis)
+        if count == len(self.products):
             return axis
-        most = self.divided_products(self.run(sources, True)), 0
-        is_known = any(self.graph.tensor_name(t) in self.layouts for t in candidates) or (
+        most = self.divided_products(self.run(sources, True)), count
+        guesses = self.static_sizes(candidates, sources)
+        is_known = count > 0 or any(self.graph.tensor_name(t) in self.layouts for t in candidates) or (
             2 * most[0] >= len(self.products) and any(self.size(t, layout.dim) is None for t, layout in sources.items()))
-        for guess in [] if is_known else [*self.other_dims(candidates), *self.constants(sources)][:MAX_GUESSES]:
+        if not is_known:
+            guesses += [*self.other_dims(candidates), *self.constants(sources)][:MAX_GUESSES]
+        for guess in guesses:
             found = self.run(guess)
-            count = self.divided_products(self.run(guess, True)), self.divided_products(found)
-            if count > most:
-                most, axis = count, found
+            divided = self.divided_products(self.run(guess, True)), self.divided_products(found)
+            if divided > most:
+                most, axis = divided, found
         return axis
 
     def divided_products(self, axis: BatchAxis) -> int:
         return sum(any(axis.layouts.get(t, NONE).is_sharded for t in op.outputs) for op in self.products)
+
+    def static_sizes(self, candidates: Sequence[int], sources: Sources) -> List[Sources]:
+        """The sources behind the inputs of each first size that the graph knows, if all sources' are open: of ragged examples
+        whose number is known, only that of the values is."""
+        if any(self.size(t, layout.dim) is not None for t, layout in sources.items()):
+            return []
+        found: Dict[Optional[int], Sources] = {}
+        for tensor in candidates:
+            if tensor not in sources and self.graph.tensors[tensor].shape and self.graph.tensor_name(tensor) not in self.layouts:
+                found.setdefault(self.size(tensor, 0), {})[tensor] = PLAIN
+        return [{**guess, **sources} for size, guess in found.items() if size not in (None, 1)][:MAX_GUESSES]
 
     def other_dims(self, candidates: Sequence[int]) -> List[Sources]:
         """For each size, the inputs that have it, in any dimension."""
@@ -144,7 +160,8 @@ class _Search:
         is_free = bool(left_out) and all(self.is_computed(t) and self.size(t, sources[t].dim) is None for t in left_out)
         if len(found.unknown) >= len(axis.unknown) + is_free or any(_is_sliced(self.graph, found, t) for t in left_out):
             return sources, axis
-        if left_out and _feeds_model(self.graph, axis, found):
+        if left_out and (_feeds_model(self.graph, axis, found) or _feeds_model(self.graph, self.run(sources, True),
+                                                                               self.run(guess, True))):
             return sources, axis
         fewer, causes = _causes(found), _causes(axis)
         if guess.keys() < sources.keys() and not (fewer < causes or (is_free and fewer == causes)):
