@@ -7,9 +7,9 @@ import sys
 from typing import Dict, Sequence
 
 from benchmarks.profiles import layered
-from benchmarks.profiles.derived import layered_profile
 from whale_tf import profiler
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator.layers_of_ops import layered_profile
 from whale_tf.simulator.zoo import MODELS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "builtin")

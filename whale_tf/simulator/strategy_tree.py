@@ -14,7 +14,7 @@ others::
 from __future__ import annotations
 
 import fnmatch
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import networkx as nx
 
@@ -88,12 +88,16 @@ class Strategy(NamedTuple):
     def zero_level(self) -> int:
         return ZERO.index(self.zero)
 
-    def subject(self) -> Subject:
-        """The subject of a simulation, with the matrix arithmetic of forward and backward (without recomputation)."""
+    def subject(self, fewer: Callable[[int, int], float] = lambda op, device: 1.0) -> Subject:
+        """The subject of a simulation, with the matrix arithmetic of forward and backward (without recomputation).
+
+        Args:
+            fewer: by how much fewer multiplications an op takes on a device than its definition has.
+        """
         flops: Dict[int, float] = {}
-        for op, config in zip(self.model.ops, self.op_configs):
+        for number, (op, config) in enumerate(zip(self.model.ops, self.op_configs)):
             if KINDS[op.kind].compute_bound:
-                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
+                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch / fewer(number, config.devices[0])
                 for device, share in zip(config.devices, op_fractions(config)):
                     flops[device] = flops.get(device, 0.0) + total * share
         return Subject(self.model.name, self.model.precision, self.global_batch, self.num_micro_batch, self.schedule, flops)

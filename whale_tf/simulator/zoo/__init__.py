@@ -81,6 +81,22 @@ def model_names() -> Dict[str, bool]:
     return {name: name in builtin_names() for name in sorted({*MODELS, *builtin_names()})}
 
 
+def is_defined_by_ops(name: str) -> bool:
+    """Whether :func:`built_in_model` knows the model."""
+    return name in MODELS or _blocks_of_bert(name) > 0
+
+
+def source_of(name: str) -> str:
+    """Where the sizes of a model of ops come from."""
+    return MODELS[name].source if name in MODELS else BERT
+
+
+def _blocks_of_bert(name: str) -> int:
+    """The number of blocks in ``bert-N``; 0: it is not such a name."""
+    number = name[5:] if name.startswith("bert-") else ""
+    return int(number) if number.isdigit() else 0
+
+
 @lru_cache(maxsize=64)
 def built_in_model(name: str, batch: int) -> ModelGraph:
     """The ops of the model called ``name`` at a micro-batch of ``batch`` examples; ``bert-N`` is BERT with N large blocks.
@@ -92,8 +108,8 @@ def built_in_model(name: str, batch: int) -> ModelGraph:
         raise PlanError(f"a micro-batch has {batch} examples, expected at least 1")
     if name in MODELS:
         return MODELS[name].build(batch)
-    if name.startswith("bert-") and name[5:].isdigit() and int(name[5:]) > 0:
-        return _bert(int(name[5:]))(batch)
+    if _blocks_of_bert(name):
+        return _bert(_blocks_of_bert(name))(batch)
     if name in builtin_names():
         raise PlanError(f"model {name!r} is defined by layers; use layered_model(ModelProfile.parse({name!r}), {batch}) with a "
                         f"LayerEstimator, or `whale simulate --model {name}`")
