@@ -8,6 +8,7 @@ import pytest
 
 from tests.command_line import call
 from whale_tf.cli import app
+from whale_tf.errors import seconds_text
 from whale_tf.plan import Plan
 from whale_tf.simulator import model_names
 from whale_tf.simulator.laws import LAYERS
@@ -41,7 +42,7 @@ def test_all_commands_answer_the_same(model: str, cluster: str, tmp_path: Any) -
     peaks = [peak for peak in plan["peak_memory_bytes"] if peak]
     assert simulated["peak_memory_bytes"] == peaks == compared["peak_memory_bytes"] and 0 < simulated["mfu"] <= 1.0
     shown = call(app, "explain", path).stdout
-    assert f"Estimated: {1e3 * plan['latency_s']:.4g} ms" in shown
+    assert f"Estimated: {seconds_text(plan['latency_s'])}" in shown
     assert ("the layers of its profile" if Plan.parse(path).estimate.times == LAYERS else "as TensorFlow runs it") in shown
     if plan["micro_batches"] == 1 and len(peaks) == 2 and "," not in cluster:  # the same, by its degrees
         _, uniform, _ = answer("simulate", "--model", model, *on, "--dp", "2", "--json")

@@ -7,11 +7,11 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, console, limited, reported
+from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text
@@ -25,7 +25,7 @@ from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.planner.simulated import ALGORITHM, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
-from whale_tf.simulator import MODELS, Execution, Source, built_in_model, model_names
+from whale_tf.simulator import MODELS, Execution, Source, built_in_model, model_names, with_seq
 from whale_tf.simulator.laws import LAYERS, PRICED, default_laws
 
 ON_STEPS = ("auto", "dapple", "amp")  # searches whose plans of scripts are played as Programs
@@ -49,6 +49,7 @@ def plan(
     precision: str = typer.Option(OWN, help="own (the profile's), float32, float16, bfloat16, or auto: own or float16"),
     schedule: str = typer.Option("backward_first", help="{}, or auto".format(", ".join(SCHEDULES))),
     xla: bool = typer.Option(False, help="let XLA fuse the ops of a built-in model, as for `whale simulate`"),
+    seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     memory_limit: Optional[float] = typer.Option(None, help="GiB that a step may use on each device"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
@@ -62,10 +63,11 @@ def plan(
         raise typer.BadParameter("give --model (or --profile), --cluster and --global-batch, or --list")
     with reported():
         check_files({"--output": output}, {})
+        check_sizes(global_batch)
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
             allowed = Allowed(recompute, zero, offload, precision, schedule)
-            found = _search(model, profile, machines, global_batch, search_method, allowed, xla)
+            found = _search(model, profile, machines, global_batch, search_method, allowed, xla, seq)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found, machines).to_json() + "\n")
@@ -78,7 +80,7 @@ def plan(
 
 
 def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_batch: int, method: str, allowed: Allowed,
-            xla: bool) -> Candidate:
+            xla: bool, seq: Optional[int] = None) -> Candidate:
     """``own``: a profile of layers, instead of a model.
 
     Raises:
@@ -112,7 +114,7 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
         return _of_layers(Source(name, profile, execution), cluster, global_batch, method, Allowed("none"))
     if kind == ".json" or os.path.exists(model):
         return _of_layers(Source.of_profile(model, execution), cluster, global_batch, method, allowed)
-    return _of_layers(Source.of_model(model, execution), cluster, global_batch, method, allowed)
+    return _of_layers(Source.of_model(with_seq(model, seq), execution), cluster, global_batch, method, allowed)
 
 
 def _of_layers(source: Source, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
@@ -270,10 +272,8 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     out.print(", ".join(_facts(found)))
     for line in found.without:
         out.print(line)
-    runners = Table("", "plan")
     for place, text in enumerate((found.told, *found.runners_up), 1):
-        runners.add_row(str(place), text)
-    out.print(runners)
+        out.print(f"{place}. {text}", markup=False, highlight=False)
     for line in _accuracy(found, cluster).lines(found.global_batch / found.latency_s):
         out.print(line)
 
@@ -284,13 +284,13 @@ def _accuracy(found: Candidate, cluster: Cluster) -> Accuracy:
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:
-    table = Table("stage", "layers", "devices", "replicas", "warm-up", "parameters", "peak memory")
+    table = Table("stage", Column("layers", max_width=22), Column("devices", max_width=11), "warm-up", "parameters", "peak")
     for number, stage in enumerate(found.stages):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
         size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
         table.add_row(
             str(number), f"{stage.first_layer}-{stage.last_layer} ({layers[0].name} to {layers[-1].name})",
-            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), memory_text(size),
+            _ranges(stage.all_devices), str(stage.warmup), memory_text(size),
             memory_text(max(found.peak_memory_bytes[device] for device in stage.all_devices)))
     return table
 

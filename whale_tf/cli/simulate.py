@@ -11,12 +11,13 @@ import typer
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, console, limited, reported
+from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text, seconds_text
 from whale_tf.plan import Plan
-from whale_tf.planner.measures import ARITHMETIC
+from whale_tf.planner.measures import ARITHMETIC, OWN
 from whale_tf.simulator import (
+    FAMILIES,
     Calibration,
     Execution,
     Options,
@@ -24,18 +25,19 @@ from whale_tf.simulator import (
     Simulator,
     Source,
     StepGraph,
+    is_built_in,
     micro_batch_size,
     model_names,
     trace_of,
     under,
     uniform_3d,
+    with_seq,
     write_chrome,
 )
 from whale_tf.simulator.laws import LAYERS, MEASURED, PRICED, Laws, default_laws, step_with
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
-MIB = 2.0**20
-COLUMNS = ("step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
+COLUMNS = ("step", "samples/s", "waits", "exposed", "MFU", "peak memory")
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -59,7 +61,9 @@ class Uniform(NamedTuple):
 
 def simulate(
     plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
-    model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(model_names()))),
+    model: Optional[str] = typer.Option(
+        None, help="built-in model: {}; bert-N; or of any size: {}:layers=24,hidden=2048,...".format(
+            ", ".join(model_names()), ", ".join(FAMILIES))),
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     ops: Optional[str] = typer.Option(None, help="with --plan: the step op by op, written by `whale profile --ops`"),
     cluster: str = typer.Option(..., help="cluster.json, or a name: hc1, hc2, hc3, a100:1024, cpu:4, 2xV100-32GB:8"),
@@ -89,6 +93,8 @@ def simulate(
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`, used instead of table figures"),
     precision: Optional[str] = typer.Option(None, help="fp32, tf32, or mixed: fp16, bf16; default: the model's own"),
     xla: bool = typer.Option(False, help="let XLA fuse ops that TensorFlow otherwise runs one by one on GPUs"),
+    gradients: str = typer.Option(OWN, help="own, or fp16: float32 gradients are sent between devices in 16 bits"),
+    seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     laws: Optional[str] = typer.Option(None, help="laws of kernels (docs/simulator.md) to use instead of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
@@ -97,7 +103,7 @@ def simulate(
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = limited(Cluster.parse(cluster), memory_limit)
-        execution = _execution(machines, precision, xla, known)
+        execution = _execution(machines, precision, xla, known, gradients)
         is_drawn = any(path is not None for path in (trace, timeline, memory, report))
         options = Options(steady_state=not is_drawn if steady_state is None else steady_state, calibration=measured, laws=known)
         loaded = Plan.parse(plan) if plan is not None else None
@@ -106,15 +112,15 @@ def simulate(
             result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
             _finish(result, _accuracy(result, MEASURED, known), PRICED[MEASURED], as_json, trace, timeline, memory, report)
             return
-        source = _source(model, profile, loaded, execution)
+        source = _source(model, profile, loaded, execution, seq)
         simulator = Simulator(machines, source.options(options))
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload)
-            if 0 < shape.devices < len(machines):
-                typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch)
+            if shape.devices < len(machines):
+                typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
         _finish(result, _accuracy(result, source.times, known), source.described(), as_json, trace, timeline, memory, report)
 
 
@@ -128,6 +134,8 @@ def compare(
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`"),
     precision: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     xla: bool = typer.Option(False, help="as for `whale simulate`"),
+    gradients: str = typer.Option(OWN, help="as for `whale simulate`"),
+    seq: Optional[int] = typer.Option(None, help="as for `whale simulate`"),
     laws: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
@@ -135,13 +143,13 @@ def compare(
     with reported():
         measured = Calibration.parse(calibration) if calibration is not None else None
         known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
-        execution = _execution(machines, precision, xla, known)
+        execution = _execution(machines, precision, xla, known, gradients)
         plans: List[Optional[Plan]] = []
         for text in strategies:
             if not _UNIFORM.match(text) and not os.path.exists(text):
                 raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
             plans.append(None if _UNIFORM.match(text) else Plan.parse(text))
-        sources = [_source(model, profile, plan, execution) for plan in plans]
+        sources = [_source(model, profile, plan, execution, seq) for plan in plans]
         found: List[Tuple[str, Simulation, Accuracy]] = []
         for text, plan, source in zip(strategies, plans, sources):
             simulator = Simulator(machines, source.options(Options(steady_state=True, calibration=measured)))
@@ -159,9 +167,9 @@ def compare(
             bounds = proved.bounds(result.samples_per_s)
             typer.echo(json.dumps(dict(result.to_dict(), strategy=name, samples_per_s_range=bounds)))
         return
-    table = Table("rank", "strategy", *COLUMNS)
-    for rank, (name, result, _) in enumerate(found, 1):
-        table.add_row(str(rank), name, *_row(result))
+    table = Table("strategy", *COLUMNS)
+    for name, result, _ in found:
+        table.add_row(name, *_row(result))
     out = console()
     out.print(table)
     for name, result, proved in found:
@@ -171,17 +179,17 @@ def compare(
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
-    """A memory peak in MiB, as the tables show it."""
-    return "{:,.2f}{}".format(size_bytes / MIB, " (out of memory)" if oom else "")
+    """A memory peak, as the tables show it, with a mark if the device has less."""
+    return memory_text(size_bytes) + (" !" if oom else "")
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
-    return (f"{result.step_time_s * 1e3:.2f}", f"{result.samples_per_s:.1f}", f"{result.bubble:.1%}",
-            f"{result.exposed_communication_s * 1e3:.2f}", f"{result.mfu:.1%}",
+    return (seconds_text(result.step_time_s), f"{result.samples_per_s:.4g}", f"{result.bubble:.1%}",
+            seconds_text(result.exposed_communication_s), f"{result.mfu:.1%}",
             _memory(max(result.peak_memory_bytes), result.oom))
 
 
-def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
+def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws, gradients: str = OWN) -> Execution:
     """Raises PlanError: the precision is unknown, or precision or XLA is requested for CPUs."""
     if precision is not None and precision not in PRECISIONS:
         raise PlanError("--precision is {!r}, expected one of {}.{}".format(
@@ -189,10 +197,13 @@ def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws
     if (precision is not None or xla) and any(device.kind != "GPU" for device in cluster.devices):
         raise PlanError(
             f"--precision and --xla apply to kernels of GPUs, but cluster {cluster.name!r} has CPUs; leave them out")
-    return Execution(precision, xla, laws, cluster)
+    if gradients not in (OWN, "fp16"):
+        raise PlanError(f"--gradients is {gradients!r}, expected {OWN} or fp16")
+    return Execution(precision, xla, laws, cluster, gradients == "fp16")
 
 
-def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution) -> Source:
+def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution,
+            seq: Optional[int] = None) -> Source:
     """The model or profile that the options name.  A plan that was searched for a built-in model or profile names it itself, and
     says how it was priced."""
     if model is not None and profile is not None:
@@ -201,7 +212,7 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
         if plan.precision != "float32" and execution.precision is None:
             execution = execution._replace(precision=ARITHMETIC[plan.precision])
         execution = execution._replace(xla=execution.xla or plan.estimate.xla)
-        if model is None and profile is None and plan.graph in model_names():
+        if model is None and profile is None and is_built_in(plan.graph):
             model, profile = (None, plan.graph) if plan.estimate.times == LAYERS else (plan.graph, None)
     if profile is not None:
         return Source.of_profile(profile, execution)
@@ -209,14 +220,19 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
         raise PlanError(
             "the cost of the ops is unknown: a plan holds names, not times; add --model gpt2, or --profile with "
             "a profile that `whale profile` wrote")
-    return Source.of_model(model, execution)
+    return Source.of_model(with_seq(model, seq), execution)
 
 
 def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_batch: Optional[int]) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
     if shape.recompute not in (*RECOMPUTE, "auto"):
         raise PlanError(f"--recompute is {shape.recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
+    if shape.devices > len(simulator.cluster):
+        raise PlanError(f"dp {shape.dp} x tp {shape.tp} x pp {shape.pp} needs {shape.devices:,} devices, but cluster "
+                        f"{simulator.cluster.name!r} has devices 0 to {len(simulator.cluster) - 1}; use a larger cluster, or "
+                        "smaller degrees")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
+    check_sizes(batch, shape.micro_batches)
     graph, is_open = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp)), shape.recompute == "auto"
     found: List[Simulation] = []
     for how in RECOMPUTE if is_open else (shape.recompute,):
@@ -224,7 +240,7 @@ def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_ba
             continue
         strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, shape.schedule, shape.policy,
                               recompute=how, zero=shape.zero, offload=shape.offload)
-        found.append(simulator.run(strategy, source.estimator(strategy)))
+        found.append(source.played(strategy, simulator))
         if not found[-1].oom:
             return found[-1]
     if not is_open:
@@ -297,7 +313,7 @@ def _print(result: Simulation, proved: Accuracy, priced: str) -> None:
     summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}, {priced}")
     summary.add_row(*_row(result))
     out.print(summary)
-    devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
+    devices = Table("device", "count", "stage", "computes", "exposed", "idle", "MFU", "peak memory")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.documents import Record, plain
-from whale_tf.errors import InfeasibleError, PlanError, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
@@ -96,7 +96,7 @@ class Candidate:
         """The candidate in one line: ``dapple: data parallel on 8, 4 micro-batches, ZeRO v3, simulated 3.433 s``."""
         if self.why_not:
             return f"{self.search}: {self.description}"
-        seconds = f"{'simulated ' if self.is_played else ''}{self.latency_s:.4g} s"
+        seconds = f"{'simulated ' if self.is_played else ''}{seconds_text(self.latency_s)}"
         return f"{self.search}: " + ", ".join([self.description, *self.measures.described(), seconds])
 
     @property

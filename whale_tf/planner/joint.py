@@ -29,7 +29,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError, PlanError, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
 from whale_tf.planner.candidate import Candidate, Stage, best
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.schedule import schedule_of
@@ -311,7 +311,7 @@ class Joint:
             others = self.model.settled([*more, *self.played(least)])
             fast = min((one.latency_s for one in others if one.fits), default=None)
             if fast is not None:
-                lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
+                lines.append(f"without {label}: {seconds_text(fast)} ({fast / taken.latency_s:.2f} times)")
             else:
                 lines.append(f"without {label}: does not fit by {memory_text(self._lacking(least, others))}")
         return lines

@@ -85,7 +85,9 @@ class Layers(Playable):
         plans = [one for one in ranked(found) if not one.why_not]
         first = {one.search: one for one in reversed(plans)}
         chosen = [one for number, one in enumerate(plans) if number < PRICED or first[one.search] is one]
-        return [self._price(one) for one in chosen if one.fits or not plans[0].fits] + [one for one in found if one.why_not]
+        prices = [self._price(one) for one in chosen if one.fits or not plans[0].fits]
+        fitting_ones = [one for one in prices if one.fits]
+        return (fitting_ones or prices) + [one for one in found if one.why_not]
 
     def _price(self, found: Candidate) -> Candidate:
         assert self._source is not None

@@ -198,11 +198,12 @@ class Laws(Record):
         return self.devices[max(names, key=len) if names else ANY]
 
     def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
-        """The errors on that kind of device in that precision; if there are none, the largest for such times; None: never
-        tested."""
+        """The errors on that kind of device in that precision; if there are none, the largest in that precision on any device;
+        if there are none either, the largest for such times; None: never tested."""
         known = [one for one in self.errors if one.times == times]
-        near = [one for one in known if device_type.startswith(one.device) and one.precision == precision]
-        return max(near or known, key=lambda one: one.mean, default=None)
+        alike = [one for one in known if one.precision == precision]
+        near = [one for one in alike if device_type.startswith(one.device)]
+        return max(near or alike or known, key=lambda one: one.mean, default=None)
 
     @classmethod
     def parse(cls, source: Union[Laws, Mapping[str, Any], str]) -> Laws:

@@ -24,6 +24,7 @@ from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import EFFICIENCY, OpEstimator, OpPart
 from whale_tf.simulator.laws import Kernels
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp, Use
+from whale_tf.simulator.strategy_tree import check_even
 from whale_tf.simulator.synchronise import STATE_BYTES_PER_MASTER
 from whale_tf.simulator.uniform import uniform_3d
 
@@ -107,6 +108,7 @@ def timed_profile(model_of: Callable[[int], ModelGraph], source: str, cluster: C
                     continue
                 try:
                     strategy = uniform_3d(model, 1, degree, devices=devices[:degree])
+                    check_even(strategy)
                 except PlanError:  # its heads or experts cannot be divided like that
                     continue
                 timer = _Timer(model, kernels_of(model))

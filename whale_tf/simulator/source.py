@@ -24,18 +24,20 @@ from whale_tf.simulator.layers_of_ops import timed_profile
 from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.result import Simulation
 from whale_tf.simulator.simulate import Options, Simulator
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import Strategy, check_even
 from whale_tf.simulator.uniform import micro_batch_size
-from whale_tf.simulator.zoo import built_in_model, is_defined_by_ops, model_names, source_of
+from whale_tf.simulator.zoo import FAMILIES, built_in_model, is_defined_by_ops, model_names, source_of
 
 
 class Execution(NamedTuple):
-    """How TensorFlow runs the ops: in which precision (None means the model's own), and whether XLA fuses them."""
+    """How TensorFlow runs the ops: in which precision (None means the model's own), whether XLA fuses them, and whether float32
+    gradients are sent in 16 bits."""
 
     precision: Optional[str]
     xla: bool
     laws: Laws
     cluster: Cluster
+    fp16_gradients: bool = False
 
 
 class Source(NamedTuple):
@@ -57,10 +59,11 @@ class Source(NamedTuple):
             PlanError: there is none of that name.
         """
         if is_defined_by_ops(name):
+            built_in_model(name, 1)  # its arguments
             return cls(name, None, execution)
         if name not in builtin_names():
-            raise PlanError("unknown model {!r}; built-in models: {}.{}".format(
-                name, ", ".join(model_names()), did_you_mean(name, model_names())))
+            raise PlanError("unknown model {!r}; built-in models: {}; of any size: {}:layers=24,hidden=2048.{}".format(
+                name, ", ".join(model_names()), ", ".join(FAMILIES), did_you_mean(name, model_names())))
         return cls.of_profile(name, execution)
 
     @classmethod
@@ -144,7 +147,13 @@ class Source(NamedTuple):
 
     def simulated(self, plan: Plan, global_batch: int, simulator: Simulator) -> Simulation:
         """A step under a Plan; ``simulator``: with this source's :meth:`options`."""
-        strategy = self.strategy(plan, global_batch)
+        return self.played(self.strategy(plan, global_batch), simulator)
+
+    def played(self, strategy: Strategy, simulator: Simulator) -> Simulation:
+        """A step under a strategy for :meth:`graph`."""
+        if self.profile is None:
+            check_even(strategy)
+        strategy = strategy._replace(fp16_gradients=self.execution.fp16_gradients)
         return simulator.run(strategy, self.estimator(strategy))
 
 

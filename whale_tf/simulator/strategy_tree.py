@@ -33,6 +33,8 @@ from whale_tf.simulator.configs import (
 from whale_tf.simulator.instructions import Subject
 from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp, ModelTensor
 
+UNEVEN = 1.01  # times its fair share, a device may get of a dimension whose elements do not divide evenly (a vocabulary)
+
 
 class Stage(NamedTuple):
     """A subgraph with devices of its own (Proteus section V-A: DevGroups that share nothing)."""
@@ -219,6 +221,19 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
                 f"op {op.name!r} has only {int(extent)} elements along {axis.dim!r}, so it cannot be partitioned {degree} ways; "
                 f"use a degree of at most {int(extent)}")
     return fitted
+
+
+def check_even(strategy: Strategy) -> None:
+    """Raises PlanError: devices would share a few elements, such as attention's heads, unevenly; TensorFlow's ops cannot."""
+    for op, config in zip(strategy.model.ops, strategy.op_configs):
+        for axis in config.axes:
+            if axis.dim is None or axis.dim == "b" or axis.slices is not None:
+                continue
+            degree, extent = config.degree(axis.dim), op.dims[axis.dim]
+            if -(-extent // degree) * degree > UNEVEN * extent:
+                fine = [str(n) for n in range(1, int(min(extent, 64)) + 1) if extent % n == 0]
+                raise PlanError(f"op {op.name!r} has {int(extent)} elements along {axis.dim!r}, which {degree} devices cannot "
+                                f"share evenly; use a degree of {', '.join(fine)}")
 
 
 def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[OpConfig, ...]:
