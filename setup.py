@@ -4,6 +4,7 @@ TensorFlow itself is no hard requirement: installing whale_tf must never replace
 which a user already has. ``pip install whale_tf[tf]`` adds the plain one where none is there.
 """
 import os
+import re
 
 from setuptools import find_packages, setup
 
@@ -11,6 +12,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 with open(os.path.join(HERE, "README.md"), encoding="utf8") as handle:
     LONG_DESCRIPTION = handle.read()
+
+with open(os.path.join(HERE, "whale_tf", "version.py"), encoding="utf8") as handle:
+    VERSION = re.search(r'^VERSION = "(.*)"$', handle.read(), re.MULTILINE).group(1)
 
 # What a plain installation needs. It lives in an environment that TensorFlow has settled first, so nothing here may ask for a
 # NumPy, a protobuf or a typing_extensions that some TensorFlow cannot load, nor for newer releases than the code uses:
@@ -52,7 +56,7 @@ EXTRAS_REQUIRE = {
 
 setup(
     name="whale_tf",
-    version="0.1.0",
+    version=VERSION,
     description="Data, pipeline and tensor parallel training of single-device TensorFlow scripts by graph rewriting",
     long_description=LONG_DESCRIPTION,
     long_description_content_type="text/markdown",

@@ -94,7 +94,7 @@ def test_automatic_plans_say_what_was_no_candidate(method: str, width: int) -> N
 def test_reasons_are_not_crowded_out() -> None:
     plans = [Candidate("search", f"plan {number}", latency_s=1.0 + number) for number in range(RUNNERS_UP + 2)]
     taken = best([no_candidate("rhino", ValueError("too large"))] + plans, Cluster.parse("cpu:2"))
-    told = tuple(f"search: plan {number}, {number + 1} s" for number in range(1, RUNNERS_UP + 1))
+    told = tuple(f"search: plan {number}, {number + 1}.000 s" for number in range(1, RUNNERS_UP + 1))
     assert (taken.description, taken.runners_up) == ("plan 0", told + ("rhino: no candidate: too large",))
 
 

@@ -27,6 +27,16 @@ _KINDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
+def read_text(path: str, what: str, error: Type[WhaleError]) -> str:
+    """The text of a file, called ``what`` in messages.  Raises ``error`` if it is not UTF-8."""
+    try:
+        with open(path, encoding="utf8") as handle:
+            return handle.read()
+    except UnicodeDecodeError as problem:
+        raise error(f"{what} is not text in UTF-8 (byte {problem.start} is {problem.object[problem.start]:#04x}); save it as "
+                    "UTF-8, or give another file") from None
+
+
 def json_object(source: str, what: str, error: Type[WhaleError], fix: str = "") -> Dict[str, Any]:
     """The JSON object in ``source``: text that begins with ``{``, otherwise the path of a file.
 
@@ -40,11 +50,10 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str = "") 
         origin = f"{what} file {source!r}"
         if not os.path.isfile(source):
             raise error(f"{origin} does not exist; {fix}")
-        with open(source, encoding="utf8") as handle:
-            text = handle.read()
+        text = read_text(source, origin, error)
     try:
         value = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise error(f"{origin} is not valid JSON: {problem}") from None
     if not isinstance(value, dict):
         raise error(f"{origin} holds {value!r:.40}, expected an object")

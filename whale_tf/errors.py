@@ -5,6 +5,7 @@ A message says three things: the value that was given, what was expected, and th
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Iterable, Optional
 
 
@@ -126,6 +127,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the end of a message, or an empty string."""
     match = nearest(name, known)
     return f" Did you mean {match!r}?" if match else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """``1.092 s``, ``972.2 ms`` or ``35.1 us``: four digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.{max(0, 3 - int(math.log10(abs(seconds) / size)))}f} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
 
 
 def memory_text(size_bytes: float) -> str:

@@ -145,6 +145,9 @@ class Estimate(Record):
 
     Attributes:
         called_peak_memory_bytes: bytes per device if calls were functions, if that is why ``emit: auto`` inlines the step.
+        times: the kind of times that priced a built-in model (``kernels``: as TensorFlow runs it; ``layers``: those of its
+            profile); empty for a graph.
+        xla: whether XLA fuses its ops.
     """
 
     search: str = "annotated"
@@ -154,6 +157,8 @@ class Estimate(Record):
     called_peak_memory_bytes: Tuple[int, ...] = ()
     runners_up: Tuple[str, ...] = ()
     without: Tuple[str, ...] = ()
+    times: str = ""
+    xla: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import sys
 from typing import Dict, Sequence
 
 from benchmarks.profiles import layered
-from benchmarks.profiles.derived import layered_profile
 from whale_tf import profiler
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator.layers_of_ops import layered_profile
 from whale_tf.simulator.zoo import MODELS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "builtin")
@@ -17,7 +17,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "buil
 
 def every() -> Dict[str, ModelProfile]:
     """The profiles of all models, whether defined by layers or by ops."""
-    made = {name: layered_profile(model.build(model.batch), model.source)
+    made = {name: layered_profile(model.at(name, model.batch), model.source)
             for name, model in MODELS.items() if not model.is_sparse}
     made.update(layered.every())
     return made

@@ -11,6 +11,7 @@ from whale_tf.planner.candidate import Candidate, Stage
 from whale_tf.planner.measures import Measures
 from whale_tf.planner.simulated import ALGORITHM
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import Simulator
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.transformation import ALL_REDUCE
 
@@ -44,7 +45,9 @@ def seconds(layers: Sequence[Dict[str, Any]], stages: Sequence[Tuple], machines:
     candidate = Candidate("given", "", "drawn", global_batch=SAMPLES * count, num_devices=len(machines), stages=tuple(found),
                           micro_batches=count, model_replicas=len(found[0].devices), profile=profile,
                           measures=Measures(**(measures or {})))
-    return Bounds(machines, Network(machines, **network), ALGORITHM).seconds(candidate)
+    simulator = Simulator(machines)
+    simulator.network = Network(machines, **network)
+    return Bounds(machines, simulator, ALGORITHM).seconds(candidate)
 
 
 SHORT, LONG = layer("a", 1.0, 2.0), layer("b", 3.0, 5.0)

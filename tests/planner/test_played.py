@@ -35,7 +35,7 @@ def test_amps_first_plan_plays_fastest_of_all_its_strategies(cluster: str) -> No
     costs = Costs(profile, machines, 32)
     every = amp.search(costs)
     simulator = simulator_of(machines)
-    bounds = Bounds(machines, simulator.network, ALGORITHM)
+    bounds = Bounds(machines, simulator, ALGORITHM)
     plans = [one.candidate("amp", costs) for one in every]
     played = [simulated(one, machines, simulator=simulator) for one in plans]
     assert all(bounds.seconds(plan) <= one.latency_s for plan, one in zip(plans, played))
@@ -91,7 +91,7 @@ def test_random_small_clusters_get_the_plan_that_plays_fastest(seed: int, count:
                       for inner in itertools.combinations(range(1, layers), degree.pp - 1)]
         every = [amp.Estimated(one, costs.estimate(one)).candidate("amp", costs) for one in strategies]
         simulator = simulator_of(cluster)
-        bounds = Bounds(cluster, simulator.network, ALGORITHM)
+        bounds = Bounds(cluster, simulator, ALGORITHM)
         played = [simulated(one, cluster, simulator=simulator) for one in every]
         for plan, one in zip(every, played):
             assert one.why_not or bounds.seconds(plan) <= one.latency_s * (1 + 1e-9)

@@ -42,7 +42,7 @@ def test_latency_is_the_papers_equation_for_one_stage() -> None:
 
 
 @pytest.mark.parametrize("arguments,words", [
-    (["--model", "bert-49"], "bert-48@dapple"), (["--model", "bert-48@dapple", "--search", "dappel"], "dapple")])
+    (["--model", "bert-4b"], "bert-48@dapple"), (["--model", "bert-48@dapple", "--search", "dappel"], "dapple")])
 def test_command_line_names_what_is_wrong(arguments: List[str], words: str) -> None:
     base = ["plan", "--cluster", "cpu:2", "--global-batch", "4"]
     result = call(app, *base, *arguments)

@@ -9,6 +9,7 @@ from tests import command_line
 from tests.command_line import Called
 from whale_tf.cli import app
 from whale_tf.cli.simulate import COLUMNS, _memory
+from whale_tf.errors import memory_text
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import built_in_model
@@ -45,20 +46,20 @@ def test_tables_in_a_pipe_are_whole() -> None:
     strategies = ("2x1x1:1", "1x2x1:1")
     result = call(*"compare --model mlp --cluster cpu:2 --global-batch 8".split(), *strategies)
     header, *rows = [line for line in result.stdout.splitlines() if len(line.split()) > len(strategies) and line[0] in "┃│"]
-    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["rank", "strategy", *COLUMNS]
-    assert sorted(row.split("│")[2].strip() for row in rows) == sorted(strategies)
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["strategy", *COLUMNS]
+    assert sorted(row.split("│")[1].strip() for row in rows) == sorted(strategies)
 
 
 def test_peaks_of_small_models_are_not_zero() -> None:
-    """Tables print what --json has, in MiB."""
+    """Tables print what --json has."""
     arguments = "simulate --model mlp --cluster cpu:2 --dp 2 --global-batch 8".split()
     peak = max(json.loads(call(*arguments, "--json").stdout)["peak_memory_bytes"])
     shown = call(*arguments).output
-    assert "MiB" in shown and f"{peak / 2**20:,.2f}" in shown and peak / 2**30 < 0.5
+    assert memory_text(peak) in shown and peak / 2**30 < 0.5
 
 
 @pytest.mark.parametrize(
-    "size, oom, shown", [(5 << 20, False, "5.00"), (3 << 19, False, "1.50"), (3 << 30, True, "3,072.00 (out of memory)")])
+    "size, oom, shown", [(5 << 20, False, "5.00 MiB"), (3 << 19, False, "1.50 MiB"), (3 << 30, True, "3.00 GiB !")])
 def test_memory_as_the_tables_show_it(size: int, oom: bool, shown: str) -> None:
     assert _memory(size, oom) == shown
 
@@ -124,6 +125,33 @@ def test_models_of_both_kinds_by_name_and_the_plans_that_searches_write_for_them
         assert steps[0] == steps[1] == steps[2], "without a size that which the plan was searched for"
 
 
+@pytest.mark.parametrize("command", [
+    "simulate --model gpt-1.5b --cluster hc2 --pp 4 --dp 8 --micro-batches 8 --global-batch 1024",
+    "compare 16x2x1 8x2x2:4 4x8x1:64 --model bert-large --cluster hc2 --global-batch 1024",
+    "plan --model vgg-19 --cluster dapple-c --global-batch 512 --search dapple"])
+def test_tables_fit_eighty_columns(command: str) -> None:
+    tables = [line for line in call(*command.split()).stdout.splitlines() if line[:1] in "┏┃┡│└"]
+    assert tables and max(map(len, tables)) <= 80, "\n".join(tables)
+
+
+def test_sizes_by_arguments() -> None:
+    """LLaMA-7B has 6.74 billion parameters; with 8 heads of keys and values a quarter of those of attention's two products."""
+    assert built_in_model("llama", 1).parameter_count == pytest.approx(6.74e9, rel=2e-3)
+    grouped, hidden = built_in_model("llama:kv_heads=8", 1).parameter_count, 4096
+    assert built_in_model("llama", 1).parameter_count - grouped == 32 * 2 * hidden * hidden * 3 / 4
+    assert built_in_model("gpt:layers=48,hidden=1600", 2).ops[5].flops == built_in_model("gpt-1.5b", 2).ops[5].flops
+    long, short = (call("simulate", "--model", "bert-base", "--seq", seq, "--cluster", "hc1", "--json") for seq in ("512", "128"))
+    assert json.loads(long.stdout)["step_time_s"] > json.loads(short.stdout)["step_time_s"]
+    own = call("simulate", "--model", "bert-base", "--cluster", "hc1", "--json")
+    assert json.loads(own.stdout)["step_time_s"] == json.loads(short.stdout)["step_time_s"]
+
+
+def test_gradients_in_sixteen_bits_are_sent_faster() -> None:
+    asked = "simulate --model vgg-19 --cluster dapple-c --dp 16 --global-batch 64 --json".split()
+    own, half = (json.loads(call(*asked, "--gradients", name).stdout)["step_time_s"] for name in ("own", "fp16"))
+    assert half < 0.7 * own
+
+
 def test_a_profile(tmp_path: Any) -> None:
     result = call("simulate", "--profile", "vgg-19", "--cluster", "dapple-b", "--dp", "2", "--global-batch", "64", "--json")
     assert result.exit_code == 0, result.output
@@ -136,6 +164,7 @@ def test_a_profile(tmp_path: Any) -> None:
         ("simulate --cluster hc1", "a plan holds names, not times; add --model"),
         ("simulate --cluster hc9 --model mlp", "hc9"),
         ("simulate --cluster hc1 --model gpt3", "Did you mean 'gpt2'"),
+        ("simulate --cluster hc1 --model gpt-1.5b --tp 8", "'n', which 8 devices cannot share evenly; use a degree of 1, 5, 25"),
         ("simulate --cluster hc1 --model mlp --profile vgg-19", "keep one"),
         ("simulate --cluster hc1 --model mlp --dp 16", "cluster 'hc1' has devices 0 to 7"),
         ("simulate --cluster hc1 --model mlp --plan nowhere.json", "does not exist"),

@@ -13,6 +13,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, WhaleError
 
 PICTURES = (".png", ".svg")
+MOST_EXAMPLES, MOST_PARTS = 2**20, 2**14  # of a step
 WHOLE = 100_000  # columns of a file or a pipe
 
 
@@ -35,6 +36,13 @@ def reported(status: int = 1) -> Iterator[None]:
 def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
     """The cluster with at most ``limit_gib`` GiB for a step on every device."""
     return cluster if limit_gib is None else cluster.limited(limit_gib * 2.0**30)
+
+
+def check_sizes(global_batch: int, micro_batches: int = 1) -> None:
+    """Raises PlanError: no step is that large; searches and simulations would take hours."""
+    for option, value, most in (("--global-batch", global_batch, MOST_EXAMPLES), ("--micro-batches", micro_batches, MOST_PARTS)):
+        if not 1 <= value <= most:
+            raise PlanError(f"{option} is {value:,}, expected 1 to {most:,}")
 
 
 def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[str]]) -> None:

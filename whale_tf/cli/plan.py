@@ -7,11 +7,11 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, console, limited, reported
+from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text
@@ -25,8 +25,8 @@ from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.planner.simulated import ALGORITHM, with_slices
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
-from whale_tf.simulator import MODELS, built_in_model, model_names
-from whale_tf.simulator.laws import LAYERS, default_laws
+from whale_tf.simulator import MODELS, Execution, Source, built_in_model, model_names, with_seq
+from whale_tf.simulator.laws import LAYERS, PRICED, default_laws
 
 ON_STEPS = ("auto", "dapple", "amp")  # searches whose plans of scripts are played as Programs
 
@@ -35,7 +35,9 @@ COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 def plan(
     model: Optional[str] = typer.Option(
-        None, help="model profile: a built-in name or a JSON file; or a file that `whale profile` reads (.py, .pb, .meta)"),
+        None, help="a built-in model, priced as TensorFlow runs it; or a file that `whale profile` reads (.py, .pb, .meta)"),
+    profile: Optional[str] = typer.Option(
+        None, help="instead of --model: a profile of layers, a file or a built-in name, priced by its own times"),
     cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
     global_batch: Optional[int] = typer.Option(None, help="examples in a step"),
     search_method: str = typer.Option("dapple", "--search", help=", ".join([*METHODS, *ON_GRAPHS])),
@@ -46,6 +48,8 @@ def plan(
     offload: str = typer.Option(AUTO, help="state to keep on the host: none, states, v0 (also variables), or auto"),
     precision: str = typer.Option(OWN, help="own (the profile's), float32, float16, bfloat16, or auto: own or float16"),
     schedule: str = typer.Option("backward_first", help="{}, or auto".format(", ".join(SCHEDULES))),
+    xla: bool = typer.Option(False, help="let XLA fuse the ops of a built-in model, as for `whale simulate`"),
+    seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     memory_limit: Optional[float] = typer.Option(None, help="GiB that a step may use on each device"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
@@ -55,14 +59,15 @@ def plan(
     if list_names:
         _list(as_json)
         return
-    if model is None or cluster is None or global_batch is None:
-        raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
+    if (model is None and profile is None) or cluster is None or global_batch is None:
+        raise typer.BadParameter("give --model (or --profile), --cluster and --global-batch, or --list")
     with reported():
         check_files({"--output": output}, {})
+        check_sizes(global_batch)
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
             allowed = Allowed(recompute, zero, offload, precision, schedule)
-            found = _search(model, machines, global_batch, search_method, allowed)
+            found = _search(model, profile, machines, global_batch, search_method, allowed, xla, seq)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found, machines).to_json() + "\n")
@@ -74,10 +79,18 @@ def plan(
         _show(found, machines)
 
 
-def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
-    """Raises:
+def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_batch: int, method: str, allowed: Allowed,
+            xla: bool, seq: Optional[int] = None) -> Candidate:
+    """``own``: a profile of layers, instead of a model.
+
+    Raises:
         PlanError: the search is unknown, or does not work with the model or the options.
     """
+    if own is not None and model is not None:
+        raise PlanError(f"--model {model} and --profile {own} both say what to plan; keep one")
+    execution = Execution(None, xla, default_laws(), cluster)
+    if own is not None or model is None:
+        return _of_layers(Source.of_profile(own or "", execution), cluster, global_batch, method, allowed)
     name, kind = os.path.splitext(os.path.basename(model))
     is_graph = kind in (".py", ".pb", ".meta")
     allowed.check()
@@ -97,18 +110,22 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
             return plan_model(model, name, cluster, method, global_batch, _of_steps(allowed))
         if method in ON_GRAPHS:
             return plan_model(model, name, cluster, method, global_batch)
-        profile, allowed = profile_model(model, [], global_batch, name).profile, Allowed("none")
-    elif model in MODELS and model not in builtin_names():
-        raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot express; use "
-                        f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
-    else:
-        profile = ModelProfile.parse(model)
+        profile = profile_model(model, [], global_batch, name).profile
+        return _of_layers(Source(name, profile, execution), cluster, global_batch, method, Allowed("none"))
+    if kind == ".json" or os.path.exists(model):
+        return _of_layers(Source.of_profile(model, execution), cluster, global_batch, method, allowed)
+    return _of_layers(Source.of_model(with_seq(model, seq), execution), cluster, global_batch, method, allowed)
+
+
+def _of_layers(source: Source, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
+    """The answer of a search over the layers of a model, which prices it."""
     if method == "rhino":
-        raise PlanError(f"search 'rhino' reads an op graph, but {model!r} is a profile of layers; give a script (.py), a frozen "
-                        "model (.pb) or a MetaGraph (.meta), or use --search auto")
+        raise PlanError(f"search 'rhino' reads an op graph, but {source.name!r} is searched by its layers; give a script (.py), "
+                        "a frozen model (.pb) or a MetaGraph (.meta), or use --search auto")
+    layers = source.layers(global_batch)
     if method == "auto":
-        return choose(profile, profile, cluster, Request("all", None, None, global_batch, allowed=allowed))
-    return search(profile, cluster, global_batch, method, allowed)
+        return choose(layers, layers, cluster, Request("all", None, None, global_batch, allowed=allowed), source)
+    return search(layers, cluster, global_batch, method, allowed, source=source)
 
 
 def _of_steps(allowed: Allowed) -> Allowed:
@@ -260,27 +277,25 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     out.print(", ".join(_facts(found)))
     for line in found.without:
         out.print(line)
-    runners = Table("", "plan")
     for place, text in enumerate((found.told, *found.runners_up), 1):
-        runners.add_row(str(place), text)
-    out.print(runners)
+        out.print(f"{place}. {text}", markup=False, highlight=False)
     for line in _accuracy(found, cluster).lines(found.global_batch / found.latency_s):
         out.print(line)
 
 
 def _accuracy(found: Candidate, cluster: Cluster) -> Accuracy:
     precision = "fp32" if found.profile is None else found.profile.precision
-    return accuracy(default_laws(), LAYERS, [device.type for device in cluster.devices], precision)
+    return accuracy(default_laws(), found.times or LAYERS, [device.type for device in cluster.devices], precision)
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:
-    table = Table("stage", "layers", "devices", "replicas", "warm-up", "parameters", "peak memory")
+    table = Table("stage", Column("layers", max_width=22), Column("devices", max_width=11), "warm-up", "parameters", "peak")
     for number, stage in enumerate(found.stages):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
         size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
         table.add_row(
             str(number), f"{stage.first_layer}-{stage.last_layer} ({layers[0].name} to {layers[-1].name})",
-            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), memory_text(size),
+            _ranges(stage.all_devices), str(stage.warmup), memory_text(size),
             memory_text(max(found.peak_memory_bytes[device] for device in stage.all_devices)))
     return table
 
@@ -291,6 +306,7 @@ def _facts(found: Candidate) -> List[str]:
         facts.append(f"{found.model_replicas} model replicas")
     return facts + found.measures.described() + [
         f"at most {memory_text(max(found.peak_memory_bytes))} on a device",
+        *([PRICED[found.times]] if found.times else []),
         f"searched in {found.search_seconds:.2f} s"]
 
 

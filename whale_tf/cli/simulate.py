@@ -5,88 +5,40 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import List, NamedTuple, Optional, Set, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import typer
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, console, limited, reported
+from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text, seconds_text
 from whale_tf.plan import Plan
-from whale_tf.planner.measures import ARITHMETIC
-from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.planner.measures import ARITHMETIC, OWN
 from whale_tf.simulator import (
-    MODELS,
+    FAMILIES,
     Calibration,
-    LayerEstimator,
-    OpEstimator,
+    Execution,
     Options,
     Simulation,
     Simulator,
+    Source,
     StepGraph,
-    Strategy,
-    built_in_model,
-    layer_names,
-    layered_model,
+    is_built_in,
     micro_batch_size,
     model_names,
-    strategy_from_plan,
-    tensor_parallel,
     trace_of,
     under,
     uniform_3d,
+    with_seq,
     write_chrome,
 )
-from whale_tf.simulator.laws import KERNELS, LAYERS, MEASURED, Laws, as_run, default_laws, layers_with, step_with
-from whale_tf.simulator.model_graph import ModelGraph
+from whale_tf.simulator.laws import LAYERS, MEASURED, PRICED, Laws, default_laws, step_with
 from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
-MIB = 2.0**20
-COLUMNS = ("step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
+COLUMNS = ("step", "samples/s", "waits", "exposed", "MFU", "peak memory")
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
-
-
-class Execution(NamedTuple):
-    """How TensorFlow runs the ops: in which precision (None means the model's own), and whether XLA fuses them."""
-
-    precision: Optional[str]
-    xla: bool
-    laws: Laws
-    cluster: Cluster
-
-
-class Source(NamedTuple):
-    """The source of the model's costs: a built-in model, or a profile."""
-
-    name: str
-    profile: Optional[ModelProfile]
-    execution: Execution
-
-    @property
-    def xla(self) -> Optional[bool]:
-        """Whether XLA fuses the ops; None if times are those of layers, as planners count them."""
-        return self.execution.xla if self.profile is None else None
-
-    def of_layers(self) -> Source:
-        """The same model by layers, if planners know its layers."""
-        if self.profile is not None or not model_names().get(self.name):
-            return self
-        return self._replace(profile=_layers(ModelProfile.parse(self.name), self.execution))
-
-    def graph(self, batch: int) -> ModelGraph:
-        if self.profile is not None:
-            return layered_model(self.profile, batch)
-        model = built_in_model(self.name, batch)
-        if all(device.kind == "CPU" for device in self.execution.cluster.devices):
-            return model
-        return as_run(model, self.execution.precision or model.precision, self.execution.xla)
-
-    def estimator(self, strategy: Strategy) -> Optional[OpEstimator]:
-        if self.profile is None:
-            return None
-        return LayerEstimator(strategy.model, self.profile, tensor_parallel(strategy))
 
 
 class Uniform(NamedTuple):
@@ -109,7 +61,9 @@ class Uniform(NamedTuple):
 
 def simulate(
     plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
-    model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(model_names()))),
+    model: Optional[str] = typer.Option(
+        None, help="built-in model: {}; bert-N; or of any size: {}:layers=24,hidden=2048,...".format(
+            ", ".join(model_names()), ", ".join(FAMILIES))),
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     ops: Optional[str] = typer.Option(None, help="with --plan: the step op by op, written by `whale profile --ops`"),
     cluster: str = typer.Option(..., help="cluster.json, or a name: hc1, hc2, hc3, a100:1024, cpu:4, 2xV100-32GB:8"),
@@ -133,10 +87,14 @@ def simulate(
     timeline: Optional[str] = typer.Option(None, help="write the timeline here (.png or .svg)"),
     memory: Optional[str] = typer.Option(None, help="write the memory curve here (.png or .svg)"),
     report: Optional[str] = typer.Option(None, help="write a self-contained HTML report here"),
-    steady_state: bool = typer.Option(False, help="extrapolate from a few micro-batches if the pipeline is periodic"),
+    steady_state: Optional[bool] = typer.Option(
+        None, "--steady-state/--whole", help="extrapolate from a few micro-batches if the pipeline is periodic (the default), or "
+                                             "play all of them (the default with a picture, trace or report)"),
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`, used instead of table figures"),
     precision: Optional[str] = typer.Option(None, help="fp32, tf32, or mixed: fp16, bf16; default: the model's own"),
     xla: bool = typer.Option(False, help="let XLA fuse ops that TensorFlow otherwise runs one by one on GPUs"),
+    gradients: str = typer.Option(OWN, help="own, or fp16: float32 gradients are sent between devices in 16 bits"),
+    seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     laws: Optional[str] = typer.Option(None, help="laws of kernels (docs/simulator.md) to use instead of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
@@ -145,24 +103,25 @@ def simulate(
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = limited(Cluster.parse(cluster), memory_limit)
-        execution = _execution(machines, precision, xla, known)
-        options = Options(steady_state=steady_state, calibration=measured, laws=known)
+        execution = _execution(machines, precision, xla, known, gradients)
+        is_drawn = any(path is not None for path in (trace, timeline, memory, report))
+        options = Options(steady_state=not is_drawn if steady_state is None else steady_state, calibration=measured, laws=known)
         loaded = Plan.parse(plan) if plan is not None else None
         if ops is not None:
             simulator = Simulator(machines, options)
             result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
-            _finish(result, _accuracy(result, MEASURED, known), as_json, trace, timeline, memory, report)
+            _finish(result, _accuracy(result, MEASURED, known), PRICED[MEASURED], as_json, trace, timeline, memory, report)
             return
-        source = _source(model, profile, loaded, execution)
-        simulator = Simulator(machines, options._replace(xla=source.xla))
+        source = _source(model, profile, loaded, execution, seq)
+        simulator = Simulator(machines, source.options(options))
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload)
-            if 0 < shape.devices < len(machines):
-                typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
             result = _run_uniform(simulator, source, shape, global_batch)
-        _finish(result, _accuracy(result, _times(source), known), as_json, trace, timeline, memory, report)
+            if shape.devices < len(machines):
+                typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
+        _finish(result, _accuracy(result, source.times, known), source.described(), as_json, trace, timeline, memory, report)
 
 
 def compare(
@@ -175,6 +134,8 @@ def compare(
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`"),
     precision: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     xla: bool = typer.Option(False, help="as for `whale simulate`"),
+    gradients: str = typer.Option(OWN, help="as for `whale simulate`"),
+    seq: Optional[int] = typer.Option(None, help="as for `whale simulate`"),
     laws: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
@@ -182,19 +143,16 @@ def compare(
     with reported():
         measured = Calibration.parse(calibration) if calibration is not None else None
         known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
-        execution = _execution(machines, precision, xla, known)
+        execution = _execution(machines, precision, xla, known, gradients)
         plans: List[Optional[Plan]] = []
         for text in strategies:
             if not _UNIFORM.match(text) and not os.path.exists(text):
                 raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
             plans.append(None if _UNIFORM.match(text) else Plan.parse(text))
-        sources = [_source(model, profile, plan, execution) for plan in plans]
-        if any(source.profile is not None for source in sources):  # use one kind of times for all strategies
-            sources = [one.of_layers() if plan is None else one for one, plan in zip(sources, plans)]
-        is_ops = all(source.profile is None for source in sources)
-        simulator = Simulator(machines, Options(calibration=measured, xla=xla if is_ops else None, laws=known))
+        sources = [_source(model, profile, plan, execution, seq) for plan in plans]
         found: List[Tuple[str, Simulation, Accuracy]] = []
         for text, plan, source in zip(strategies, plans, sources):
+            simulator = Simulator(machines, source.options(Options(steady_state=True, calibration=measured)))
             shape = _UNIFORM.match(text)
             if plan is not None:
                 result = _run_plan(simulator, source, plan, global_batch)
@@ -202,16 +160,16 @@ def compare(
                 assert shape is not None
                 dp, tp, pp, count = (int(value or 1) for value in shape.groups())
                 result = _run_uniform(simulator, source, Uniform(dp, tp, pp, count, schedule), global_batch)
-            found.append((text, result, _accuracy(result, _times(source), known)))
+            found.append((text, result, _accuracy(result, source.times, known)))
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
         for name, result, proved in found:
             bounds = proved.bounds(result.samples_per_s)
             typer.echo(json.dumps(dict(result.to_dict(), strategy=name, samples_per_s_range=bounds)))
         return
-    table = Table("rank", "strategy", *COLUMNS)
-    for rank, (name, result, _) in enumerate(found, 1):
-        table.add_row(str(rank), name, *_row(result))
+    table = Table("strategy", *COLUMNS)
+    for name, result, _ in found:
+        table.add_row(name, *_row(result))
     out = console()
     out.print(table)
     for name, result, proved in found:
@@ -221,17 +179,17 @@ def compare(
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
-    """A memory peak in MiB, as the tables show it."""
-    return "{:,.2f}{}".format(size_bytes / MIB, " (out of memory)" if oom else "")
+    """A memory peak, as the tables show it, with a mark if the device has less."""
+    return memory_text(size_bytes) + (" !" if oom else "")
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
-    return (f"{result.step_time_s * 1e3:.2f}", f"{result.samples_per_s:.1f}", f"{result.bubble:.1%}",
-            f"{result.exposed_communication_s * 1e3:.2f}", f"{result.mfu:.1%}",
+    return (seconds_text(result.step_time_s), f"{result.samples_per_s:.4g}", f"{result.bubble:.1%}",
+            seconds_text(result.exposed_communication_s), f"{result.mfu:.1%}",
             _memory(max(result.peak_memory_bytes), result.oom))
 
 
-def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
+def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws, gradients: str = OWN) -> Execution:
     """Raises PlanError: the precision is unknown, or precision or XLA is requested for CPUs."""
     if precision is not None and precision not in PRECISIONS:
         raise PlanError("--precision is {!r}, expected one of {}.{}".format(
@@ -239,44 +197,42 @@ def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws
     if (precision is not None or xla) and any(device.kind != "GPU" for device in cluster.devices):
         raise PlanError(
             f"--precision and --xla apply to kernels of GPUs, but cluster {cluster.name!r} has CPUs; leave them out")
-    return Execution(precision, xla, laws, cluster)
+    if gradients not in (OWN, "fp16"):
+        raise PlanError(f"--gradients is {gradients!r}, expected {OWN} or fp16")
+    return Execution(precision, xla, laws, cluster, gradients == "fp16")
 
 
-def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution) -> Source:
-    """The model or profile that the options name.  A plan made for a built-in model or profile names it itself."""
+def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution,
+            seq: Optional[int] = None) -> Source:
+    """The model or profile that the options name.  A plan that was searched for a built-in model or profile names it itself, and
+    says how it was priced."""
     if model is not None and profile is not None:
         raise PlanError(f"--model {model} and --profile {profile} both say what to simulate; keep one")
-    if plan is not None and plan.precision != "float32" and execution.precision is None:
-        execution = execution._replace(precision=ARITHMETIC[plan.precision])
+    if plan is not None:
+        if plan.precision != "float32" and execution.precision is None:
+            execution = execution._replace(precision=ARITHMETIC[plan.precision])
+        execution = execution._replace(xla=execution.xla or plan.estimate.xla)
+        if model is None and profile is None and is_built_in(plan.graph):
+            model, profile = (None, plan.graph) if plan.estimate.times == LAYERS else (plan.graph, None)
     if profile is not None:
-        parsed = ModelProfile.parse(profile)
-        return Source(parsed.name, _layers(parsed, execution), execution)
-    if model is None and plan is not None and plan.graph in model_names():
-        model = plan.graph
+        return Source.of_profile(profile, execution)
     if model is None:
         raise PlanError(
             "the cost of the ops is unknown: a plan holds names, not times; add --model gpt2, or --profile with "
             "a profile that `whale profile` wrote")
-    if model_names().get(model):
-        layers = ModelProfile.parse(model)
-        if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # as searches write plans
-            return Source(model, _layers(layers, execution), execution)
-    return Source(model, None, execution)
-
-
-def _layers(profile: ModelProfile, execution: Execution) -> ModelProfile:
-    return layers_with(profile, execution.laws, execution.cluster, execution.precision or profile.precision, execution.xla)
-
-
-def _names(plan: Plan) -> Set[str]:
-    return {name for task in plan.task_graphs for name in task.ops}
+    return Source.of_model(with_seq(model, seq), execution)
 
 
 def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_batch: Optional[int]) -> Simulation:
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
     if shape.recompute not in (*RECOMPUTE, "auto"):
         raise PlanError(f"--recompute is {shape.recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
+    if shape.devices > len(simulator.cluster):
+        raise PlanError(f"dp {shape.dp} x tp {shape.tp} x pp {shape.pp} needs {shape.devices:,} devices, but cluster "
+                        f"{simulator.cluster.name!r} has devices 0 to {len(simulator.cluster) - 1}; use a larger cluster, or "
+                        "smaller degrees")
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
+    check_sizes(batch, shape.micro_batches)
     graph, is_open = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp)), shape.recompute == "auto"
     found: List[Simulation] = []
     for how in RECOMPUTE if is_open else (shape.recompute,):
@@ -284,7 +240,7 @@ def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_ba
             continue
         strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, shape.schedule, shape.policy,
                               recompute=how, zero=shape.zero, offload=shape.offload)
-        found.append(simulator.run(strategy, source.estimator(strategy)))
+        found.append(source.played(strategy, simulator))
         if not found[-1].oom:
             return found[-1]
     if not is_open:
@@ -307,10 +263,7 @@ def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Op
     batch = global_batch if global_batch is not None else plan.estimate.global_batch
     if batch is None:
         batch = plan.num_model_replicas * plan.num_micro_batch * max(task.replica_count for task in plan.task_graphs)
-    graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
-    aliases = layer_names(source.profile) if source.profile is not None else None
-    strategy: Strategy = strategy_from_plan(plan, graph, aliases)
-    return simulator.run(strategy, source.estimator(strategy))
+    return source.simulated(plan, batch, simulator)
 
 
 def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
@@ -324,22 +277,17 @@ def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Option
     return simulator.run_step(plan, step, global_batch)
 
 
-def _times(source: Source) -> str:
-    """The kind of the times of a source, as its accuracy was tested."""
-    return KERNELS if source.profile is None else LAYERS
-
-
 def _accuracy(result: Simulation, times: str, laws: Laws) -> Accuracy:
     types = [result.cluster.devices[device].type for device in result.representative]
     return accuracy(laws, times, types, result.subject.precision)
 
 
-def _finish(result: Simulation, proved: Accuracy, as_json: bool, *files: Optional[str]) -> None:
+def _finish(result: Simulation, proved: Accuracy, priced: str, as_json: bool, *files: Optional[str]) -> None:
     _write(result, *files)
     if as_json:
         typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=proved.bounds(result.samples_per_s))))
     else:
-        _print(result, proved)
+        _print(result, proved, priced)
 
 
 def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str],
@@ -360,12 +308,12 @@ def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], me
         write_report(report, result)
 
 
-def _print(result: Simulation, proved: Accuracy) -> None:
+def _print(result: Simulation, proved: Accuracy, priced: str) -> None:
     out = console()
-    summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}")
+    summary = Table(*COLUMNS, title=f"{result.subject.model} on {result.cluster.name}, {priced}")
     summary.add_row(*_row(result))
     out.print(summary)
-    devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
+    devices = Table("device", "count", "stage", "computes", "exposed", "idle", "MFU", "peak memory")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(

@@ -246,6 +246,12 @@ class Cluster:
         made.devices = tuple(replace(device, limit_bytes=float(limit_bytes)) for device in self.devices)
         return made
 
+    def tightened(self, share: float) -> Cluster:
+        """The cluster whose devices have only this share of the memory that a step can use."""
+        made = copy.copy(self)
+        made.devices = tuple(replace(device, limit_bytes=share * device.usable_bytes) for device in self.devices)
+        return made
+
     def _device(self, index: int) -> Device:
         if not 0 <= index < len(self.devices):
             raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, but no device {index}")

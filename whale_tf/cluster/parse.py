@@ -12,6 +12,7 @@ from whale_tf.cluster.defaults import default_cluster
 from whale_tf.cluster.description import ClusterDescription
 from whale_tf.cluster.detect import local_gpu, own_types, table_name
 from whale_tf.cluster.reading import MAX_DEVICES, MAX_DEVICES_PER_NODE, at_most, from_json_value, whole
+from whale_tf.documents import read_text
 from whale_tf.errors import ClusterError, did_you_mean
 
 MAX_GPUS_PER_NODE = 16
@@ -31,8 +32,7 @@ def parse_description(value: Union[Mapping[str, Any], str]) -> ClusterDescriptio
     if text.startswith("{"):
         return parse_json(text, "the cluster's JSON text")
     if os.path.isfile(text):
-        with open(text, encoding="utf8") as file:
-            return parse_json(file.read(), text)
+        return parse_json(read_text(text, text, ClusterError), text)
     if text.endswith(".json") or os.sep in text:
         raise ClusterError(f"there is no cluster file {text!r}; give the path of a JSON file (docs/cluster.md), or a short "
                            "form such as 'cpu:4'")
@@ -44,8 +44,10 @@ def parse_json(text: str, where: str) -> ClusterDescription:
     """JSON text as a description; ``where`` names it in messages.  Raises ClusterError."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ClusterError(f"{where} is not valid JSON: {error}; the format is described in docs/cluster.md") from None
+    if not isinstance(value, dict):
+        raise ClusterError(f"{where} holds {value!r:.40}, expected an object; the format is described in docs/cluster.md")
     return from_json_value(value)
 
 

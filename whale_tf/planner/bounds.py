@@ -22,7 +22,7 @@ from whale_tf.planner.candidate import Candidate, Stage
 from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.stage_costs import StageCosts, Work
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
-from whale_tf.simulator.network import Network
+from whale_tf.simulator import Simulator
 from whale_tf.simulator.transformation import ALL_REDUCE, Group
 
 IN_ORDER = ("backward_first", "gpipe")  # schedules with one stage on each device, whose backward steps are whole
@@ -32,12 +32,13 @@ class Bounds:
     """Lower bounds on one cluster.
 
     Args:
-        network: costs of groups of devices, as the simulator has them.
+        simulator: plays the plans.
         balance: as for :func:`whale_tf.planner.simulated.simulated`.
     """
 
-    def __init__(self, cluster: Cluster, network: Network, balance: str) -> None:
-        self.cluster, self.network, self.balance = cluster, network, balance
+    def __init__(self, cluster: Cluster, simulator: Simulator, balance: str) -> None:
+        self.cluster, self.network, self.balance = cluster, simulator.network, balance
+        self._simulator = simulator
         self._costs: Dict[int, StageCosts] = {}  # by id of the profile, which they keep
 
     def seconds(self, found: Candidate) -> float:
@@ -46,12 +47,22 @@ class Bounds:
         Raises:
             PlanError: a layer has no time on a device, or a micro-batch has too few examples for its replicas.
         """
+        seconds = self._task_seconds(found)
+        return seconds + self.waiting_seconds(found, seconds)
+
+    def waiting_seconds(self, found: Candidate, seconds: float) -> float:
+        """The least time that the framework adds to a step whose tasks take ``seconds``, if any gradients are summed."""
         assert found.profile is not None, "stages are given in layers"
-        costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
-        count = found.micro_batches
-        plan = with_slices(found, found.profile, self.cluster, self.balance)
-        works = [self._works(costs, stage, task, found.global_batch / count)
-                 for stage, task in zip(found.stages, plan.task_graphs)]
+        is_summed = any(len(stage.devices) > 1 or stage.strategy == "replicate" and len(stage.all_devices) > 1
+                        for stage in found.stages)
+        ends = (found.profile.layers[0].tied, found.profile.layers[-1].tied)
+        is_tied = len(found.stages) > 1 and ends[0] is not None and ends[0] == ends[1]
+        return self._simulator.least_waiting_seconds(seconds, found.num_devices) if is_summed or is_tied else 0.0
+
+    def _task_seconds(self, found: Candidate) -> float:
+        """Without what the framework adds to a step of several devices."""
+        assert found.profile is not None, "stages are given in layers"
+        count, works = found.micro_batches, self._all_works(found)
         if found.measures.schedule not in IN_ORDER:
             busy: Dict[int, float] = {}
             for work in works:
@@ -67,35 +78,52 @@ class Bounds:
             drain_s += min(one.backward_s for one in work.values())
         return max(least_s, self._summed_s(found, found.profile, begin_s) if found.measures.zero == "none" else 0.0)
 
+    def busy_seconds(self, found: Candidate) -> List[float]:
+        """For each stage, the work of its slowest device for one micro-batch."""
+        return [max(map(sum, work.values())) for work in self._all_works(found)]
+
+    def _all_works(self, found: Candidate) -> List[Dict[int, Work]]:
+        assert found.profile is not None, "stages are given in layers"
+        costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
+        plan = with_slices(found, found.profile, self.cluster, self.balance)
+        return [self._works(costs, stage, task, found.global_batch / found.micro_batches)
+                for stage, task in zip(found.stages, plan.task_graphs)]
+
     # ---- a stage -----------------------------------------------------------------------------------------------------
 
     def _works(self, costs: StageCosts, stage: Stage, task: TaskGraphPlan, samples: float) -> Dict[int, Work]:
         """The work of each device; ``samples``: of a micro-batch of all model replicas."""
         first, end = stage.first_layer, stage.last_layer + 1
         found: Dict[int, Work] = {}
+        known: Dict[Tuple[str, float], Work] = {}  # device type, samples -> of the layers
+        size = samples / len(stage.devices)
+        layers = costs.profile.layers[first:end]
         for row in stage.devices:
-            size = samples / len(stage.devices)
-            if stage.strategy == "split":
-                layers = costs.profile.layers[first:end]
-                forward_s, backward_s = self._sums_inside(row, layers, size)
-                degrees = [len(row) if is_split(layer) else 1 for layer in layers]
-                for device in row:
-                    own = [costs.times(device, size, degree).work(number, number + 1)
-                           for number, degree in enumerate(degrees, first)]
-                    found[device] = Work(forward_s + sum(one.forward_s for one in own),
-                                         backward_s + sum(one.backward_s for one in own))
-            else:
-                slices = task.slices or (1,) * len(row)
-                for device, part in zip(row, slices):
-                    found[device] = costs.times(device, size * part / sum(slices)).work(first, end)
+            is_split = stage.strategy == "split"
+            sums = self._sums_inside(row, layers, size) if is_split else (0.0, 0.0)
+            slices = task.slices if task.slices is not None and not is_split else (1,) * len(row)
+            for device, part in zip(row, slices):
+                own = size if is_split else size * part / sum(slices)
+                key = (self.cluster.devices[device].type, own)
+                if key not in known:
+                    known[key] = self._layers(costs, device, own, first, end, len(row)) if is_split else \
+                        costs.times(device, own).work(first, end)
+                found[device] = Work(known[key].forward_s + sums[0], known[key].backward_s + sums[1])
         return found
+
+    @staticmethod
+    def _layers(costs: StageCosts, device: int, samples: float, first: int, end: int, split: int) -> Work:
+        """The work of a device that shares the layers with others."""
+        own = [costs.times(device, samples, split if can_be_split(costs.profile.layers[number]) else 1).work(number, number + 1)
+               for number in range(first, end)]
+        return Work(sum(one.forward_s for one in own), sum(one.backward_s for one in own))
 
     def _sums_inside(self, row: Tuple[int, ...], layers: Sequence[LayerProfile], size: float) -> Tuple[float, float]:
         """Seconds of tensor parallelism's sums behind all layers but the last (forward), and before all but the first
         (backward)."""
         algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(row))))
         sums = [min(one.latency_s + (layer.tensor_parallel_bytes or 0) * size * one.seconds_per_byte for one in algorithms)
-                if is_split(layer) else 0.0 for layer in layers]
+                if can_be_split(layer) else 0.0 for layer in layers]
         return sum(sums[:-1]), sum(sums[1:])
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
@@ -123,9 +151,9 @@ class Bounds:
 def _gradient_bytes(profile: ModelProfile, stage: Stage, degree: int) -> float:
     """Bytes of the gradients that every device of a stage sums, each tied parameter's once."""
     layers = profile.distinct(stage.first_layer, stage.last_layer + 1)
-    return sum(layer.parameter_bytes / degree for layer in layers if degree == 1 or is_split(layer))
+    return sum(layer.parameter_bytes / degree for layer in layers if degree == 1 or can_be_split(layer))
 
 
-def is_split(layer: LayerProfile) -> bool:
+def can_be_split(layer: LayerProfile) -> bool:
     """Whether tensor parallelism divides a layer."""
     return layer.tensor_parallel_bytes is not None and bool(layer.parameter_bytes)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.documents import Record, plain
-from whale_tf.errors import InfeasibleError, PlanError, memory_text
+from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
@@ -60,6 +60,7 @@ class Candidate:
         runners_up: the plans that were not chosen, in words, best first.
         without: the search's answers without each of the measures, in words.
         why_not: the reason why the search found no plan; then nothing else is known.
+        times, xla: as in :class:`~whale_tf.plan.Estimate`.
         profile: the layers in which the stages are given; None if every op is divided.
         assignment: how every op is divided.
         plan: the plan for a captured graph; None if it follows from the profile.
@@ -84,6 +85,8 @@ class Candidate:
     runners_up: Tuple[str, ...] = ()
     without: Tuple[str, ...] = ()
     why_not: str = ""
+    times: str = ""
+    xla: bool = False
     profile: Optional[ModelProfile] = None
     assignment: Optional[Assignment] = None
     plan: Optional[Plan] = None
@@ -93,14 +96,15 @@ class Candidate:
         """The candidate in one line: ``dapple: data parallel on 8, 4 micro-batches, ZeRO v3, simulated 3.433 s``."""
         if self.why_not:
             return f"{self.search}: {self.description}"
-        seconds = f"{'simulated ' if self.is_played else ''}{self.latency_s:.4g} s"
+        seconds = f"{'simulated ' if self.is_played else ''}{seconds_text(self.latency_s)}"
         return f"{self.search}: " + ", ".join([self.description, *self.measures.described(), seconds])
 
     @property
     def estimate(self) -> Estimate:
         """The part of the candidate that a Plan keeps."""
         return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
-                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without)
+                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without,
+                        times=self.times, xla=self.xla)
 
     def to_dict(self) -> Dict[str, Any]:
         """The candidate as plain values, with the devices of a stage in one list."""

@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 from rich.console import Console, OverflowMethod
 from rich.table import Table
 
+from whale_tf.errors import seconds_text
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
@@ -20,6 +21,7 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.idle import Parameter, divided, told
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 from whale_tf.profiler.op_cost import tensor_bytes
+from whale_tf.simulator.laws import PRICED
 
 WIDTH = 120
 SHOWN = 6  # names shown of a longer list
@@ -138,8 +140,9 @@ def _estimate(estimate: Estimate) -> List[str]:
     if estimate.latency_s is None:
         return []
     peak = "" if not estimate.peak_memory_bytes else f", at most {_bytes(max(estimate.peak_memory_bytes))} on a device"
+    how = "" if not estimate.times else f", {PRICED[estimate.times]}" + " under XLA" * estimate.xla
     batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
-    lines = [f"Estimated: {1e3 * estimate.latency_s:.4g} ms for a step{batch}{peak}."]
+    lines = [f"Estimated: {seconds_text(estimate.latency_s)} for a step{batch}{peak}{how}."]
     lines += [f"{text[0].upper()}{text[1:]}." for text in estimate.without]
     return lines + ["Not taken: " + text for text in estimate.runners_up]
 

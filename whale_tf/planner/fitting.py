@@ -30,7 +30,7 @@ def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Cho
     least = again([row.parts.smallest() for row in rows])
     if not least.fits:
         return least
-    room = [_room(plain, row, rows, cluster) for row in rows]
+    room = [room_of(plain, row, rows, cluster) for row in rows]
     for _ in range(TRIES):
         choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
         chosen = [one for one in choice if one is not None]
@@ -43,7 +43,7 @@ def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Cho
     return least
 
 
-def _room(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
+def room_of(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
     """The memory for a row's activations: its share of the devices' room, among all rows on the same devices."""
     here = sum(one.parts.memory_without for one in rows if one.devices == row.devices)
     rest = max(plain.peak_memory_bytes[device] for device in row.devices) - here

@@ -26,18 +26,41 @@ from __future__ import annotations
 import abc
 import heapq
 from dataclasses import replace
-from typing import Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError, PlanError, memory_text
-from whale_tf.planner.candidate import RUNNERS_UP, TIE, Candidate, Stage, best
+from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
+from whale_tf.planner.candidate import Candidate, Stage, best
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.schedule import schedule_of
 
+NEAR = 1.1  # times the time of the fastest plan, a plan may take and still be played to be reported
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 NEVER_S = float("inf")
 LABELS = {
     "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
+
+
+class TooTight(InfeasibleError):
+    """Plans fit as they are played, but not as they are priced in the end.
+
+    Attributes:
+        share: the part of a device's memory that the smallest of them could use instead.
+    """
+
+    def __init__(self, found: Sequence[Candidate], cluster: Cluster) -> None:
+        usable = [device.usable_bytes for device in cluster.devices]
+        plans = [one for one in found if not one.why_not]
+        shares = [min(room / peak for room, peak in zip(usable, one.peak_memory_bytes) if peak) for one in plans]
+        self.share = max(shares, default=0.0)
+        least = min((max(one.peak_memory_bytes) for one in plans), default=0)
+        if plans:
+            text = (f"no plan fits in memory: the smallest of {len(plans)} needs {memory_text(least)} on its fullest device, but "
+                    f"the smallest of the {len(cluster)} devices of {cluster.name!r} has room for {memory_text(min(usable))}; "
+                    "use larger devices, more of them, or a smaller mini-batch")
+        else:
+            text = "; ".join(dict.fromkeys(one.why_not for one in found))
+        super().__init__(text, least or None)
 
 
 class Playable(abc.ABC):
@@ -57,6 +80,11 @@ class Playable(abc.ABC):
     again: int = 12
     rooms: Sequence[float] = (1.0,)
     bounds_hold = True
+
+    @property
+    def whole(self) -> Cluster:
+        """The cluster with all of its memory, of which plans may be searched for only a part."""
+        return self.cluster
 
     @abc.abstractmethod
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
@@ -82,6 +110,23 @@ class Playable(abc.ABC):
         """A lower bound of the time of a plan under measures, as played."""
         return 0.0
 
+    def least_fitting_seconds(self, found: Candidate) -> float:
+        """A lower bound of the time of a plan whose activations fit, if they had all of the memory."""
+        return 0.0
+
+    def least_seconds_again(self, plain: Candidate) -> float:
+        """A lower bound of the time of a plan that recomputes what does not fit.
+
+        Args:
+            plain: the plan as played, without.
+        """
+        return plain.latency_s
+
+    def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """The plans from which to choose, with their final times and memory.  They are those as played, unless what plays the
+        plans of a search is only near to what they cost."""
+        return list(found)
+
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
         """Among plans that do not fit, the ones to report, as played."""
         return list(found)
@@ -98,7 +143,7 @@ class Joint:
         self.model, self.cluster = model, model.cluster
         self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
-        self._played: Dict[Hashable, Candidate] = {}
+        self._played: Dict[Tuple[Any, ...], Candidate] = {}
 
     def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
         """The fastest plan that fits, with the step time without each of its measures.
@@ -117,6 +162,9 @@ class Joint:
             found = self.model.smallest(found)
         if not any(one.fits for one in found):
             self._raise(allowed, found)
+        found = self.model.settled(found)
+        if not any(one.fits for one in found):
+            raise TooTight(found, self.model.whole)
         if others and self.errors and not own:
             found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
                       for error in list(self.errors.values())[:1]]
@@ -149,21 +197,27 @@ class Joint:
             known: what was played before.
         """
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
+        if measures.offload != "none" and self._is_late(as_is._replace(offload="none"), quickest_s):
+            return [], False
         unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
         bare = as_is._replace(recompute="none", zero="none", offload="none")
         suiting = [one for one in unlimited if self._suits(one, measures)]
         if as_is != bare:
             suiting = [one for one in suiting if self._least_s(one, bare) * GAIN < quickest_s
                        and self._play(one, bare).latency_s * GAIN < quickest_s]
-        free = self._fast(suiting, as_is, known)
+        hopeful = [one for one in suiting if not self._is_hopeless(one, quickest_s)]
+        free = self._fast(hopeful, as_is, known)
         fastest = min(free, key=lambda one: one.latency_s, default=None)
-        if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
+        if not suiting or fastest is not None and (fastest.fits or fastest.latency_s >= quickest_s):
             return free, fastest is not None and fastest.fits
         found: List[Candidate] = []
         more = unlimited
         for room in self.model.rooms:
             stages: List[Candidate] = []
-            for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
+            # cuts found for less memory can be the faster ones even if nothing is recomputed, so all are played either way
+            own = measures.recompute.replace(AUTO, "none")
+            is_first = quickest_s == NEVER_S or (measures.zero, measures.offload) == ("none", "none")
+            for recompute in dict.fromkeys((own, "none", "full", "stage")) if is_first else (own,):
                 stages += self._find(measures._replace(recompute=recompute, room=room))
             if stages:
                 found += self._bounded(stages + more, measures, quickest_s, [*known, *found])
@@ -172,13 +226,23 @@ class Joint:
                 break
         return found or free, False
 
+    def _is_hopeless(self, found: Candidate, quickest_s: float) -> bool:
+        """Whether a plan must recompute so much, however its state is divided, that another one is faster."""
+        return quickest_s < NEVER_S and not found.why_not and self.model.least_fitting_seconds(found) * GAIN >= quickest_s
+
+    def _is_late(self, measures: Measures, quickest_s: float) -> bool:
+        """Whether no plan that was played under measures, with or without a limit, is faster than one that fits.  Then none is
+        with offloading either, which only adds copies and slower updates."""
+        times = [one.latency_s for key, one in self._played.items() if key[-1] == measures and not one.why_not]
+        return bool(times) and min(times) >= quickest_s
+
     def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:
         """The plans as played, without those that are too slow to be taken or reported; the fastest one, however slow it is."""
         found: Dict[int, Candidate] = {}
         bounds = [self._least_s(one, measures) for one in plans]
         for place in sorted(range(len(plans)), key=bounds.__getitem__):
             fastest_s = min((one.latency_s for one in found.values()), default=NEVER_S)
-            if bounds[place] <= max(fastest_s, _limit_s([*known, *found.values()], plans[place].search)):
+            if bounds[place] <= max(fastest_s, _limit_s([*known, *found.values()], plans[place].search, measures)):
                 found[place] = self._play(plans[place], measures)
         return [found[place] for place in sorted(found)]
 
@@ -195,12 +259,15 @@ class Joint:
         while waiting:
             bound_s, place, plain = heapq.heappop(waiting)
             if plain is None:
-                if bound_s <= _limit_s([*known, *found], plans[place].search):
+                is_hopeless = self._is_hopeless(plans[place], quickest_s)
+                if bound_s <= _limit_s([*known, *found], plans[place].search, measures) and not is_hopeless:
                     plain = self._play(plans[place], as_is)
                     heapq.heappush(waiting, (plain.latency_s, place, plain))
                 continue
             is_late = len(found) >= self.model.again and quickest_s < NEVER_S
             is_slow = plain.latency_s >= quickest_s or is_late  # recomputation is no faster
+            if not is_slow and not plain.fits and quickest_s < NEVER_S and measures.recompute == AUTO:
+                is_slow = self.model.least_seconds_again(plain) * GAIN >= quickest_s
             found.append(plain if is_slow else self._play(plans[place], measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
         return found
@@ -241,17 +308,17 @@ class Joint:
             least = allowed.without(name)
             if getattr(taken.measures, name) == getattr(least, name) or getattr(allowed, name) != AUTO:
                 continue
-            others = [*more, *self.played(least)]
+            others = self.model.settled([*more, *self.played(least)])
             fast = min((one.latency_s for one in others if one.fits), default=None)
             if fast is not None:
-                lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
+                lines.append(f"without {label}: {seconds_text(fast)} ({fast / taken.latency_s:.2f} times)")
             else:
                 lines.append(f"without {label}: does not fit by {memory_text(self._lacking(least, others))}")
         return lines
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:
         """Bytes by which the smallest plan is too large for its fullest device."""
-        usable = [device.usable_bytes for device in self.cluster.devices]
+        usable = [device.usable_bytes for device in self.model.whole.devices]
         lacking = [max(peak - room for peak, room in zip(one.peak_memory_bytes, usable)) for one in others if not one.why_not]
         lacking += [least - min(usable) for least in self._least_bytes(allowed).values()]
         return min(lacking, default=float("nan"))
@@ -280,11 +347,14 @@ class Joint:
         best(found, self.cluster)
 
 
-def _limit_s(found: Sequence[Candidate], search: str) -> float:
-    """The time above which one more plan of a search is neither taken nor reported."""
-    times = sorted(one.latency_s for one in found if one.fits)
+def _limit_s(found: Sequence[Candidate], search: str, measures: Measures) -> float:
+    """The time above which one more plan of a search is neither taken nor reported.  A plan that divides or offloads more than
+    one that fits is of interest only if it is faster."""
+    fastest_s = min((one.latency_s for one in found if one.fits), default=NEVER_S)
+    if (measures.zero, measures.offload) != ("none", "none"):
+        return fastest_s
     own_s = min((one.latency_s for one in found if one.fits and one.search == search), default=NEVER_S)
-    return max(own_s, times[0] * TIE, times[RUNNERS_UP]) if len(times) > RUNNERS_UP else NEVER_S
+    return max(own_s, fastest_s * NEAR)
 
 
 def _replicas(stage: Stage) -> int:

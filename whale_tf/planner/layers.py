@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.planner.bounds import Bounds
-from whale_tf.planner.candidate import Candidate
-from whale_tf.planner.fitting import Row, fitting
+from whale_tf.planner.candidate import Candidate, ranked
+from whale_tf.planner.fitting import Row, fitting, room_of
 from whale_tf.planner.folded import folded
 from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.recompute import Choice, Parts
-from whale_tf.planner.simulated import simulated, simulator_of, with_slices
+from whale_tf.planner.simulated import priced, simulated, simulator_of, with_slices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
+from whale_tf.simulator import Source
 
+PRICED = 4  # number of plans to price, besides the first of every search
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
 
 Search = Callable[[Measures], List[Candidate]]
@@ -35,14 +37,22 @@ class Layers(Playable):
         search: returns plans under measures, with their profiles; raises InfeasibleError.
         balance: a key of :data:`whale_tf.balance.SOLVERS`.
         micro_batches: number of micro-batches of one model replica; None lets the search choose.
+        source: the model, if it is more than its layers: then their times only say which plans to price.
     """
 
     def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact",
-                 micro_batches: Optional[int] = None) -> None:
+                 micro_batches: Optional[int] = None, source: Optional[Source] = None) -> None:
         self.profile, self.cluster, self.name = profile, cluster, profile.name
         self._balance, self._search, self._micro_batches = balance, search, micro_batches
-        self._simulator = simulator_of(cluster)
-        self._bounds = Bounds(cluster, self._simulator.network, balance)
+        self._source = source if source is not None and source.profile is None else None
+        self._simulator = simulator_of(cluster, self._source)
+        self._priced: Dict[object, Candidate] = {}
+        self._least: Dict[object, float] = {}
+        self._bounds = Bounds(cluster, self._simulator, balance)
+
+    @property
+    def whole(self) -> Cluster:
+        return self.cluster if self._source is None else self._source.execution.cluster
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         return allowed.precisions(self.profile)
@@ -68,14 +78,59 @@ class Layers(Playable):
         full = self._simulated(_keeping(found, measures._replace(recompute="full")))
         return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
 
+    def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """The first plans of all, and the first of every search, as the model itself is priced under them."""
+        if self._source is None:
+            return list(found)
+        plans = [one for one in ranked(found) if not one.why_not]
+        first = {one.search: one for one in reversed(plans)}
+        chosen = [one for number, one in enumerate(plans) if number < PRICED or first[one.search] is one]
+        prices = [self._price(one) for one in chosen if one.fits or not plans[0].fits]
+        fitting_ones = [one for one in prices if one.fits]
+        return (fitting_ones or prices) + [one for one in found if one.why_not]
+
+    def _price(self, found: Candidate) -> Candidate:
+        assert self._source is not None
+        key = found.stages, found.micro_batches, found.model_replicas, found.measures
+        if key not in self._priced:
+            source = self._source.under(found.measures.precision_of(self.profile))
+            simulator = simulator_of(source.execution.cluster, source)
+            self._priced[key] = priced(found, source, simulator, self._balance)
+        known = self._priced[key]
+        return replace(known, search=found.search, description=found.description)
+
     def _simulated(self, found: Candidate) -> Candidate:
         return simulated(found, self.cluster, self._balance, self._simulator)
 
+    def least_seconds_again(self, plain: Candidate) -> float:
+        rows, _ = _rows(plain, self.cluster, self._balance)
+        return self._least_with(plain, rows, [room_of(plain, row, rows, self.cluster) for row in rows])
+
+    def least_fitting_seconds(self, found: Candidate) -> float:
+        key = found.stages, found.micro_batches, id(found.profile), "fitting"
+        if key not in self._least:
+            try:
+                rows, _ = _rows(found, self.cluster, self._balance)
+                usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) for row in rows]
+                self._least[key] = self._least_with(found, rows, usable)
+            except PlanError:
+                self._least[key] = 0.0
+        return self._least[key]
+
+    def _least_with(self, found: Candidate, rows: Sequence[Row], room: Sequence[float]) -> float:
+        """A lower bound of a plan's time if each stage has so many bytes for its activations."""
+        again = [row.parts.least_seconds(size) for row, size in zip(rows, room)]
+        least_s = max(found.micro_batches * (work_s + more_s) for work_s, more_s in zip(self._bounds.busy_seconds(found), again))
+        return least_s + self._bounds.waiting_seconds(found, least_s)
+
     def least_seconds(self, found: Candidate, measures: Measures) -> float:
-        try:
-            return self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))
-        except PlanError:
-            return 0.0  # the play says why there is no such plan
+        key = found.stages, found.micro_batches, id(found.profile), measures.schedule, measures.zero == "none"
+        if key not in self._least:  # candidates are kept, and so are their profiles
+            try:
+                self._least[key] = self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))
+            except PlanError:
+                self._least[key] = 0.0  # the play says why there is no such plan
+        return self._least[key]
 
 
 def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:

@@ -54,6 +54,10 @@ class Measures(NamedTuple):
     def limit(self, usable_bytes: float) -> float:
         return self.room * usable_bytes if self.is_bounded else NO_LIMIT
 
+    def precision_of(self, profile: ModelProfile) -> str:
+        """The precision of the arithmetic, given that of the profile."""
+        return profile.precision if self.precision == OWN else ARITHMETIC[self.precision]
+
     def of(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
         """The profile in the requested precision.
 

@@ -211,6 +211,18 @@ class Parts(NamedTuple):
         found += [least] if least.memory <= budget else []
         return min(found, key=lambda choice: (choice.seconds, choice.memory), default=None)
 
+    def least_seconds(self, budget: float) -> float:
+        """A lower bound of the time of any choice within ``budget`` bytes: parts are dropped whole or in fractions, those that
+        hold most for their time first, and nothing is kept of them."""
+        lacking = (self.memory_without - budget) / self.in_flight
+        spent = 0.0
+        for part in sorted(range(self.size), key=lambda n: self.seconds[n] / self.held[n] if self.held[n] else np.inf):
+            if lacking <= 0 or not self.held[part]:
+                break
+            spent += float(self.seconds[part]) * min(1.0, lacking / float(self.held[part]))
+            lacking -= float(self.held[part])
+        return spent
+
     def _bounds(self) -> np.ndarray:
         """Bounds on the largest dropped segment, taken from the sizes of segments."""
         total = np.concatenate([[0.0], np.cumsum(self.held)])

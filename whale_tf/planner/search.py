@@ -10,11 +10,11 @@ from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.joint import Joint
-from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
+from whale_tf.planner.settle import LayersOf, settled
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import Source
 
 
 class Method(NamedTuple):
@@ -44,16 +44,21 @@ ON_GRAPHS: Mapping[str, str] = {
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-           allowed: Allowed = Allowed(), micro_batches: Optional[int] = None) -> Candidate:
+           allowed: Allowed = Allowed(), micro_batches: Optional[int] = None, source: Optional[Source] = None) -> Candidate:
     """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation.
 
-    See :func:`searched`."""
+    See :func:`searched`.
+
+    Args:
+        source: the model whose layers ``profile`` has, if it is more than they; prices the answer.
+    """
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
+    layers = LayersOf(profile, cluster, global_batch, source)
 
-    def under(measures: Measures) -> List[Candidate]:
-        return searched(measures.of(profile, cluster), cluster, global_batch, method, measures, micro_batches)
+    def under(measures: Measures, room: Cluster) -> List[Candidate]:
+        return searched(layers.under(measures), room, global_batch, method, measures, micro_batches)
 
-    found = Joint(Layers(profile, cluster, under, micro_batches=micro_batches)).best(allowed)
+    found = settled(layers, under, allowed, micro_batches)
     return replace(found, search_seconds=time.perf_counter() - start)
 
 

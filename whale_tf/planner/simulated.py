@@ -14,20 +14,28 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
     LayerEstimator,
     Options,
+    Simulation,
     Simulator,
+    Source,
     layer_names,
     layered_model,
     micro_batch_size,
     strategy_from_plan,
     tensor_parallel,
 )
+from whale_tf.simulator.laws import LAYERS
 
 ALGORITHM = "exact"  # divides a micro-batch over unequal devices, unless a configuration says otherwise
 
 
-def simulator_of(cluster: Cluster) -> Simulator:
-    """The simulator of plans of layers.  No two of them are compiled alike."""
-    return Simulator(cluster, Options(steady_state=True), keep=1)
+def simulator_of(cluster: Cluster, source: Optional[Source] = None) -> Simulator:
+    """The simulator of plans of layers.  No two of them are compiled alike.
+
+    Args:
+        source: the model, if it is more than its layers: what running it adds to a step is counted for its layers too.
+    """
+    options = Options(steady_state=True)
+    return Simulator(cluster, options if source is None else source.options(options), keep=1)
 
 
 def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simulator: Optional[Simulator] = None) -> Candidate:
@@ -47,10 +55,30 @@ def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simu
         played = (simulator or simulator_of(cluster)).run(strategy, costs)
     except PlanError as error:
         return no_candidate(found.search, error)
-    peaks = [0] * len(cluster)
+    return _as_played(found, played, LAYERS)
+
+
+def priced(found: Candidate, source: Source, simulator: Simulator, balance: str = ALGORITHM) -> Candidate:
+    """The candidate with the time and memory of the model itself, as ``whale simulate`` answers them for its plan.
+
+    Args:
+        simulator: of the cluster, with the options of the source.
+    """
+    assert found.profile is not None, "stages are given in layers"
+    try:
+        plan = with_slices(found, found.profile, simulator.cluster, balance)
+        played = source.simulated(plan, found.global_batch, simulator)
+    except PlanError as error:
+        return no_candidate(found.search, error)
+    return replace(_as_played(found, played, source.times), xla=bool(source.xla))
+
+
+def _as_played(found: Candidate, played: Simulation, times: str) -> Candidate:
+    peaks = [0] * found.num_devices
     for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
         peaks[device] = int(peak)
-    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom, is_played=True)
+    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom, is_played=True,
+                   times=times)
 
 
 def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:

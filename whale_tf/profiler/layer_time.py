@@ -42,7 +42,8 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
               if point.device == device.type and point.tensor_parallel in (tensor_parallel, share)]
     exact = [point for point in points if point.tensor_parallel == tensor_parallel] or points
     if exact:
-        return _from_measurements(profile, layer, device, batch, share, sorted(exact, key=lambda p: p.batch))
+        found = _from_measurements(profile, layer, device, batch, share, sorted(exact, key=lambda p: p.batch))
+        return found if exact[0].has_sums else found._replace(measured_batch=0.0)
     if layer.measured and not (layer.forward_flops or layer.traffic_bytes):
         raise PlanError(
             "layer {!r} of {!r} was measured on {} but not on {} with tensor parallelism {}; add a measurement, or give its "

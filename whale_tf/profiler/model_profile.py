@@ -24,7 +24,8 @@ VERSION = 1
 class Measurement(Record):
     """One timed run of a layer: ``batch`` samples on a device of type ``device``, split over ``tensor_parallel`` devices.
 
-    The times include the layer's own tensor-parallel collectives.
+    Attributes:
+        has_sums: whether the times include the layer's own tensor-parallel collectives.
     """
 
     device: str
@@ -32,6 +33,7 @@ class Measurement(Record):
     batch: float = field(above=0, finite=True)
     forward_s: float = field(at_least=0, finite=True)
     backward_s: float = field(at_least=0, finite=True)
+    has_sums: bool = True
 
 
 @dataclass(frozen=True)

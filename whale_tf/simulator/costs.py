@@ -89,6 +89,10 @@ class OpEstimator:
         per_flop, per_byte = self._rates[key]
         return max(flops * per_flop, size_bytes * per_byte) + EFFICIENCY.launch_s
 
+    def fewer(self, number: int, device: Device) -> float:
+        """How many times fewer multiplications an op takes on a device than its definition has (Winograd's convolutions)."""
+        return 1.0 if self.kernels is None or device.kind != "GPU" else self.kernels.fewer(number, device)
+
     def sum_bytes(self, parameter: ModelTensor) -> float:
         """Bytes read and written to add a parameter's gradient to the sum over micro-batches.
 

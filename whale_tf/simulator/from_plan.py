@@ -10,6 +10,7 @@ from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import OpAxis, OpConfig
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
+from whale_tf.simulator.uniform import stage_configs
 
 
 def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> Strategy:
@@ -18,7 +19,8 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     A model replica takes its part of the batch.  A ``replicate`` TaskGraph divides that part over its replicas (unevenly with
     ``slices``).  A ``split`` TaskGraph partitions the dimension that ``plan.shards`` names for each op, and computes all other
     ops on every device; in a plan of layers, whose shards are empty, every op is divided along its default dimension.  The
-    configs of ops that the plan does not name follow from the data flow.
+    configs of ops that the plan does not name follow from the data flow.  A plan may also name top-level nodes of the model, as
+    plans of layers do; their ops are divided as :func:`~whale_tf.simulator.uniform.uniform_3d` divides them.
 
     Args:
         model: built for one micro-batch of all model replicas together.
@@ -28,10 +30,16 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
         PlanError: the plan names an op that the model does not have, or divides an op in a way that is impossible.
     """
     numbers = {op.name: number for number, op in enumerate(model.ops)}
+    nodes = _nodes(model)
     configs: Dict[int, OpConfig] = {}
     warmup: Dict[int, int] = {}
     check_ops(plan)
     for task_graph in plan.task_graphs:
+        if task_graph.ops and not aliases and all(name in nodes and name not in numbers for name in task_graph.ops):
+            members = [number for name in task_graph.ops for number in nodes[name]]
+            configs.update(_whole_nodes(task_graph, model, members))
+            warmup.update(dict.fromkeys(members, task_graph.warmup))
+            continue
         for name in task_graph.ops:
             number = numbers.get((aliases or {}).get(name, name))
             if number is None:
@@ -56,6 +64,25 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
         offload=plan.offload, buckets=_buckets(plan, model, stages), micro_batch_slices=plan.micro_batch_slices)
 
 
+def _nodes(model: ModelGraph) -> Dict[str, List[int]]:
+    """The ops of each top-level node."""
+    found: Dict[str, List[int]] = {}
+    for number, op in enumerate(model.ops):
+        found.setdefault(op.path[0], []).append(number)
+    return found
+
+
+def _whole_nodes(task_graph: TaskGraphPlan, model: ModelGraph, members: Sequence[int]) -> Dict[int, OpConfig]:
+    """Configs of a TaskGraph that consists of top-level nodes, as a plan of layers has them."""
+    devices = [device for row in task_graph.devices for device in row]
+    batch, tp = [OpAxis(len(task_graph.devices), "b")], 1
+    if task_graph.strategy == "replicate":
+        batch.append(OpAxis(task_graph.device_count, "b", task_graph.slices))
+    else:
+        tp = task_graph.device_count
+    return stage_configs(model, members, devices, batch, tp, 1)
+
+
 def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
     """(ops, devices) of each TaskGraph, if several share devices.  An op that the plan does not name is where the one before it
     is, like its config."""
@@ -63,7 +90,7 @@ def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) ->
     ops: List[List[int]] = [[] for _ in plan.task_graphs]
     current = 0
     for number, op in enumerate(model.ops):
-        current = home.get(op.name, current)
+        current = home.get(op.name, home.get(op.path[0], current))
         ops[current].append(number)
     return [(tuple(members), tuple(sorted(device for row in task.devices for device in row)))
             for task, members in zip(plan.task_graphs, ops)]

@@ -55,6 +55,8 @@ CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative t
 
 KERNELS, LAYERS, MEASURED = "kernels", "layers", "measured ops"
 TIMES = (KERNELS, LAYERS, MEASURED)  # sources of a step's times: the laws, a profile's layers, a script's own ops
+PRICED = {KERNELS: "priced as TensorFlow runs it", LAYERS: "priced by the layers of its profile, not as TensorFlow runs it",
+          MEASURED: "priced by the times of its own ops"}
 
 
 class Passes(NamedTuple):
@@ -196,11 +198,12 @@ class Laws(Record):
         return self.devices[max(names, key=len) if names else ANY]
 
     def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
-        """The errors on that kind of device in that precision; if there are none, the largest for such times; None: never
-        tested."""
+        """The errors on that kind of device in that precision; if there are none, the largest in that precision on any device;
+        if there are none either, the largest for such times; None: never tested."""
         known = [one for one in self.errors if one.times == times]
-        near = [one for one in known if device_type.startswith(one.device) and one.precision == precision]
-        return max(near or known, key=lambda one: one.mean, default=None)
+        alike = [one for one in known if one.precision == precision]
+        near = [one for one in alike if device_type.startswith(one.device)]
+        return max(near or alike or known, key=lambda one: one.mean, default=None)
 
     @classmethod
     def parse(cls, source: Union[Laws, Mapping[str, Any], str]) -> Laws:
@@ -320,13 +323,25 @@ class Kernels:
             if is_eligible(product):
                 return [(peaks[precision] * on_tensor_cores, False)]
             return [(TWICE * peaks["fp32"] * share, False)]
-        dims, found = op.dims, []
+        found = []
         if precision == TF32 and peaks[TF32] > peaks["fp32"]:
             # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
             found.append((peaks[TF32] * on_tensor_cores, is_convolution))
-        is_winograd = is_convolution and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y")
         plain = peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: up to twice that of float32
-        return [*found, (plain * share * (law.winograd if is_winograd else 1.0), False)]
+        return [*found, (plain * share * (law.winograd if _can_be_winograd(op) else 1.0), False)]
+
+    def fewer(self, number: int, device: Device) -> float:
+        """How many times fewer multiplications an op takes than its definition has, where that makes it faster than the peak of
+        the precision would."""
+        peaks, precision = device.peak_flops_per_s, self.model.precision
+        is_on_tensor_cores = self._on_tensor_cores(device) or (precision == TF32 and peaks[TF32] > peaks["fp32"])
+        return 1.0 if is_on_tensor_cores or not _can_be_winograd(self.model.ops[number]) else self.laws.of(device.type).winograd
+
+
+def _can_be_winograd(op: ModelOp) -> bool:
+    """Whether an op is a 3 x 3 convolution of stride 1."""
+    dims = op.dims
+    return op.kind == "convolution" and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y")
 
 
 # ---- a step ----------------------------------------------------------------------------------------------------------

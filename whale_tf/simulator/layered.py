@@ -89,3 +89,7 @@ class LayerEstimator(OpEstimator):
         degree = self.tensor_parallel.get(name, 1)
         times = layer_seconds(self.profile, layer, device, self.model.batch * part.fraction * degree, degree)
         return (times.backward_s if part.backward else times.forward_s) * part.share
+
+    def fewer(self, number: int, device: Device) -> float:
+        layer = self._layers.get(self.model.ops[number].name)
+        return 1.0 if layer is None else max(1.0, layer.utilization)

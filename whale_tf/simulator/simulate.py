@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.cluster import Cluster, Device
 from whale_tf.plan import Plan
@@ -57,6 +57,14 @@ class Options(NamedTuple):
     laws: Optional[Laws] = None
 
 
+class Compiled(NamedTuple):
+    """A strategy's program, without its micro-batches and their order."""
+
+    program: Program
+    unfolder: Unfolder
+    estimator: OpEstimator
+
+
 def simulate(
     strategy: Strategy,
     cluster: Cluster,
@@ -86,7 +94,7 @@ class Simulator:
         else:
             self.network = Network(cluster)
         self._keep = keep
-        self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
+        self._programs: OrderedDict[Hashable, Compiled] = OrderedDict()
 
     def run(self, strategy: Strategy, estimator: Optional[OpEstimator] = None) -> Simulation:
         """Predict one step of ``strategy``.
@@ -100,10 +108,10 @@ class Simulator:
         if self._in_tensorflow and strategy.bucket_bytes is None:
             strategy = strategy._replace(bucket_bytes=self.laws.framework.fusion_bytes)
         began = time.process_time()
-        program, unfolder = self._compiled(strategy, estimator)
-        compiled = time.process_time() - began
-        result = self._steady(strategy, program, unfolder, compiled) if self.options.steady_state else None
-        result = result or self._simulate(strategy, program, unfolder, compiled)
+        compiled = self._compiled(strategy, estimator)
+        compiled_s = time.process_time() - began
+        result = self._steady(strategy, compiled, compiled_s) if self.options.steady_state else None
+        result = result or self._simulate(strategy, compiled, compiled_s)
         if not self._in_tensorflow:
             return result
         return self._with_waiting(self._with_holes(result))
@@ -136,6 +144,12 @@ class Simulator:
                         for use in result.devices)
         return result._replace(step_time_s=step_time_s, devices=devices)
 
+    def least_waiting_seconds(self, seconds: float, devices: int) -> float:
+        """The least time that the framework adds to a step of ``devices`` that sum gradients, whose tasks take ``seconds``."""
+        if not self._in_tensorflow:
+            return 0.0
+        return waiting_seconds(self.laws.framework, seconds, 0.0, devices, 0, bool(self.options.xla))
+
     def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
 
@@ -167,27 +181,29 @@ class Simulator:
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
         return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
-    def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
+    def _steady(self, strategy: Strategy, compiled: Compiled, compiled_s: float) -> Optional[Simulation]:
         """The result extrapolated from short runs, each twice as long, until one is periodic; None if that saves nothing."""
         total, count = strategy.num_micro_batch, first_run(strategy)
         if strategy.schedule != "backward_first" or strategy.micro_batch_slices is not None:
             return None
         while 2 * count < total:
-            short = self._simulate(strategy._replace(num_micro_batch=count), program, unfolder, compiled_s)
+            short = self._simulate(strategy._replace(num_micro_batch=count), compiled, compiled_s)
             period = period_of(short, strategy)
             if period is not None:
                 count += (total - count) % period
                 return extended(strategy, *(
-                    self._simulate(strategy._replace(num_micro_batch=count + more), program, unfolder, compiled_s)
+                    self._simulate(strategy._replace(num_micro_batch=count + more), compiled, compiled_s)
                     for more in (0, period)))
             count *= 2
         return None
 
-    def _simulate(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Simulation:
+    def _simulate(self, strategy: Strategy, compiled: Compiled, compiled_s: float) -> Simulation:
         began = time.process_time()
+        program, unfolder, estimator = compiled
         graph = unfolder.unfold(strategy)
         compiled_s += time.process_time() - began
-        return self._result(program, graph, strategy.subject(), compiled_s, unfolder.collapse.representative)
+        subject = strategy.subject(lambda op, device: estimator.fewer(op, self.cluster.devices[device]))
+        return self._result(program, graph, subject, compiled_s, unfolder.collapse.representative)
 
     def _result(self, program: Program, graph: ExecutionGraph, subject: Subject, compiled_s: float,
                 representative: Optional[Dict[int, int]] = None, limits: Optional[Sequence[str]] = None) -> Simulation:
@@ -222,7 +238,7 @@ class Simulator:
         gammas = [gamma_of(self.cluster.devices[device], known) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
-    def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
+    def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Compiled:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         rest = tuple(value for name, value in strategy._asdict().items() if name not in UNFOLDED)
         key = (_Same(strategy.model), _Same(estimator), stages, rest, sums_every_micro_batch(strategy),
@@ -233,7 +249,7 @@ class Simulator:
             estimator = estimator or OpEstimator(strategy.model, self.options.calibration, kernels)
             program = compile_strategy(strategy, self.cluster, estimator)
             collapse = Collapse(program, self.cluster, self.network, self.options.collapse)
-            found = (program, Unfolder(program, collapse, self.network))
+            found = Compiled(program, Unfolder(program, collapse, self.network), estimator)
         self._programs[key] = found
         if len(self._programs) > self._keep:
             self._programs.popitem(last=False)

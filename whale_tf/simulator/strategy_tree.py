@@ -14,7 +14,7 @@ others::
 from __future__ import annotations
 
 import fnmatch
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import networkx as nx
 
@@ -32,6 +32,8 @@ from whale_tf.simulator.configs import (
 )
 from whale_tf.simulator.instructions import Subject
 from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp, ModelTensor
+
+UNEVEN = 1.01  # times its fair share, a device may get of a dimension whose elements do not divide evenly (a vocabulary)
 
 
 class Stage(NamedTuple):
@@ -88,12 +90,16 @@ class Strategy(NamedTuple):
     def zero_level(self) -> int:
         return ZERO.index(self.zero)
 
-    def subject(self) -> Subject:
-        """The subject of a simulation, with the matrix arithmetic of forward and backward (without recomputation)."""
+    def subject(self, fewer: Callable[[int, int], float] = lambda op, device: 1.0) -> Subject:
+        """The subject of a simulation, with the matrix arithmetic of forward and backward (without recomputation).
+
+        Args:
+            fewer: by how much fewer multiplications an op takes on a device than its definition has.
+        """
         flops: Dict[int, float] = {}
-        for op, config in zip(self.model.ops, self.op_configs):
+        for number, (op, config) in enumerate(zip(self.model.ops, self.op_configs)):
             if KINDS[op.kind].compute_bound:
-                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
+                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch / fewer(number, config.devices[0])
                 for device, share in zip(config.devices, op_fractions(config)):
                     flops[device] = flops.get(device, 0.0) + total * share
         return Subject(self.model.name, self.model.precision, self.global_batch, self.num_micro_batch, self.schedule, flops)
@@ -215,6 +221,19 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
                 f"op {op.name!r} has only {int(extent)} elements along {axis.dim!r}, so it cannot be partitioned {degree} ways; "
                 f"use a degree of at most {int(extent)}")
     return fitted
+
+
+def check_even(strategy: Strategy) -> None:
+    """Raises PlanError: devices would share a few elements, such as attention's heads, unevenly; TensorFlow's ops cannot."""
+    for op, config in zip(strategy.model.ops, strategy.op_configs):
+        for axis in config.axes:
+            if axis.dim is None or axis.dim == "b" or axis.slices is not None:
+                continue
+            degree, extent = config.degree(axis.dim), op.dims[axis.dim]
+            if -(-extent // degree) * degree > UNEVEN * extent:
+                fine = [str(n) for n in range(1, int(min(extent, 64)) + 1) if extent % n == 0]
+                raise PlanError(f"op {op.name!r} has {int(extent)} elements along {axis.dim!r}, which {degree} devices cannot "
+                                f"share evenly; use a degree of {', '.join(fine)}")
 
 
 def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[OpConfig, ...]:

@@ -12,7 +12,7 @@ from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import OFFLOAD, ZERO
 from whale_tf.schedule import check_warmups, schedule_of, warmup_depths
-from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
+from whale_tf.simulator.configs import OpAxis, OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph
 from whale_tf.simulator.strategy_tree import Stage, Strategy, StrategyTree, checked_config
 
@@ -81,7 +81,7 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
     parts = parts or balanced_stages(model, len(homes))
     for home, ops in zip(homes, parts):
         part = placed[home * dp * tp : (home + 1) * dp * tp]
-        tree.configs.update(_stage_configs(model, ops, part, dp, tp))
+        tree.configs.update(stage_configs(model, ops, part, (OpAxis(dp, "b"),), tp, dp * tp))
         for block in {model.ops[number].path[0] for number in ops}:
             tree.schedule(block, ScheduleConfig(num_micro_batch, depths[home]))
     strategy = recomputing(tree.propagate(), recompute)
@@ -129,8 +129,18 @@ def attention_ops(model: ModelGraph) -> FrozenSet[int]:
     return frozenset(found)
 
 
-def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int], dp: int, tp: int) -> Dict[int, OpConfig]:
-    """Configs of the ops that read from other stages (data parallel) and of those that tensor parallelism divides."""
+def stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int], batch: Sequence[OpAxis], tp: int,
+                  experts: int) -> Dict[int, OpConfig]:
+    """Configs of the ops that read from other stages (data parallel) and of those that tensor parallelism divides.
+
+    Args:
+        batch: how the examples are divided, outside of tensor parallelism.
+        tp: degree of tensor parallelism.
+        experts: number of devices over which a mixture of experts is divided; 1: every replica has all experts.
+
+    Raises:
+        PlanError: an op cannot be divided in this way.
+    """
     configs: Dict[int, OpConfig] = {}
     produced: Set[int] = set()
     for number in ops:
@@ -138,13 +148,13 @@ def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int]
         inside = all(use.tensor in produced for use in op.inputs if model.tensors[use.tensor].role == ACTIVATION)
         if "b" not in op.dims or "b" in op.whole:
             raise PlanError(f"op {op.name!r} has no batch dimension to partition")
-        if op.split == EXPERTS and dp * tp <= op.dims[EXPERTS]:
-            configs[number] = checked_config(op, op_config(devices, (dp * tp, EXPERTS)))
+        if op.split == EXPERTS and 1 < experts == len(devices) <= op.dims[EXPERTS]:
+            configs[number] = checked_config(op, op_config(devices, (experts, EXPERTS)))
         elif tp > 1 and op.split is not None:
-            configs[number] = checked_config(op, op_config(devices, (dp, "b"), (tp, op.split)))
+            configs[number] = checked_config(op, op_config(devices, *batch, (tp, op.split)))
         elif not inside or not produced or EXPERTS in op.whole or (tp > 1 and KINDS[op.kind].backward == "alias"):
             # additions join branches of different configs, so they are data parallel, and every branch is gathered for them
-            configs[number] = checked_config(op, op_config(devices, (dp, "b"), (tp, None)))
+            configs[number] = checked_config(op, op_config(devices, *batch, (tp, None)))
         produced.update(use.tensor for use in op.outputs)
     return configs
 

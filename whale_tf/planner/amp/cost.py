@@ -68,6 +68,8 @@ class Costs:
         self.profile, self.cluster, self.global_batch = profile, cluster, global_batch
         self.blocking, self.shared_adapters, self.measures = blocking, shared_adapters, measures
         self.stage_costs = StageCosts(profile, cluster, measures)
+        self._times: Dict[Tuple[Degrees, int, bytes], numpy.ndarray] = {}
+        self._grouped: Dict[Tuple[Degrees, int, bytes], List[Group]] = {}
         self._wired: Dict[Tuple[bytes, Degrees], Tuple[numpy.ndarray, numpy.ndarray, float]] = {}
 
     def accumulation(self, degrees: Degrees, micro_batch: int) -> int:
@@ -78,6 +80,9 @@ class Costs:
 
     def layer_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
         """``[dp, L, pp]`` seconds, forward and backward, of one micro-batch of every layer on every stage."""
+        key_of_all = (degrees, micro_batch, placement.tobytes())
+        if key_of_all in self._times:
+            return self._times[key_of_all]
         pp, dp, tmp = degrees
         known: Dict[Tuple[FrozenSet[str], Transfer], numpy.ndarray] = {}
         times = numpy.empty((dp, len(self.profile.layers), pp))
@@ -88,6 +93,7 @@ class Costs:
                 if key not in known:
                     known[key] = self.stage_costs.group(group, micro_batch, dp, tmp).layer_seconds()
                 times[d, :, p] = known[key]
+        self._times[key_of_all] = times
         return times
 
     def edge_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
@@ -170,18 +176,27 @@ class Costs:
 
     def _groups(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> List[Group]:
         """The devices of every stage, of all pipelines."""
-        return [self.stage_costs.group(devices.ravel().tolist(), micro_batch, degrees.dp, degrees.tmp) for devices in placement]
+        key = degrees, micro_batch, placement.tobytes()
+        if key not in self._grouped:
+            self._grouped[key] = [self.stage_costs.group(devices.ravel().tolist(), micro_batch, degrees.dp, degrees.tmp)
+                                  for devices in placement]
+        return self._grouped[key]
 
     def _lowest(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray, gas: int) -> List[List[int]]:
         """``[pp][L + 1]``: the first layer with which a stage that ends there fits the smallest of its devices."""
-        rows = []
-        for p, group in enumerate(self._groups(degrees, micro_batch, placement)):
-            row, first = [0], 0
-            for end in range(1, len(self.profile.layers) + 1):
-                while first < end and group.memory(first, end).bytes(min(gas, degrees.pp - p)) > group.limit:
-                    first += 1
-                row.append(first)
-            rows.append(row)
+        rows, known = [], {}  # type: List[List[int]], Dict[Tuple[int, float], List[int]]
+        groups = self._groups(degrees, micro_batch, placement)
+        fixed, each = groups[0].all_memory()  # alike on all stages: as many samples, replicas and parts
+        for p, group in enumerate(groups):
+            key = min(gas, degrees.pp - p), group.limit
+            if key not in known:
+                sizes, row, first = (fixed + key[0] * each).tolist(), [0], 0
+                for end in range(1, len(self.profile.layers) + 1):
+                    while first < end and sizes[first][end] > group.limit:
+                        first += 1
+                    row.append(first)
+                known[key] = row
+            rows.append(known[key])
         return rows
 
     def _memory(self, strategy: Strategy, gas: int) -> Tuple[Tuple[int, ...], bool]:

@@ -15,11 +15,13 @@ the best assignment.  Measured: a handful of probes.
 from __future__ import annotations
 
 import heapq
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
 
 INFINITY = float("inf")
+KEPT = 10_000  # answers; a search asks again under other memory measures
+_KNOWN: Dict[Hashable, Optional[Assignment]] = {}
 
 
 class Assignment(NamedTuple):
@@ -54,6 +56,16 @@ def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int,
         lowest: ``[k][L + 1]``: for every stage and end the first layer with which the stage fits into memory (the end itself if
             none does), rising with the end; None means that all fit.
     """
+    key = (times.shape, times.tobytes(), edges.tobytes(), gas, count, None if lowest is None else tuple(map(tuple, lowest)))
+    if key not in _KNOWN:
+        if len(_KNOWN) >= KEPT:
+            _KNOWN.clear()
+        _KNOWN[key] = _assigned(times, edges, gas, count, lowest)
+    return _KNOWN[key]
+
+
+def _assigned(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int,
+              lowest: Optional[Sequence[Sequence[int]]]) -> Optional[Assignment]:
     layers = len(times)
     if count > layers or count < 1:
         return None

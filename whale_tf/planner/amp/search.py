@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError
+from whale_tf.errors import InfeasibleError, seconds_text
 from whale_tf.planner.amp.cost import Costs, Degrees, Estimate, Strategy, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
@@ -40,7 +40,7 @@ class Estimated(NamedTuple):
                   for p in range(degrees.pp)]
         return of_stages(
             method, self.describe(), costs.stage_costs, stages, costs.global_batch, gas, self.seconds, self.estimate.peak_bytes,
-            [f"{method}: {one.describe()}, {one.seconds:.4g} s" for one in others[:RUNNERS_UP]])
+            [f"{method}: {one.describe()}, {seconds_text(one.seconds)}" for one in others[:RUNNERS_UP]])
 
 
 def _stage(rows: Sequence[Sequence[int]], first: int, last: int, degrees: Degrees, warmup: int) -> Stage:

@@ -13,14 +13,14 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.candidate import Candidate, Stage, no_candidate, of_stages
-from whale_tf.planner.joint import Joint
-from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.micro_batches import micro_batch_counts
 from whale_tf.planner.partition import auto_partition, respecting_blocks
 from whale_tf.planner.search import searched
+from whale_tf.planner.settle import LayersOf, settled
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import Source
 
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
     "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
@@ -50,14 +50,20 @@ class Request(NamedTuple):
     allowed: Allowed = Allowed("none")
 
 
-def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> Candidate:
-    """The best plan for a model, as played with the times of its layers.  See :func:`candidates`."""
+def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
+           source: Optional[Source] = None) -> Candidate:
+    """The best plan for a model, as played with the times of its layers.  See :func:`candidates`.
+
+    Args:
+        source: the model, if it is more than its layers, which ``pieces`` has too; prices the answer.
+    """
     began = time.perf_counter()
+    coarse, fine = (LayersOf(one, cluster, request.global_batch, source) for one in (layers, pieces))
 
-    def under(measures: Measures) -> List[Candidate]:
-        return candidates(measures.of(layers, cluster), measures.of(pieces, cluster), cluster, request, measures)
+    def under(measures: Measures, room: Cluster) -> List[Candidate]:
+        return candidates(coarse.under(measures), fine.under(measures), room, request, measures)
 
-    found = Joint(Layers(layers, cluster, under, request.balance, request.micro_batches)).best(request.allowed)
+    found = settled(coarse, under, request.allowed, request.micro_batches, request.balance)
     return replace(found, search_seconds=time.perf_counter() - began)
 
 

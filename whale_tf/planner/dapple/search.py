@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.errors import seconds_text
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
 from whale_tf.planner.dapple import exact, restricted
 from whale_tf.planner.dapple.cost import Costs, Stages
@@ -89,7 +90,7 @@ class Hybrid(NamedTuple):
                   for stage, depth in zip(self.stages, self.depths)]
         return of_stages(
             method, self.describe(), self.costs.stage_costs, stages, self.costs.global_batch, self.micro_batches, self.latency_s,
-            self.peak_bytes(), [f"{method}: {one.describe()}, {one.latency_s:.4g} s" for one in others[:RUNNERS_UP]])
+            self.peak_bytes(), [f"{method}: {one.describe()}, {seconds_text(one.latency_s)}" for one in others[:RUNNERS_UP]])
 
 
 def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Optional[int] = None) -> List[Candidate]:

@@ -1,4 +1,4 @@
-"""Transformers as layer tables: GPT-2, BERT, M6 and their mixture-of-experts variants.
+"""Transformers as layer tables: GPT-2, BERT, LLaMA, M6 and their mixture-of-experts variants.
 
 A block has the ops of nine matrix products in the usual post- or pre-norm order.  Heads have their own dimension (``n``), so
 that partitioning them is tensor parallelism without a reshape in between (Megatron's column and row splits).
@@ -6,9 +6,118 @@ that partitioning them is tensor parallelism without a reshape in between (Megat
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
+from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.simulator.model_graph import Builder, ModelGraph, Optimizer
+
+
+class Sizes(NamedTuple):
+    """A transformer's sizes, which make one at a micro-batch size.
+
+    Attributes:
+        heads: None: of 64.
+        kv_heads: heads of keys and values, each of which several query heads share (grouped heads); None: as many as heads.
+        seq: tokens of an example.
+        inner: width of the feed-forward layers; None: four times ``hidden``, or 8/3 of it, rounded up to 256, if they are gated.
+        gated: SwiGLU, no biases, root-mean-square normalisation and rotary positions, as in LLaMA.
+        predicted: positions that the loss covers; 0: all.
+    """
+
+    layers: int
+    hidden: int
+    heads: Optional[int]
+    seq: int
+    vocabulary: int
+    inner: Optional[int] = None
+    kv_heads: Optional[int] = None
+    pre_norm: bool = True
+    tied: bool = True
+    gated: bool = False
+    precision: str = "fp32"
+    optimizer: Union[str, Optimizer] = "adam"
+    experts: int = 0
+    decoder_layers: int = 0
+    predicted: int = 0
+
+    @property
+    def width(self) -> int:
+        """Of the feed-forward layers."""
+        if self.inner is not None:
+            return self.inner
+        return -(-8 * self.hidden // 3 // 256) * 256 if self.gated else 4 * self.hidden
+
+
+
+ARGUMENTS: Mapping[str, int] = {  # what may be given by name, with the largest value
+    "layers": 2048, "hidden": 2**18, "heads": 4096, "kv_heads": 4096, "seq": 2**20, "vocabulary": 10**8, "inner": 2**20,
+    "experts": 2**16, "decoder_layers": 2048}
+
+
+def with_arguments(name: str, sizes: Sizes, text: str) -> Sizes:
+    """The sizes changed as ``layers=24,hidden=2048`` says.  Heads keep their size unless their number is given.
+
+    Raises:
+        PlanError: an unknown argument, a value out of range, or heads that do not divide what they must.
+    """
+    given: Dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if key not in ARGUMENTS:
+            raise PlanError("model {!r} is given {!r}, expected {}=NUMBER.{}".format(
+                name, part.strip(), "=NUMBER, ".join(ARGUMENTS), did_you_mean(key, ARGUMENTS)))
+        least = 0 if key in ("experts", "decoder_layers") else 1
+        if not equals or not value.isdecimal() or len(value) > 9 or not least <= int(value) <= ARGUMENTS[key]:
+            raise PlanError(f"model {name!r}: {key} is {value!r:.40}, expected a whole number from {least} to {ARGUMENTS[key]:,}")
+        given[key] = int(value)
+    size = sizes.hidden // (sizes.heads or max(1, sizes.hidden // 64))
+    changed = sizes._replace(**given)
+    if "heads" not in given:
+        changed = changed._replace(heads=max(1, changed.hidden // size))
+    if "hidden" in given and "inner" not in given:
+        changed = changed._replace(inner=None)
+    if "heads" in given and "kv_heads" not in given or changed.kv_heads is None:
+        changed = changed._replace(kv_heads=None)
+    heads, groups = changed.heads or 1, changed.kv_heads or changed.heads or 1
+    if changed.hidden % heads or heads % groups:
+        raise PlanError(f"model {name!r} has {heads} heads and {groups} heads of keys and values for a hidden size of "
+                        f"{changed.hidden}; the second must divide the first, and that the hidden size")
+    if changed.predicted > changed.seq:
+        changed = changed._replace(predicted=changed.seq)
+    return changed
+
+
+def _grouped_attention(b: Builder, x: int, heads: int, groups: int) -> int:
+    """Self-attention in which ``groups`` heads of keys and values serve all ``heads`` queries, with rotary positions."""
+    hidden = int(b.tensors[x].shape[-1])
+    size, each = hidden // heads, heads // groups
+    query_w = b.parameter("query_w", "h g r e", (hidden, groups, each, size))
+    query = b.op("query", "matmul", "b s h, h g r e -> b s g r e", (x, query_w), split="g")
+    query = b.pointwise("query_rotary", "scale", query, flops=3.0)
+    parts = []
+    for name in ("key", "value"):
+        weight = b.parameter(name + "_w", "h g e", (hidden, groups, size))
+        parts.append(b.op(name, "matmul", "b t h, h g e -> b t g e", (x, weight), split="g"))
+    key, value = b.pointwise("key_rotary", "scale", parts[0], flops=3.0), parts[1]
+    scores = b.op("scores", "matmul", "b s g r e, b t g e -> b g r s t", (query, key))
+    scores = b.pointwise("scale_mask", "scale", scores, flops=2.0)
+    weights = b.pointwise("softmax", "softmax", scores, flops=5.0, whole=("t",))
+    context = b.op("context", "matmul", "b g r s t, b t g e -> b s g r e", (weights, value))
+    weight = b.parameter("projection_w", "g r e o", (groups, each, size, hidden))
+    return b.op("projection", "matmul", "b s g r e, g r e o -> b s o", (context, weight), split="g")
+
+
+def _gated_feed_forward(b: Builder, x: int, inner: int) -> int:
+    """SwiGLU."""
+    hidden = int(b.tensors[x].shape[-1])
+    parts = []
+    for name in ("gate", "expand"):
+        weight = b.parameter(name + "_w", "h f", (hidden, inner))
+        parts.append(b.op(name, "matmul", "b s h, h f -> b s f", (x, weight), split="f"))
+    gate = b.pointwise("swish", "activation", parts[0], flops=5.0)
+    y = b.op("product", "multiply", "b s f, b s f -> b s f", (gate, parts[1]), float(b.tensors[gate].size))
+    weight = b.parameter("contract_w", "f o", (inner, hidden))
+    return b.op("contract", "matmul", "b s f, f o -> b s o", (y, weight), split="f")
 
 
 def _attention(b: Builder, x: int, heads: int, memory: Optional[int] = None) -> int:
@@ -87,6 +196,14 @@ def _token_loss(b: Builder, x: int, vocabulary: int, table: Optional[int]) -> No
     b.op("loss", "loss", "b s v -> b s", (logits,), 6.0 * b.tensors[logits].size)
 
 
+def _gated_block(b: Builder, x: int, sizes: Sizes) -> int:
+    heads = sizes.heads or max(1, sizes.hidden // 64)
+    with b.scope("attention"):
+        x = b.add("residual", x, _grouped_attention(b, b.layer_norm("norm", x), heads, sizes.kv_heads or heads))
+    with b.scope("feed_forward"):
+        return b.add("residual", x, _gated_feed_forward(b, b.layer_norm("norm", x), sizes.width))
+
+
 def _block(b: Builder, x: int, heads: int, inner: int, pre_norm: bool, memory: Optional[int] = None, experts: int = 0,
            capacity_factor: float = 1.25, top_k: int = 1) -> int:
     def residual(name: str, value: int, layer) -> int:  # type: ignore[no-untyped-def]
@@ -104,33 +221,39 @@ def _block(b: Builder, x: int, heads: int, inner: int, pre_norm: bool, memory: O
     return residual("feed_forward", x, lambda y: _feed_forward(b, y, inner))
 
 
-def transformer(name: str, batch: int, layers: int, hidden: int, heads: int, length: int, vocabulary: int,
-                inner: Optional[int] = None, pre_norm: bool = True, tied: bool = True, precision: str = "fp32",
-                optimizer: Union[str, Optimizer] = "adam", experts: int = 0, decoder_layers: int = 0,
-                predicted: int = 0) -> ModelGraph:
+def transformer(name: str, batch: int, *sizes: Any, **more: Any) -> ModelGraph:
+    """The model of these :class:`Sizes`."""
+    return of_sizes(name, batch, Sizes(*sizes, **more))
+
+
+def of_sizes(name: str, batch: int, sizes: Sizes) -> ModelGraph:
     """A stack of equal blocks over tokens, with a loss over the vocabulary at every position.
 
-    ``decoder_layers`` > 0: this many blocks with cross-attention follow those of the encoder.  ``predicted`` > 0: the loss covers
-    this many positions, as in BERT's pre-training.
+    If there are ``decoder_layers``, these blocks with cross-attention follow those of the encoder.
     """
-    b = Builder(name, batch, precision, optimizer)
-    inner = inner or 4 * hidden
-    x, table = _embedding(b, "", hidden, length, vocabulary)
-    for layer in range(layers):
+    b = Builder(name, batch, sizes.precision, sizes.optimizer)
+    hidden, length, vocabulary, heads = sizes.hidden, sizes.seq, sizes.vocabulary, sizes.heads or max(1, sizes.hidden // 64)
+    if sizes.gated:
+        with b.scope("embedding"):
+            x, table = _look_up(b, hidden, length, vocabulary)
+    else:
+        x, table = _embedding(b, "", hidden, length, vocabulary)
+    for layer in range(sizes.layers):
         with b.scope(f"block{layer}"):
-            x = _block(b, x, heads, inner, pre_norm, experts=experts)
-    if decoder_layers:
+            x = _gated_block(b, x, sizes) if sizes.gated else _block(
+                b, x, heads, sizes.width, sizes.pre_norm, experts=sizes.experts)
+    if sizes.decoder_layers:
         memory = x
         x, table = _embedding(b, "decoder_", hidden, length, vocabulary)
-        for layer in range(decoder_layers):
+        for layer in range(sizes.decoder_layers):
             with b.scope(f"decoder_block{layer}"):
-                x = _block(b, x, heads, inner, pre_norm, memory, experts)
-    if pre_norm:
+                x = _block(b, x, heads, sizes.width, sizes.pre_norm, memory, sizes.experts)
+    if sizes.pre_norm:
         with b.scope("final_norm"):
             x = b.layer_norm("norm", x)
     with b.scope("head"):
-        if predicted:
-            x = b.op("gather", "concat", "b s h -> b t h", (x,), float(b.batch * predicted * hidden), whole=("s", "t"),
-                     sizes={"t": predicted})
-        _token_loss(b, x, vocabulary, table if tied else None)
+        if sizes.predicted:
+            x = b.op("gather", "concat", "b s h -> b t h", (x,), float(b.batch * sizes.predicted * hidden), whole=("s", "t"),
+                     sizes={"t": sizes.predicted})
+        _token_loss(b, x, vocabulary, table if sizes.tied else None)
     return b.graph()

@@ -1,25 +1,146 @@
 """A model of ops as the chain of layers that planners read: every top-level node is a layer.
 
-FLOPs, parameters and the tensors at each cut are those of the ops.  The times are fitted to those of the ops on one V100, with
-:data:`whale_tf.simulator.costs.EFFICIENCY`: matrix products reach the same share of the peak as there, including
-reads; all other ops move their bytes at the attainable bandwidth, and every kernel takes its time to start.
+FLOPs, parameters and the tensors at each cut are those of the ops.  Times come in two kinds:
+
+* :func:`layered_profile` fits them to those of the ops on one V100, with :data:`whale_tf.simulator.costs.EFFICIENCY`: matrix
+  products reach the same share of the peak as there, including reads; all other ops move their bytes at the attainable
+  bandwidth, and every kernel takes its time to start.
+* :func:`timed_profile` adds the times of the ops themselves on each type of a cluster's devices, at several batch sizes and
+  degrees of tensor parallelism, whatever prices them.
+
+Repeated blocks have the same layers, so only one of them is compiled.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Set
+from dataclasses import replace
+from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
-from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
+from whale_tf.errors import PlanError
+from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import EFFICIENCY, OpEstimator, OpPart
-from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.laws import Kernels
+from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp, Use
+from whale_tf.simulator.strategy_tree import check_even
 from whale_tf.simulator.synchronise import STATE_BYTES_PER_MASTER
 from whale_tf.simulator.uniform import uniform_3d
 
 REFERENCE = "V100-32GB:1"
 LEAST_SHARE = 0.01  # of the time to read the parameters, which a layer's time adds to that of its products
+
+
+# Examples on a device for which layers are timed; planners interpolate between them, and extrapolate beyond them.
+TIMED = (1, 2, 4, 8, 16, 32, 128)
+
+
+class Distinct(NamedTuple):
+    """A model without its repeated blocks.
+
+    Attributes:
+        model: of each run of equal blocks the first one.
+        stands_for: every block of the whole model, in order -> the block of ``model`` that is like it.
+    """
+
+    model: ModelGraph
+    stands_for: Dict[str, str]
+
+
+def distinct(model: ModelGraph) -> Distinct:
+    """The model with one block of every run of equal ones; what reads a block that was left out reads the first one."""
+    blocks: List[List[ModelOp]] = []
+    for op in model.ops:
+        if not blocks or blocks[-1][0].path[0] != op.path[0]:
+            blocks.append([])
+        blocks[-1].append(op)
+    kept: List[ModelOp] = []
+    first: List[ModelOp] = []  # of the current run
+    like: Hashable = None
+    stands_for: Dict[str, str] = {}
+    instead: Dict[int, int] = {}  # tensor of a block that was left out -> that of the first block
+    for block in blocks:
+        kind = tuple(_kind(model, op) for op in block)
+        if kind == like:
+            for op, other in zip(block, first):
+                instead.update((use.tensor, by.tensor) for use, by in zip(op.outputs, other.outputs))
+        else:
+            like, first = kind, block
+            kept += [op._replace(inputs=tuple(Use(instead.get(use.tensor, use.tensor), use.dims) for use in op.inputs))
+                     for op in block]
+        stands_for[block[0].path[0]] = first[0].path[0]
+    return Distinct(model._replace(ops=tuple(kept)), stands_for)
+
+
+def _kind(model: ModelGraph, op: ModelOp) -> Hashable:
+    """Everything about an op besides the names of its block and its tensors."""
+    tensors = tuple(model.tensors[use.tensor][1:] + (use.dims,) for use in op.inputs + op.outputs)
+    return op.path[1:], op.kind, tuple(sorted(op.dims.items())), tensors, op.flops, op.whole, op.split, op.scratch_bytes
+
+
+def timed_profile(model_of: Callable[[int], ModelGraph], source: str, cluster: Cluster,
+                  kernels_of: Callable[[ModelGraph], Optional[Kernels]], global_batch: int) -> ModelProfile:
+    """The layers of a model with the times of its ops on a cluster's devices, for every degree of tensor parallelism within a
+    node by which its ops can be divided.
+
+    Args:
+        model_of: the model, as it runs, for a number of examples.
+        source: where its sizes come from.
+        kernels_of: prices of a model's ops on GPUs; None: as for :class:`~whale_tf.simulator.costs.OpEstimator`.
+        global_batch: no more examples are on one device.
+    """
+    short = distinct(model_of(min(TIMED[3], global_batch)))
+    profile = layered_profile(short.model, source)
+    types: Dict[str, List[int]] = {}
+    for device in cluster.devices:
+        types.setdefault(device.type, []).append(device.index)
+    degrees = [1]
+    if any(layer.tensor_parallel_bytes is not None for layer in profile.layers):
+        most = min(map(len, cluster.nodes))
+        degrees = [n for n in range(1, most + 1) if all(len(node) % n == 0 for node in cluster.nodes)]
+    measured: Dict[str, List[Measurement]] = {}
+    for batch in sorted({min(size, global_batch) for size in TIMED}):
+        model = distinct(model_of(batch)).model
+        for name, devices in types.items():
+            for degree in degrees:
+                if degree > len(devices):
+                    continue
+                try:
+                    strategy = uniform_3d(model, 1, degree, devices=devices[:degree])
+                    check_even(strategy)
+                except PlanError:  # its heads or experts cannot be divided like that
+                    continue
+                timer = _Timer(model, kernels_of(model))
+                compile_strategy(strategy, cluster, timer)
+                for layer, (forward_s, backward_s) in timer.layers(cluster.devices[devices[0]]).items():
+                    measured.setdefault(layer, []).append(
+                        Measurement(name, degree, float(batch), forward_s, backward_s, has_sums=False))
+    rows = {layer.name: replace(layer, forward_flops=0.0, backward_flops=None, traffic_bytes=0.0, overhead_s=0.0,
+                                measured=tuple(measured[layer.name])) for layer in profile.layers}
+    return replace(profile, layers=tuple(replace(rows[like], name=name) for name, like in short.stands_for.items()))
+
+
+class _Timer(OpEstimator):
+    """Adds up the seconds of a layer's ops."""
+
+    def __init__(self, model: ModelGraph, kernels: Optional[Kernels]) -> None:
+        super().__init__(model, kernels=kernels)
+        self._seconds = {op.path[0]: [0.0, 0.0] for op in model.ops}
+
+    def seconds(self, part: OpPart, device: Device) -> float:
+        seconds = super().seconds(part, device)
+        self._seconds[self.model.ops[part.op].path[0]][part.backward] += seconds
+        return seconds
+
+    def layers(self, device: Device) -> Dict[str, Tuple[float, float]]:
+        """(forward, backward) seconds of all layers.  If several ops read a tensor, its gradient is a sum."""
+        maker = _maker(self.model)
+        for tensor, count in _gradient_terms(self.model).items():
+            if count > 1:
+                self._seconds[maker[tensor].path[0]][1] += self.roofline(
+                    device, 0.0, (count + 1) * self.model.tensors[tensor].bytes)
+        return {name: (forward_s, backward_s) for name, (forward_s, backward_s) in self._seconds.items()}
 
 
 class _Layer:

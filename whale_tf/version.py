@@ -1,0 +1,4 @@
+"""The version of the package."""
+from __future__ import annotations
+
+VERSION = "0.1.0"
