@@ -67,6 +67,11 @@ ONE, NO_OP = "there is one only", "neither is the number of an op or of a device
 ORDERED = "sets of small numbers are in order"
 FIRST, LAST = "still before all others", "still behind all others"
 EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
+    ("whale_tf.passes.lowering.values",
+     "if blocks is not None and len(blocks) > 1 and len(pieces) > 1:  # each block from all clones  # Gt -> GtE"):
+        "a single block is the whole value, and a single value's blocks are in order",
+    ("whale_tf.passes.lowering.values",
+     "return Primitive(kind, values[0].tensor, device, values, scope, call=number)  # 0 -> 1"): "all are of one tensor",
     ("whale_tf.bridges", "sizes = list(slices or [1] * count)  # 1 -> 2"): "only the proportion counts",
     ("whale_tf.passes.communicate", "for tensor in sorted({tensor for _, tensor in readers}):  # sorted -> list"): ORDERED,
     ("whale_tf.passes.communicate",

@@ -295,8 +295,39 @@ def test_rows_without_known_blocks_cannot_be_cut() -> None:
     step.region.batch.layouts[step.graph.tensor("layer0")] = sharded(0, None)
     case = Case(step, two((1, 1), [None, None]))
     assert case.lowering.whole(case.tensor("layer0")).kind == kinds.IDENTITY
+    joined = Case(step, two((2, 1), [None, None])).lowering.bridges.bridged(case.tensor("layer0"), 1, Clone(0, 0, 0))
+    assert [each.kind for each in (joined, *joined.operands)] == [kinds.CONCAT, kinds.VALUE, kinds.VALUE]
     with pytest.raises(UnsupportedOpError, match="goes from TaskGraph .* use equal replica counts, or a static shape"):
         Case(step, two((2, 3), [None, None])).lowering.bridges.bridged(case.tensor("layer0"), 1, Clone(0, 0, 0))
+
+
+def test_one_clone_s_blocks_stay_together() -> None:
+    step = chain(2)
+    case = Case(step, two((1, 2), [None, None]))
+    step.region.batch.layouts[case.tensor("layer0")] = sharded(0, (1, 2))
+    assert not of_kind([case.lowering.whole(case.tensor("layer0"))], kinds.BLOCK)
+
+
+@pytest.mark.parametrize("blocks, gathers", [(None, 1), ((1,), 1), ((1, 1), 2)])
+def test_all_examples_of_all_processes(blocks: Any, gathers: int) -> None:
+    """Block by block; a fetch or a section reads them, and no call of the Program."""
+    step = chain(1)._replace(processes=2)
+    case = Case(step, plan([2]))
+    step.region.batch.layouts[case.tensor("loss")] = sharded(0, blocks)
+    value = case.lowering.combined(case.tensor("loss"), Reduce("concat"))
+    found = of_kind([value], kinds.ALL_GATHER)
+    assert [(each.call, tuple(each.detail)) for each in found] == [(kinds.FETCHED, (False, False))] * gathers
+    assert all("/processes" in each.scope for each in found)
+
+
+def test_a_sum_crosses_to_the_first_device_of_a_divided_consumer() -> None:
+    step, chosen = PROGRAMS["split_after_replicas"]
+    case = Case(step, chosen)
+    tensor = next(body.inputs[0] for body in case.program.bodies if body.step == BRIDGE and body.task_graph == 1)
+    step.region.batch.layouts[tensor] = partial()
+    values = [case.lowering.bridges.bridged(tensor, 1, Clone(0, 0, 0), shard) for shard in range(2)]
+    step.region.batch.layouts[tensor] = sharded(0)
+    assert values[0] is values[1] and values[0].device == chosen.task_graphs[1].devices[0][0]
 
 
 def test_each_device_of_a_divided_consumer_puts_rows_together_itself() -> None:
@@ -305,6 +336,7 @@ def test_each_device_of_a_divided_consumer_puts_rows_together_itself() -> None:
     tensor = next(body.inputs[0] for body in case.program.bodies if body.step == BRIDGE and body.task_graph == 1)
     values = [case.lowering.bridges.bridged(tensor, 1, Clone(0, 0, 0), shard) for shard in range(2)]
     assert [each.device for each in values] == list(chosen.task_graphs[1].devices[0]) and values[0] is not values[1]
+    assert case.lowering.bridges.bridged(tensor, 1, Clone(0, 0, 0)) is values[0]
     assert values[1].scope != values[0].scope
 
 
@@ -330,7 +362,7 @@ def test_parts_of_a_mini_batch() -> None:
 def test_inputs_agree_on_the_size_of_a_mini_batch() -> None:
     graph = chain(1, labels=True).graph
     sources = {graph.tensor("x"): 0, graph.tensor("y"): 0}
-    layouts = {graph.tensor("x"): sharded(0, (3,)), graph.tensor("y"): sharded(0)}
+    layouts = {graph.tensor("x"): sharded(0, (3,)), graph.tensor("y"): sharded(0, None)}
 
     def sized(x: Any, y: Any) -> Optional[int]:
         for name, rows in (("x", x), ("y", y)):

@@ -11,6 +11,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.plan import OFFLOAD, ZERO, Plan
 from whale_tf.planner.candidate import TIE, Candidate
+from whale_tf.planner.joint import Joint
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.search import search, searched
@@ -143,3 +144,32 @@ def test_a_plan_says_what_was_played() -> None:
     result = simulate(strategy, cluster, Options(), LayerEstimator(graph, found.profile))
     assert result.step_time_s == pytest.approx(found.latency_s) and not result.oom
     assert max(result.peak_memory_bytes) == pytest.approx(max(found.peak_memory_bytes), abs=2)
+
+
+def test_an_interrupted_search_answers_the_best_so_far() -> None:
+    profile, cluster = model(), Cluster.parse("V100-32GB:4").limited(9.0 * GB)
+    layers = Layers(profile, cluster, lambda measures: searched(profile, cluster, 4, "dapple", measures))
+    play, played = layers.play, []
+
+    def until_interrupted(found: Candidate, measures: Measures) -> Candidate:
+        if any(one.fits for one in played):
+            raise KeyboardInterrupt
+        played.append(play(found, measures))
+        return played[-1]
+
+    layers.play = until_interrupted  # type: ignore[method-assign]
+    taken = Joint(layers).best(EVERYTHING)
+    assert taken.latency_s == min(
+        one.latency_s for one in played if one.fits) and taken.without[0].startswith("interrupted: the best of 1 ")
+
+
+@pytest.mark.slow
+def test_data_parallelism_with_zero_is_always_a_candidate() -> None:
+    """Although data parallelism fits without: dividing the updates of many parameters makes it faster."""
+    heavy, cluster = model(4, 0.01, 1.0), Cluster.parse("A100-80GB:8")
+    profile = replace(heavy, layers=tuple(replace(layer, forward_flops=1e11) for layer in heavy.layers))
+    plain = search(profile, cluster, 8, "data-parallel", Allowed())
+    found = search(profile, cluster, 8, "amp", Allowed(zero=AUTO))
+    divided = [search(profile, cluster, 8, "data-parallel", Allowed(zero=level)) for level in ZERO[1:]]
+    assert not plain.measures.described() and min(one.latency_s for one in divided) < plain.latency_s / TIE
+    assert found.latency_s <= TIE * min(one.latency_s for one in divided)

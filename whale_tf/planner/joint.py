@@ -30,6 +30,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
+from whale_tf.plan import ZERO
 from whale_tf.planner.candidate import Candidate, Stage, best
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.schedule import schedule_of
@@ -156,7 +157,13 @@ class Joint:
             InfeasibleError: nothing fits; the message gives the smallest memory that would suffice.
         """
         allowed.check()
-        own = self.played(allowed)
+        is_whole = True
+        try:
+            own = self.played(allowed)
+        except KeyboardInterrupt:
+            own, is_whole = [one for one in self._played.values() if one.fits], False
+            if not own:
+                raise
         found = [*others, *own]
         if not any(one.fits for one in found):
             found = self.model.smallest(found)
@@ -169,7 +176,8 @@ class Joint:
             found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
                       for error in list(self.errors.values())[:1]]
         taken = best(found, self.cluster)
-        return replace(taken, without=tuple(self._without(taken, allowed, others)))
+        without = self._without(taken, allowed, others) if is_whole else [f"interrupted: the best of {len(own)} plans so far"]
+        return replace(taken, without=tuple(without))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
         """Every plan that was played, and the reasons why other searches found none."""
@@ -186,9 +194,21 @@ class Joint:
                     found += more
                     if is_enough:
                         enough.append((zero, offload))
+                if allowed.zero == AUTO:
+                    found += self._plain_with_zero(Measures(allowed.recompute, "v1", "none", precision, schedule))
         planned = {one.search for one in found if not one.why_not}
         found += [one for one in self._find(Measures(is_bounded=False)) if one.why_not]
         return [one for one in found if not one.why_not or one.search not in planned]
+
+    def _plain_with_zero(self, measures: Measures) -> List[Candidate]:
+        """Data parallelism under every level of ZeRO, even if it fits without: dividing the updates can make it the fastest."""
+        bare = measures._replace(recompute="none", zero="none")
+        plans = [one for one in self._find(bare._replace(is_bounded=False))
+                 if one.kind == "dp" and not one.why_not and self._suits(one, measures) and self._least_s(one, bare) > 0.0]
+        if not plans:
+            return []
+        fastest = min(plans, key=lambda one: self._least_s(one, bare))
+        return [self._play(fastest, bare._replace(zero=level)) for level in ZERO[1:]]
 
     def _division(self, measures: Measures, quickest_s: float, known: Sequence[Candidate]) -> Tuple[List[Candidate], bool]:
         """The plans played under one division, and whether the fastest fits as it is.
@@ -231,9 +251,12 @@ class Joint:
         return quickest_s < NEVER_S and not found.why_not and self.model.least_fitting_seconds(found) * GAIN >= quickest_s
 
     def _is_late(self, measures: Measures, quickest_s: float) -> bool:
-        """Whether no plan that was played under measures, with or without a limit, is faster than one that fits.  Then none is
-        with offloading either, which only adds copies and slower updates."""
-        times = [one.latency_s for key, one in self._played.items() if key[-1] == measures and not one.why_not]
+        """Whether no plan that was played under measures, with or without a limit, is faster than one that fits, unless it must
+        recompute too much.  Then none is with offloading either, which only adds copies and slower updates."""
+        if quickest_s == NEVER_S:
+            return False
+        times = [one.latency_s for key, one in self._played.items()
+                 if key[-1] == measures and not one.why_not and not self._is_hopeless(one, quickest_s)]
         return bool(times) and min(times) >= quickest_s
 
     def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:

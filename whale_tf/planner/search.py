@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Callable, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.dapple import search as dapple
@@ -36,6 +36,8 @@ METHODS: Mapping[str, Method] = {
     "amp": Method("pipeline, data and tensor parallelism (AMP)", amp.plans),
 }
 
+PLAIN = "data-parallel"
+
 # Searches that need more than a profile: summary.
 ON_GRAPHS: Mapping[str, str] = {
     "rhino": "every op divided, or a pipeline, on the op graph of a script, .pb or .meta (Rhino)",
@@ -56,7 +58,20 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
     layers = LayersOf(profile, cluster, global_batch, source)
 
     def under(measures: Measures, room: Cluster) -> List[Candidate]:
-        return searched(layers.under(measures), room, global_batch, method, measures, micro_batches)
+        own, names = layers.under(measures), [method]
+        if method != PLAIN and not (measures.zero == "none" and measures.is_bounded):
+            names.append(PLAIN)  # which ZeRO may make the fastest
+        found: List[Candidate] = []
+        for name in names:
+            try:
+                plans = searched(own, room, global_batch, name, measures, micro_batches)
+            except InfeasibleError:
+                if name == names[-1] and not found:
+                    raise
+                continue
+            known = {one.micro_batches for one in found if one.kind == "dp"}
+            found += [replace(one, search=method) for one in plans if one.micro_batches not in known]
+        return found
 
     found = settled(layers, under, allowed, micro_batches)
     return replace(found, search_seconds=time.perf_counter() - start)

@@ -227,7 +227,7 @@ class Recipes(CallFacts, abc.ABC):
         stack = [made]
         while stack:
             last = stack[-1]
-            its_call = number if last.call < 0 else last.call
+            its_call = number if last.call == primitive.FETCHED else last.call
             operands = [] if last in self._made else self._operands_of(last, its_call)
             before = [each for each in (*operands, *last.waits) if each not in self._made]
             if before:
@@ -334,7 +334,7 @@ class Recipes(CallFacts, abc.ABC):
         """What a collective makes: between the devices of a process, or of all processes at once."""
         if made.kind == primitive.ALL_REDUCE and made.detail.devices:
             return self._reduced_here(made, number, values)
-        if len(self.peers) == 1 or made.call < 0:
+        if len(self.peers) == 1 or made.call == primitive.FETCHED:
             return values[0]
         place = self.lowering.collectives(made.call).index(made)
         same = [peer.lowering.collectives(number)[place] for peer in self.peers]

@@ -35,6 +35,7 @@ from whale_tf.passes.lowering.primitive import (
     ADD,
     ALL_GATHER,
     ALL_REDUCE,
+    FETCHED,
     HOST,
     IDENTITY,
     LESS_SURPLUS,
@@ -179,7 +180,7 @@ class Lowering:
         for clone in chain[1:]:
             device = self.merged_on(tensor) if at_home else total.device
             total = Primitive(ADD, tensor, device, (total, self._weighted(tensor, clone)), sum_scope(clone), clone,
-                              self._step.home(tensor), call=self._accumulating.get((tensor, clone), -1))
+                              self._step.home(tensor), call=self._accumulating.get((tensor, clone), FETCHED))
             self._running[tensor, clone] = total
         return total
 
@@ -241,7 +242,7 @@ class Lowering:
         self._lower_synchronised()
         home = self._step.home(tensor)
         if (tensor, home) not in self._everywhere:
-            self._synchronise(home, (tensor,), -1)
+            self._synchronise(home, (tensor,), FETCHED)
         return self._everywhere[tensor, home][ORIGINAL]
 
     def is_synchronised(self, tensor: int, task_graph: int) -> bool:

@@ -30,6 +30,7 @@ TAKE = "take"  # an operand's result on one of its devices
 ADDITIONS = (ADD, SUM, MAX, MIN, PROD, ANY, ALL_OF)  # element by element
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
 HOST = -1  # in place of a device: the host of the process
+FETCHED = -1  # in place of a call: the value is only fetched
 TENSOR = "{}"  # in a scope: the tensor's name
 
 
@@ -88,14 +89,14 @@ class Primitive:
             (UNPACK, TAKE), the number of surplus terms (LESS_SURPLUS), :class:`Cut`, :class:`Reduction`, :class:`Rows`; for
             CONCAT the clones' values whose rows it puts together.
         waits: values for whose ops it also waits.
-        call: number of the recipe's call in the Program; -1: somebody fetches the value.
+        call: number of the recipe's call in the Program, or :data:`FETCHED`.
     """
 
     __slots__ = ("kind", "tensor", "device", "operands", "scope", "clone", "task_graph", "detail", "waits", "call")
 
     def __init__(self, kind: str, tensor: int, device: int, operands: Sequence[Primitive] = (), scope: str = "",
                  clone: Clone = Clone(0, 0, 0), task_graph: int = 0, detail: Any = None,  # noqa: B008
-                 waits: Sequence[Primitive] = (), call: int = -1) -> None:
+                 waits: Sequence[Primitive] = (), call: int = FETCHED) -> None:
         self.kind, self.tensor, self.device, self.operands, self.scope = kind, tensor, device, tuple(operands), scope
         self.clone, self.task_graph, self.detail, self.waits, self.call = clone, task_graph, detail, tuple(waits), call
 

@@ -11,6 +11,7 @@ from whale_tf.passes.lowering.primitive import (
     ALL_GATHER,
     BLOCK,
     CONCAT,
+    FETCHED,
     SCALE,
     SHIFT,
     SUM,
@@ -65,10 +66,10 @@ class Values:
         at = value.device if device is None else device
         return Primitive(SHIFT, value.tensor, at, (value,), scope, clone, task_graph, offset)
 
-    def added(self, values: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
+    def added(self, values: Sequence[Primitive], device: int, scope: str, number: int = FETCHED) -> Primitive:
         return self.reduced(SUM, values, device, scope, number)
 
-    def reduced(self, kind: str, values: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
+    def reduced(self, kind: str, values: Sequence[Primitive], device: int, scope: str, number: int = FETCHED) -> Primitive:
         if len(values) == 1:
             return values[0]
         return Primitive(kind, values[0].tensor, device, values, scope, call=number)
@@ -86,18 +87,18 @@ class Values:
         every = clones(self.plan, self.step.home(tensor))
         return self.comparable(tensor, every, self.power(tensor), self.step.region.batch.offsets.get(tensor, 0), scope)
 
-    def rows(self, tensor: int, device: int, scope: str, number: int = -1) -> Primitive:
+    def rows(self, tensor: int, device: int, scope: str, number: int = FETCHED) -> Primitive:
         """All clones' values of a sharded tensor, in the order of the examples."""
         return self.ordered(tensor, self.pieces(tensor, scope), device, scope, number)
 
-    def ordered(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, number: int = -1) -> Primitive:
+    def ordered(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, number: int = FETCHED) -> Primitive:
         blocks, parts = self.layout(tensor).blocks, pieces
         if blocks is not None and len(blocks) > 1 and len(pieces) > 1:  # each block from all clones
             parts = [part for index in range(len(blocks))
                      for part in self.blocks(tensor, pieces, index, f"{scope}/block{index}")]
         return self.concatenated(tensor, parts, device, scope, number, pieces)
 
-    def concatenated(self, tensor: int, parts: Sequence[Primitive], device: int, scope: str, number: int = -1,
+    def concatenated(self, tensor: int, parts: Sequence[Primitive], device: int, scope: str, number: int = FETCHED,
                       pieces: Sequence[Primitive] = ()) -> Primitive:
         """``pieces``: the clones' values if the parts are all the rows that these have together."""
         if len(parts) == 1:
@@ -115,7 +116,7 @@ class Values:
                 for place, piece in enumerate(pieces)]
 
     def examples(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, how: Rows,
-                  number: int = -1) -> Primitive:
+                  number: int = FETCHED) -> Primitive:
         """All clones' values of a sharded tensor, including those of other processes, in the order of the examples: block by
         block, each from all processes."""
         blocks = self.layout(tensor).blocks
@@ -132,10 +133,10 @@ class Values:
         return self.concatenated(tensor, parts, device, scope, number)
 
     def between(self, kind: str, here: Primitive, device: int, scope: str, how: Union[Reduction, Rows],
-                 number: int = -1) -> Primitive:
+                 number: int = FETCHED) -> Primitive:
         """A collective between processes, to which each contributes one value."""
         home = self.step.home(here.tensor)
         made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=home, detail=how, call=number)
-        if number >= 0:
+        if number != FETCHED:
             self.collectives.setdefault(number, []).append(made)
         return made
