@@ -44,6 +44,10 @@ OPTIONS = [
         "--model nowhere.json", "--model dlrm")),
     *(COMPARE + one for one in (
         "2by2", "0x1x1", "1x1x0", "9x1x1", "1x1x1:0", "1x1x1:999999", "99999999x1x1", "1x1x1 nowhere.json")),
+    *(f"estimate {one}" for one in (
+        "gpt3", "gpt2 --devices V101", "gpt2 --count 0", "gpt2 --count 12", "gpt2 --count 8 --global-batch 12", "mlp --seq 3",
+        "gpt2 --devices T4 --global-batch 10000000000", "mlp --devices T4 --tokens 5", "gpt2 --tokens 5 --examples 5",
+        "gpt2 --precision fp16", "gpt2 --prices nowhere.json")),
     "calibrate -o no/c.json", "calibrate --repeat 0", "calibrate --inter-op x", "diff nowhere.json nowhere.json",
     "explain nowhere.json", "explain --picture p.txt", "explain x.json --most -1"]
 
