@@ -66,10 +66,22 @@ SORTED_THERE = "the network sorts a group's devices"
 ONE, NO_OP = "there is one only", "neither is the number of an op or of a device"
 ORDERED = "sets of small numbers are in order"
 FIRST, LAST = "still before all others", "still behind all others"
+SAME_NAMES = "a scope names its tensor by a placeholder, so those of one message are equal"
 EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
     ("whale_tf.passes.lowering.values",
      "if blocks is not None and len(blocks) > 1 and len(pieces) > 1:  # each block from all clones  # Gt -> GtE"):
         "a single block is the whole value, and a single value's blocks are in order",
+    ("whale_tf.passes.lowering.lowering", "self._are_synchronised = True  # True -> False"): "each is lowered once in any case",
+    ("whale_tf.passes.lowering.lowering", "return self._homes.get(tensor, 0)  # 0 -> 1"): "only whether there is a home counts",
+    ("whale_tf.passes.lowering.lowering",
+     "return self._values.scaled(total, self._values.power(tensor), chains(self._plan, task_graph, 0)[0][0], task_graph, scope)"
+     "  # 0 -> 1"): "all clones have the same weight, and any home all of them in one chain",
+    ("whale_tf.passes.lowering.lowering",
+     "packed = Primitive(PACK, tensor, device, here, scopes[0], call=number)  # 0 -> 1"): SAME_NAMES,
+    ("whale_tf.passes.lowering.lowering",
+     'total = self._values.between(ALL_REDUCE, packed, device, scopes[0] + "/bucket", detail, number)  # 0 -> 1'): SAME_NAMES,
+    ("whale_tf.passes.lowering.lowering",
+     "tensor, detail = members[0].tensor, Reduction(SUM, devices=tuple(devices))  # 0 -> 1"): "all are of one tensor",
     ("whale_tf.passes.lowering.values",
      "return Primitive(kind, values[0].tensor, device, values, scope, call=number)  # 0 -> 1"): "all are of one tensor",
     ("whale_tf.bridges", "sizes = list(slices or [1] * count)  # 1 -> 2"): "only the proportion counts",

@@ -63,6 +63,8 @@ def test_replicas_add_up_their_micro_batches_and_then_each_other(micro_batches: 
     assert {(each.clone, each.device) for each in adds} == {
         (Clone(0, m, r), r) for r in range(2) for m in range(1, micro_batches)}
     assert sorted(each.device for each in scales) == [0] * each_replica + [1] * each_replica
+    if is_even:
+        assert [each.scope for each in scales] == [f"g0_r{r}/accumulate/{kinds.TENSOR}" for r in range(2)]
     calls = [case.program.calls[each.call] for each in adds]
     assert [call.clone for call in calls] == [each.clone for each in adds]
 
@@ -78,7 +80,7 @@ def test_a_collective_gives_each_replica_the_sum() -> None:
     for replica in range(2):
         value = case.of_update("grad0", Copy(0, replica))
         assert value.kind == kinds.TAKE and value.device == replica and terms(value) == everywhere(1, 2)
-        assert value.operands[0].detail.devices == (0, 1)
+        assert value.operands[0].detail.devices == (0, 1) and value.operands[0].device == 0
 
 
 def test_one_replica_s_sum_is_merged() -> None:
@@ -101,7 +103,7 @@ def test_a_home_without_micro_batches_gets_each_replica_s_gradient() -> None:
     step, chosen = chain(1), plan([2], zero="v3", tasks={0: {"variables": "shared", "homes": {"w0": 1}}})
     case = Case(step, chosen)
     value = case.of_update("grad0")
-    assert terms(value) == everywhere(1, 2) and value.device == 1
+    assert terms(value) == everywhere(1, 2) and value.device == 1 and not of_kind([value], kinds.ADD)
     assert {each.device for each in of_kind([value], kinds.SCALE)} == {0, 1}
 
 
@@ -140,6 +142,7 @@ def test_the_owner_adds_up_what_all_processes_send_of_each_micro_batch(replicas:
     assert {each.clone for each in adds} == {Clone(0, m, r) for r in range(1, replicas) for m in range(2)}
     calls = [number for number, call in enumerate(case.program.calls) if case.program.step_of(call) == SYNCHRONISE]
     assert {each.call for each in of_kind([own, other], kinds.ALL_REDUCE)} == set(calls)
+    assert other.call == other.operands[0].call == min(each.call for each in (*other.operands, *other.waits))
 
 
 def test_gradients_of_one_owner_travel_together() -> None:
@@ -199,12 +202,43 @@ def test_sizes_are_sums_without_a_surplus() -> None:
     case = Case(step, plan([3]))
     step.region.batch.layouts[case.tensor("loss")] = EXTENT
     value = case.lowering.of_all_processes(case.tensor("loss"))
-    assert [each.detail for each in of_kind([value], kinds.LESS_SURPLUS)] == [2, 1]
+    here, everywhere_else = of_kind([value], kinds.LESS_SURPLUS)
+    assert (here.detail, everywhere_else.detail) == (2, 1) and here.operands[1].clone == Clone(0, 0, 0)
 
 
 def test_what_a_process_contributes_to_a_sum() -> None:
     case = Case(chain(1)._replace(processes=2), plan([2], 2))
     assert terms(case.lowering.part(case.tensor("grad0"))) == everywhere(2, 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_mean_of_one_process_is_weighted_by_its_share_of_all_examples(processes: int) -> None:
+    case = Case(chain(1)._replace(processes=processes), plan([2]))
+    value = case.lowering.whole(case.tensor("loss"))
+    assert len(of_kind([value], kinds.SCALE_PROCESS)) == processes - 1
+
+
+@pytest.mark.parametrize("batch", [None, 8])
+def test_rows_of_all_processes_are_as_many_if_the_graph_says_how_many(batch: Optional[int]) -> None:
+    step = chain(1)._replace(processes=2)
+    x = step.graph.tensor("x")
+    step.region.batch.batches[REFERENCE] = [x]
+    step.graph.tensors[x] = step.graph.tensors[x]._replace(shape=(batch, 2))
+    step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
+    gather, = of_kind([Case(step, plan([2])).of_update("grad0")], kinds.ALL_GATHER)
+    assert gather.detail == (batch is not None, batch is None)
+
+
+def test_values_of_all_processes_and_of_any_clone() -> None:
+    step = chain(1)._replace(processes=2)
+    case = Case(step, plan([2]))
+    tensor = case.tensor("loss")
+    total = case.lowering.combined(tensor, Reduce("sum", 1))
+    assert (total.kind, total.call, total.operands[0].kind) == (kinds.ALL_REDUCE, kinds.FETCHED, kinds.SUM)
+    assert total.scope == f"reduce_sum/{kinds.TENSOR}/processes"
+    step.region.batch.layouts[tensor] = replicated()
+    same = case.lowering.combined(tensor, Reduce("same"))
+    assert (same.kind, same.clone) == (kinds.VALUE, Clone(0, 0, 0))
 
 
 @pytest.mark.parametrize("layout, kind", [(partial(1), kinds.SUM), (Layout("max"), kinds.MAX), (sharded(0), kinds.CONCAT)])
