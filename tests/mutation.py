@@ -82,6 +82,8 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
      'total = self._values.between(ALL_REDUCE, packed, device, scopes[0] + "/bucket", detail, number)  # 0 -> 1'): SAME_NAMES,
     ("whale_tf.passes.lowering.lowering",
      "tensor, detail = members[0].tensor, Reduction(SUM, devices=tuple(devices))  # 0 -> 1"): "all are of one tensor",
+    ("whale_tf.passes.lowering.lowering",
+     "every = clones(self._plan, home)[:1 if how.kind == SAME else None]  # 1 -> 2"): "the first one is taken",
     ("whale_tf.passes.lowering.values",
      "return Primitive(kind, values[0].tensor, device, values, scope, call=number)  # 0 -> 1"): "all are of one tensor",
     ("whale_tf.bridges", "sizes = list(slices or [1] * count)  # 1 -> 2"): "only the proportion counts",

@@ -120,6 +120,8 @@ def test_gradients_of_a_bucket_are_one_message() -> None:
     assert message.detail.fp16 and [each.tensor for each in message.operands[0].operands] == [
         case.tensor("grad2"), case.tensor("grad0")]
     assert second.kind == kinds.ALL_REDUCE and second.detail.fp16
+    calls = [number for number, call in enumerate(case.program.calls) if case.program.step_of(call) == SYNCHRONISE]
+    assert [case.lowering.collectives(number) for number in calls] == [[message], [second]]
     assert all(terms(each) == everywhere(1, 2) for each in (first, second, third))
 
 
