@@ -45,3 +45,21 @@ def test_days_and_dollars(tmp_path: Any) -> None:
     assert read["dollars"] == pytest.approx(read["days"] * 24 * 4 * 2.0)
     shown = call(app, "estimate", *asked, "--examples", "1e6").stdout
     assert "dollars" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_a_script_runs_once_for_all_kinds(tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+with tf.Graph().as_default():
+    x = tf.placeholder(tf.float32, [None, 4])
+    loss = tf.reduce_mean(tf.matmul(x, tf.get_variable("w", [4, 2])))
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    tf.Session().run(train, {x: [[1.0] * 4]})
+""")
+    first, second = rows(str(script), "--devices", "V100-32GB,A100-80GB", "--global-batch", "8")
+    refused = call(app, "estimate", str(script), "--tokens", "1e6")
+    assert refused.exit_code == 1 and "use --examples" in refused.output
+    assert first["fits"] and second["fits"] and second["step_time_s"] < first["step_time_s"]

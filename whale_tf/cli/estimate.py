@@ -58,12 +58,14 @@ def estimate(
         work = Work(_examples(with_seq(model, seq), examples, epochs, tokens), _prices(prices))
         if precision not in (OWN, *TYPES):
             raise PlanError(f"--precision is {precision!r}, expected {', '.join((OWN, *TYPES))}")
+        arithmetic, laws = ARITHMETIC.get(precision), default_laws()
+        executions = [Execution(arithmetic, xla, laws, cluster_of(name, count)) for name in names]
         found: List[Estimated] = []
-        estimator = Estimator()
+        estimator, script = Estimator(), _script(model, global_batch, executions[0])
         with console().status("estimating"):
-            for name in names:
-                execution = Execution(ARITHMETIC.get(precision), xla, default_laws(), cluster_of(name, count))
-                found.append(estimator.estimated(_source(model, seq, execution, global_batch), global_batch))
+            for execution in executions:
+                source = script._replace(execution=execution) if script else Source.of_model(with_seq(model, seq), execution)
+                found.append(estimator.estimated(source, global_batch))
     if as_json:
         for one in found:
             typer.echo(json.dumps(_plain(one, work, count)))
@@ -81,13 +83,15 @@ def _kinds(devices: Optional[str]) -> List[str]:
     return asked
 
 
-def _source(model: str, seq: Optional[int], execution: Execution, global_batch: Optional[int]) -> Source:
-    if model.endswith(".py"):
-        from whale_tf.measure.scripts import profile_model  # TensorFlow takes seconds to load
+def _script(model: str, global_batch: Optional[int], execution: Execution) -> Optional[Source]:
+    """A script's layers, for which it runs once; None: the model is a built-in one."""
+    if not model.endswith(".py"):
+        return None
+    from whale_tf.measure.scripts import profile_model  # TensorFlow takes seconds to load
 
-        name = os.path.splitext(os.path.basename(model))[0]
-        return Source(name, profile_model(model, [], global_batch or 1, name).profile, execution)
-    return Source.of_model(with_seq(model, seq), execution)
+    name = os.path.splitext(os.path.basename(model))[0]
+    profile = profile_model(model, [], global_batch or 1, name).profile
+    return Source(name, profile, execution)
 
 
 def _examples(model: str, examples: Optional[float], epochs: float, tokens: Optional[float]) -> Optional[float]:
@@ -96,6 +100,8 @@ def _examples(model: str, examples: Optional[float], epochs: float, tokens: Opti
         raise PlanError("--examples and --tokens both say how long training is; keep one")
     if tokens is None:
         return None if examples is None else examples * epochs
+    if model.endswith(".py"):
+        raise PlanError(f"--tokens is given, but how many an example of {model!r} has is not known; use --examples")
     length = {op.kind: op.dims.get("s") for op in built_in_model(model, 1).ops[:1]}.get("embedding")
     if length is None:
         raise PlanError(f"--tokens is given, but the examples of {model!r} are no sequences of tokens; use --examples")
