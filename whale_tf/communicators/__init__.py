@@ -12,7 +12,8 @@ from whale_tf.communicators.processes import Keys, ProcessCommunicator
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.nodes import Nodes
 
-__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "check_gpus", "communicator", "pack", "unpack"]
+__all__ = ["CollectiveCommunicator", "Communicator", "Keys", "Member", "ProcessCommunicator", "check_gpus", "communicator",
+           "pack", "unpack"]
 
 
 def communicator(backend: str, nodes: Nodes, count: int, rank: int, keys: Optional[Keys]) -> Communicator:

@@ -37,10 +37,6 @@ class Communicator:
         self.collectives = []
         self.together = {}
 
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
-        """The sum of all members' tensors, on every member's device, in the order of ``members``."""
-        raise NotImplementedError(f"{type(self).__name__} has no collectives inside a process")
-
     def across(self, member: Member, kind: str, name: str, dtype: Any, fp16: bool = False) -> str:
         """One value per process, combined over all processes by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
         ``all``.

@@ -36,6 +36,7 @@ class CollectiveCommunicator(Communicator):
         self._instances = 0
 
     def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        """The sum of all members' tensors, on every member's device, in the order of ``members``."""
         devices = tuple(member.device for member in members)
         group_key = self._groups.setdefault(devices, len(self._groups) + 1)
         self._instances += 1

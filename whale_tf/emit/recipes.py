@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf.communicators import Communicator, Member, pack, unpack
+from whale_tf.communicators import CollectiveCommunicator, Communicator, Member, pack, unpack
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Context, Copy
 from whale_tf.emit.convert import Converter, of_inputs
@@ -291,6 +291,7 @@ class Recipes:
         how, dtype = each.detail, self._context.dtype(each.tensor)
         if not how.devices:
             return self._communicator.across(Member(operands[0], device), how.kind, scope, dtype, how.fp16)
+        assert isinstance(self._communicator, CollectiveCommunicator)
         members = [Member(value, self._context.devices[number]) for value, number in zip(operands, how.devices)]
         self._results[each] = self._communicator.all_reduce(members, scope, dtype)
         return self._results[each][0]
