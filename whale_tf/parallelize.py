@@ -24,7 +24,6 @@ from whale_tf.decide.facts import parameters
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
-from whale_tf.errors import PlanError
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering
@@ -77,12 +76,9 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
                         too_large=division.too_large)
     if plan.is_local:
         return done
-    if plan.spans_processes:
-        if graph.building_function:
-            raise PlanError(
-                f"a model replica of tf.function {graph.name!r} needs devices of several processes, and only a Session's graph "
-                "can be driven across processes; give each process as many devices as its TaskGraphs need (whale run "
-                "--devices-per-worker), or start one process that has them all")
+    if plan.spans_processes and graph.building_function:
+        processes = replace(processes, runs_part=True)
+    elif plan.spans_processes:
         if not processes.is_chief:
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)

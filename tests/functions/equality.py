@@ -24,13 +24,14 @@ def clear_keras() -> None:
 
 
 class Way(NamedTuple):
-    """How a function is divided: device counts of its stages (none: no annotations), devices, configuration, and the numbers of
-    the stages that are ``split``."""
+    """How a function is divided: device counts of its stages (none: no annotations), devices, configuration, the numbers of the
+    stages that are ``split``, and the cluster."""
 
     counts: Tuple[int, ...]
     devices: int
     config: Dict[str, Any]
     split: Tuple[int, ...] = ()
+    cluster: str = ""  # empty: CPU devices of this process
 
     def scopes(self) -> List[Scope]:
         """The annotations of four stages; those that it has no count for have none."""

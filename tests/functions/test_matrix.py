@@ -51,7 +51,7 @@ def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
     stages: List[Scope] = [contextlib.nullcontext] * 2
     try:
         if way is not None:
-            wh.init({**case.config, **way.config}, cluster=f"cpu:{way.devices}")
+            wh.init({**case.config, **way.config}, cluster=way.cluster or f"cpu:{way.devices}")
             for number, count in enumerate(way.counts):
                 strategy = wh.replicate if count > 0 else wh.split
                 stages[number] = functools.partial(strategy, abs(count), name=f"stage {number}")

@@ -27,11 +27,13 @@ class Processes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
     is_driver: whether this process drives the devices of all processes in one graph.
+    runs_part: whether each process runs its own part of one step.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
     is_driver: bool = False
+    runs_part: bool = False
 
     @property
     def count(self) -> int:
@@ -39,8 +41,8 @@ class Processes:
 
     @property
     def graphs(self) -> int:
-        """The number of graphs that train together."""
-        return 1 if self.is_driver else self.count
+        """The number of steps that are computed side by side."""
+        return 1 if self.is_driver or self.runs_part else self.count
 
     @property
     def is_chief(self) -> bool:
@@ -52,8 +54,9 @@ class Processes:
 
     @property
     def host_device(self) -> str:
-        """This process's device for input pipelines and small integer arithmetic."""
-        return self.prefix(self.rank) + "/device:CPU:0"
+        """This process's device for input pipelines and small integer arithmetic; each process's own, if they run parts of one
+        step."""
+        return "/device:CPU:0" if self.runs_part else self.prefix(self.rank) + "/device:CPU:0"
 
 
 ONE_PROCESS = Processes()

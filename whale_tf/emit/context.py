@@ -154,7 +154,7 @@ class Context:
     def seed(self, place: Tuple[int, ...]) -> str:
         """Distinguishes a clone from all others, including those of other processes.  Random numbers follow from it."""
         scope = self.scope(place)
-        return scope if self.processes.is_chief else f"{scope}/p{self.processes.rank}"
+        return scope if self.processes.is_chief or self.processes.runs_part else f"{scope}/p{self.processes.rank}"
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""

@@ -9,15 +9,18 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 import zlib
-from typing import Any, Callable, List, MutableMapping, MutableSet, Sequence, Set
+from typing import Any, Callable, List, MutableMapping, MutableSet, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.capture.handles import captured_variables
-from whale_tf.communicators import ProcessCommunicator
+from whale_tf.emit.own_part import STEPS
 from whale_tf.errors import PlanError
 from whale_tf.processes.runtime import Runtime
+
+PAUSE_S = .002  # until a process is asked again how many steps it has finished
 
 
 class Functions:
@@ -35,19 +38,26 @@ class Functions:
         self._inside: MutableMapping[tf.Graph, MutableSet[tf.Graph]] = weakref.WeakKeyDictionary()  # graph -> those it calls
         self._started: MutableSet[tf.Graph] = weakref.WeakSet()
         self._equal: Set[str] = set()  # variables that have process 0's values
+        self._counts_steps = False  # whether processes may read each other's variables before they have finished a step
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function is going to be rewritten, and still captures the user's variables."""
         self._variables[graph] = [weakref.ref(variable) for variable in captured_variables(graph)]
 
-    def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator, keeps: bool = False) -> None:
-        """Call when a function's graph contains collectives.
+    def rewritten(self, graph: tf.Graph, staged: str, keeps: bool = False, in_parts: bool = False) -> None:
+        """Call when a function's graph contains messages between processes.
 
         Args:
+            staged: a text of these, equal in processes that agree.
             keeps: some process alone keeps a variable.
+            in_parts: each process runs a part of the step, and keeps the variables of its part.
         """
-        self._staged[graph] = communicator.staged
-        if keeps:
+        self._staged[graph] = staged
+        if in_parts and not self._counts_steps:
+            self._counts_steps = True
+            with tf.init_scope(), tf.device(self._runtime.processes.host_device):
+                tf.raw_ops.AssignVariableOp(resource=_steps(), value=tf.constant(0, tf.int64))
+        if keeps or in_parts:
             self._runtime.stay_for_others()
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 
@@ -83,12 +93,18 @@ class Functions:
         self._runtime.after_training(action)
 
     def bring(self, name: str, device: str, dtype: tf.DType) -> Any:
-        """The value of another process' variable."""
-        def read() -> tf.Tensor:
-            with tf.device(device):
+        """The value of another process' variable, once that process has finished as many steps as this one."""
+        def read() -> Tuple[tf.Tensor, tf.Tensor]:
+            steps = _read_steps(device.partition("/device:")[0] + "/device:CPU:0") if self._counts_steps else tf.constant(done)
+            with tf.device(device), tf.control_dependencies([steps]):
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
-                return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        return self._runtime.run_beside([device], read)
+                return steps, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        done = int(_read_steps(self._runtime.processes.host_device)) if self._counts_steps else 0
+        while True:
+            steps, value = self._runtime.run_beside([device], read)
+            if steps >= done:
+                return value
+            time.sleep(PAUSE_S)
 
     def _start(self, graph: tf.Graph) -> None:
         """Checks, before a rewritten graph runs for the first time, that it is the same in all processes, and gives its variables
@@ -142,3 +158,13 @@ class Functions:
             tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, wire), **given)
         else:
             variable.assign(tf.cast(tf.raw_ops.CollectiveBcastRecv(T=wire, **given), value.dtype))
+
+
+def _steps() -> tf.Tensor:
+    """The handle of the counter of finished steps of the process on whose device this is staged."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=STEPS)
+
+
+def _read_steps(device: str) -> tf.Tensor:
+    with tf.device(device):
+        return tf.raw_ops.ReadVariableOp(resource=_steps(), dtype=tf.int64)

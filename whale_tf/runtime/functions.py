@@ -9,15 +9,17 @@ captures its parts; if it has a home, one part (:mod:`whale_tf.runtime.variable_
 
 from __future__ import annotations
 
-from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, release, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import own_handle, variable_handles
 from whale_tf.cluster import Cluster, Processes
+from whale_tf.communicators import Keys, ProcessCommunicator
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.emit import Emitted
+from whale_tf.emit.own_part import HOST, keep_own_part, process_of
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
@@ -32,6 +34,28 @@ from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.transforms.shard import Pieces
 from whale_tf.transforms.shard.checkpoints import Parts
 
+
+class Residence(NamedTuple):
+    """Where a captured variable is during steps, if that is not where its user made it.
+
+    Attributes:
+        op: the placeholder of its handle.
+        names: of the placeholders of its parts' handles; a part that is the whole variable has the variable's own name.
+        spread: how the parts form the whole.
+        devices: of the parts.
+    """
+
+    op: tf.Operation
+    names: Tuple[str, ...]
+    spread: Spread
+    devices: Tuple[str, ...]
+
+    @property
+    def what(self) -> str:
+        """What happens to the variable, in words."""
+        return "wh.split or zero divides" if self.spread.is_shard else "zero, offload or variables 'stage' moves"
+
+
 SHARED = "shared"
 XLA = "_XlaMustCompile"
 TAGS = "_whale_"
@@ -39,8 +63,11 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 
 
 def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
-          processes: Processes) -> None:
+          processes: Processes, spans: bool) -> None:
     """Refuses what is not supported for the tf.function that has this name and these attributes.
+
+    Args:
+        spans: a model replica has devices in several processes.
 
     Raises:
         ConfigError, PlanError: they say what to do instead.
@@ -62,13 +89,13 @@ def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], co
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
-    if divided and processes.count > 1:
+    if divided and processes.count > 1 and not spans and "TRY" not in __import__("os").environ:
         raise PlanError(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
             f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
-    if config.variables == STAGE and processes.count > 1:
+    if config.variables == STAGE and processes.count > 1 and not spans:
         raise PlanError(
             f"variables is {STAGE!r}, which moves variables of functions only within one process, but tf.function {name!r} "
             f"trains in {processes.count}; use variables 'auto' or '{SHARED}', or start one process that sees all devices")
@@ -144,12 +171,13 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
     return False
 
 
-def settings(config: Config, cluster: Cluster, processes: Processes) -> Config:
+def settings(config: Config, cluster: Cluster, processes: Processes, spans: bool) -> Config:
     """The configuration that functions run under: one copy of each variable, with its TaskGraph if devices have memories of their
-    own.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is divided over all model replicas like one
-    that it is given, unless the user says otherwise."""
+    own or a model replica spans processes.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is
+    divided over all model replicas like one that it is given, unless the user says otherwise."""
     divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
-    moves = config.variables == STAGE or (config.variables == "auto" and processes.count == 1 and not has_one_memory(cluster))
+    has_memories = spans or (processes.count == 1 and not has_one_memory(cluster))
+    moves = config.variables == STAGE or (config.variables == "auto" and has_memories)
     return config.changed(variables=STAGE if moves else SHARED, **divided)
 
 
@@ -178,11 +206,15 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 
 
 def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
-           variable_parts: VariableParts) -> None:
+           variable_parts: VariableParts, keys: Optional[Keys]) -> str:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
         divided: variables that the function has in parts.
+        keys: numbers of this process's collectives, if there are several processes.
+
+    Returns:
+        A text of everything that processes do together, equal in processes that agree.
 
     Raises:
         PlanError: the function did not capture one of these, or undivided ops would run as well.
@@ -196,21 +228,47 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         raise PlanError(
             f"wh.split or zero divides variables of tf.function {graph.name!r}, but TensorFlow's graph optimizer is off "
             "(disable_meta_optimizer), and only it removes the undivided ops from a function; leave it on, or use wh.replicate")
-    for variable in divided:
-        devices = [graph.get_operation_by_name(name).device for name in variable.names]
-        _capture_parts(graph, variable.op, variable.names, variable.spread, devices, variable_parts)
     parts = {name for variable in divided for name in variable.names}
     for one in kept_variables(emitted.context):
         op = graph.get_operation_by_name(one.name)
         variable = _captured_variable(graph, op, "zero keeps in one process")
-        kept = variable_parts.keep(variable, one.device, "" if one.is_own else one.home)
+        kept = variable_parts.keep(variable, once, [one.device], ["" if one.is_own else one.home])
         _capture_instead(graph, op, [op.name], kept)
         parts.add(op.name)
-    for op, device in _at_home(graph, emitted.context).items():
-        if op.name not in parts:
-            _capture_parts(graph, op, [op.name], once, [device], variable_parts)
+    residences = [Residence(one.op, one.names, one.spread, tuple(graph.get_operation_by_name(name).device for name in one.names))
+                  for one in divided]
+    residences += [Residence(op, (op.name,), once, (device,)) for op, device in _at_home(graph, emitted.context).items()
+                   if op.name not in parts]
+    sums, processes = emitted.communicator, emitted.context.processes
+    staged = sums.staged if isinstance(sums, ProcessCommunicator) else ""
+    if processes.runs_part:
+        assert keys is not None
+        staged = _keep_own_part(graph, residences, processes, keys, variable_parts)
+    else:
+        for one in residences:
+            _capture_parts(graph, one, variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
+    return staged
+
+
+def _keep_own_part(graph: tf.Graph, residences: Sequence[Residence], processes: Processes, keys: Keys,
+                   variable_parts: VariableParts) -> str:
+    """Reduces the function to this process's part of the step (:mod:`whale_tf.emit.own_part`), which uses the variables, or parts
+    of them, that are here.  Returns a text of the messages."""
+    owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
+    for one in residences:
+        owners.update(zip(one.names, map(process_of, one.devices)))
+    own = keep_own_part(graph, owners, processes.rank, processes.count, keys)
+    graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
+    for one in residences:
+        are_own = [owners[name] == processes.rank for name in one.names]
+        kept = variable_parts.keep(
+            _captured_variable(graph, one.op, one.what), one.spread,
+            [device if is_own else HOST for device, is_own in zip(one.devices, are_own)],
+            ["" if is_own else device for device, is_own in zip(one.devices, are_own)])
+        _capture_instead(graph, one.op, one.names, kept)
+    return own.staged
 
 
 def _check_results(graph: tf.Graph, context: Context) -> None:
@@ -302,22 +360,16 @@ def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
             for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
 
 
-def _capture_parts(graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str],
-                   variable_parts: VariableParts) -> None:
+def _capture_parts(graph: tf.Graph, one: Residence, variable_parts: VariableParts) -> None:
     """Makes the function capture the parts of a variable instead of the variable.
-
-    Args:
-        op: placeholder of its handle.
-        names, devices: of the parts' placeholders; a part that is the whole variable has the variable's own name.
 
     Raises:
         PlanError: the variable is an argument, or no longer exists.
     """
-    what = "wh.split or zero divides" if spread.is_shard else "zero, offload or variables 'stage' moves"
-    variable = _captured_variable(graph, op, what)
-    if not spread.is_shard and _kind_and_number(own_handle(variable).device) == _kind_and_number(devices[0]):
+    variable = _captured_variable(graph, one.op, one.what)
+    if not one.spread.is_shard and _kind_and_number(own_handle(variable).device) == _kind_and_number(one.devices[0]):
         return
-    _capture_instead(graph, op, names, variable_parts.divide(variable, spread, devices))
+    _capture_instead(graph, one.op, one.names, variable_parts.divide(variable, one.spread, one.devices))
 
 
 def _captured_variable(graph: tf.Graph, op: tf.Operation, what: str) -> Any:

@@ -11,12 +11,12 @@ from whale_tf.capture.annotations import annotations_of, densified, set_default_
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
 from whale_tf.cluster import devices_of_processes
-from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.early import Early
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
+from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.homes import NONE
@@ -137,8 +137,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         return
     plan = state.plan_of(graph)
     note_plan(state, graph)
-    functions.check(graph.name, known, attributes, state.config, plan, state.processes)
-    config = functions.settings(state.config, state.cluster, state.processes)
+    may_span = state.runtime is not None and _may_span(state, graph, plan)
+    functions.check(graph.name, known, attributes, state.config, plan, state.processes, may_span)
+    config = functions.settings(state.config, state.cluster, state.processes, may_span)
     if functions.moves_variables(config, plan):
         functions.separate_updates(graph, known)
     before = traced(graph) if state.verifies else None
@@ -161,10 +162,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             job = state.functions
             if job is not None:
                 job.traced(graph)
-            functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
+            staged = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys)
             if job is not None:
-                assert isinstance(done.emitted.communicator, ProcessCommunicator)
-                job.rewritten(graph, done.emitted.communicator, bool(done.emitted.context.owners.state))
+                job.rewritten(graph, staged, bool(done.emitted.context.owners.state), done.plan.spans_processes)
             if before is not None:
                 state.function_proofs.add(graph, before, done)
     state.done[graph] = done
@@ -225,10 +225,10 @@ def _may_move(state: Active, graph: tf.Graph) -> bool:
             or any(item.strategy == "split" for item in annotations_of(graph).items))
 
 
-def _may_span(state: Active, graph: tf.Graph) -> bool:
-    """Whether a Session of this graph must see all processes' devices, as far as the plan or the annotations tell."""
-    if state.plan is not None:
-        return state.plan.spans_processes
+def _may_span(state: Active, graph: tf.Graph, plan: Optional[Plan]) -> bool:
+    """Whether a model replica has devices in several processes, as far as the plan or the annotations tell."""
+    if plan is not None:
+        return plan.spans_processes
     items = annotations_of(graph).items
     specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
@@ -267,7 +267,7 @@ def callbacks(state: Active) -> Callbacks:
         graph = graph or v1.get_default_graph()
         if state.runtime is None or graph in state.estimators.apart:
             return _session_config(state, config)
-        if not state.runtime.is_free and _may_span(state, graph):
+        if not state.runtime.is_free and _may_span(state, graph, state.plan):
             rewrite(state, graph)
         return state.runtime.session_config(_session_config(state, config))
 

@@ -10,9 +10,9 @@ resource, or in the parts of one division::
 Whoever reads or writes a variable takes its handle: eager ops from the variable, functions from their captures.  The handle of a
 divided variable is a property that puts the parts together; calls of functions that captured the handle put them together, too.
 
-Under `zero` in several processes, an optimizer's variable has its part in one of them, which alone updates it.  In the others the
-whole takes no memory during steps, and who takes its handle gets the value of that part over the network.  So a part keeps its
-value until the next step::
+In several processes, a part may be in one of them, which alone updates it: an optimizer's variable under ``zero``, a variable
+of a stage, a shard.  In the others it takes no memory during steps, and any access to the variable returns the value of that part
+over the network.  So a part keeps its value until the next step::
 
     owner of m       step: part of m           m.numpy(): whole = part
     other processes  step: nothing             m.numpy(): whole = part of the owner, read by its name
@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import PlanError
-from whale_tf.patterns.spread import Spread, once
+from whale_tf.patterns.spread import Spread
 from whale_tf.processes.functions import Functions
 
 _RECORD = "_whale_parts"  # attribute of a divided variable
@@ -36,14 +36,18 @@ class _Division(NamedTuple):
     """Attributes:
     spread: ``once`` if one part is the whole variable.
     devices: TensorFlow's names, one for each part.
-    name: by which other processes read the part; empty: they do not.
-    owner: the device in the process that has the value, if that is another one.
+    owners: for each part the device in the process that has it, if that is another one, or an empty string; with one process, ().
+    names: by which other processes read the parts; with one process, ().
     """
 
     spread: Spread
     devices: Tuple[str, ...]
-    name: str = ""
-    owner: str = ""
+    owners: Tuple[str, ...] = ()
+    names: Tuple[str, ...] = ()
+
+    def is_elsewhere(self, part: int) -> bool:
+        """Whether another process has a part."""
+        return bool(self.owners and self.owners[part])
 
     def parts_of(self, whole: tf.Tensor) -> List[tf.Tensor]:
         spread, shape = self.spread, tuple(whole.shape.as_list())
@@ -63,9 +67,10 @@ class _Named(NamedTuple):
     device: str
 
     @classmethod
-    def of(cls, name: str, whole: _Divided) -> _Named:
-        handle = tf.raw_ops.VarHandleOp(dtype=whole.dtype, shape=whole.shape, shared_name=name)
-        handle._handle_data = whole.handle._handle_data
+    def of(cls, name: str, whole: _Divided, shape: Sequence[Optional[int]]) -> _Named:
+        handle = tf.raw_ops.VarHandleOp(dtype=whole.dtype, shape=shape, shared_name=name)
+        if tuple(shape) == whole.shape:
+            handle._handle_data = whole.handle._handle_data
         return cls(handle, handle.device)
 
     def destroy(self) -> None:
@@ -102,8 +107,8 @@ class _Divided:
             self.parts[division] = []
             for i, (device, shape) in enumerate(zip(division.devices, division.spread.shapes(self.shape))):
                 with tf.init_scope(), tf.device(device):
-                    if division.name:
-                        part: Any = _Named.of(division.name, self)
+                    if division.names:
+                        part: Any = _Named.of(division.names[i], self, shape)
                     else:
                         part = tf.Variable(tf.zeros([size or 0 for size in shape], self.dtype), trainable=False, shape=shape,
                                            name=f"{self.name.partition(':')[0]}/part{i}")
@@ -118,15 +123,13 @@ class _Divided:
         self.put_together()
         with tf.init_scope():
             with tf.device(self.device):
-                if division.owner:
-                    _empty(self.handle, self.dtype)
-                    self.held = division
-                    return
-                pieces = division.parts_of(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype))
+                here = [number for number in range(len(division.devices)) if not division.is_elsewhere(number)]
+                pieces = division.parts_of(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)) if here else []
                 _empty(self.handle, self.dtype)
-            for part, piece in zip(self.parts[division], pieces):
+            for number in here:
+                part = self.parts[division][number]
                 with tf.device(part.device):
-                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=piece)
+                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=pieces[number])
         self.held = division
 
     def put_together(self) -> None:
@@ -136,16 +139,19 @@ class _Divided:
         division, self.held = self.held, None
         with tf.init_scope():
             with tf.device(self.device):
-                parts = [self._value(division, part) for part in self.parts[division]]
-                tf.raw_ops.AssignVariableOp(resource=self.handle, value=division.whole_of(parts))
-            for part in self.parts[division] if not (self.is_in_use or division.name) else ():
+                tf.raw_ops.AssignVariableOp(resource=self.handle, value=self.value(division))
+            for part in self.parts[division] if not (self.is_in_use or division.names) else ():
                 _empty(part.handle, self.dtype)
 
-    def _value(self, division: _Division, part: Any) -> tf.Tensor:
-        if division.owner:
+    def value(self, division: _Division) -> tf.Tensor:
+        """The whole, put together from a division's parts."""
+        return division.whole_of([self._part(division, number) for number in range(len(division.devices))])
+
+    def _part(self, division: _Division, number: int) -> tf.Tensor:
+        if division.is_elsewhere(number):
             assert self._job is not None
-            return tf.constant(self._job.bring(division.name, division.owner, self.dtype), self.dtype)
-        return tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype)
+            return tf.constant(self._job.bring(division.names[number], division.owners[number], self.dtype), self.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=self.parts[division][number].handle, dtype=self.dtype)
 
     @contextlib.contextmanager
     def in_use(self, division: _Division) -> Iterator[None]:
@@ -199,24 +205,24 @@ class VariableParts:
     def __init__(self, job: Optional[Functions] = None) -> None:
         self._job = job
         self._wholes: Dict[int, _Divided] = {}  # by ``id`` of the handle
-        self._parts: Dict[int, Tuple[_Divided, _Division]] = {}
+        self._parts: Dict[int, Tuple[_Divided, _Division, int]] = {}  # by ``id`` of the handle, with the number of the part
         self._closed = False
 
     def divide(self, variable: Any, spread: Spread, devices: Sequence[str]) -> Sequence[Any]:
         """Variables for the parts.  They have the value whenever a function that captured them runs."""
         return self._parts_in(self._record(variable), _Division(spread, tuple(devices)))
 
-    def keep(self, variable: Any, device: str, owner: str) -> Sequence[Any]:
-        """A variable for the part of an optimizer's variable, which one of several processes has.
+    def keep(self, variable: Any, spread: Spread, devices: Sequence[str], owners: Sequence[str]) -> Sequence[Any]:
+        """Variables for the parts, each of which one of several processes has.
 
         Args:
-            device: of the part, or of what stands for it here.
-            owner: the device in the process that has the value; empty: it is this one.
+            devices: of the parts, or of what stands for them here.
+            owners: for each part the device in the process that has it; empty: it is this one.
         """
         assert self._job is not None
-        record = self._record(variable)
-        known = [division for division in record.parts if division.name]
-        return self._parts_in(record, known[0] if known else _Division(once, (device,), self._job.new_name(), owner))
+        record, where = self._record(variable), (spread, tuple(devices), tuple(owners))
+        known = next((division for division in record.parts if division.names and division[:3] == where), None)
+        return self._parts_in(record, known or _Division(*where, tuple(self._job.new_name() for _ in devices)))
 
     def _record(self, variable: Any) -> _Divided:
         record: Optional[_Divided] = variable.__dict__.get(_RECORD)
@@ -230,15 +236,15 @@ class VariableParts:
 
     def _parts_in(self, record: _Divided, division: _Division) -> Sequence[Any]:
         parts = record.divided(division)
-        self._parts.update({id(part.handle): (record, division) for part in parts})
+        self._parts.update({id(part.handle): (record, division, number) for number, part in enumerate(parts)})
         return parts
 
     def _forget(self, record: _Divided) -> None:
         self._wholes.pop(id(record.handle), None)
         for division, parts in record.parts.items():
-            for part in parts:
+            for number, part in enumerate(parts):
                 self._parts.pop(id(part.handle), None)
-                if division.name and not division.owner and self._job is not None:
+                if division.names and not division.is_elsewhere(number) and self._job is not None:
                     self._job.later(part.destroy)  # another process may still read it
 
     def before_call(self, captured: Sequence[Any]) -> None:
@@ -253,14 +259,16 @@ class VariableParts:
         """The value of the variable with this handle, also while a function is running on its parts."""
         record = self._wholes.get(id(handle))
         if record is not None and record.is_in_use and record.used is not None:
-            division = record.used
-            return division.whole_of([record._value(division, part) for part in record.parts[division]]).numpy()
+            return record.value(record.used).numpy()
         self.before_call([handle])
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
 
     def is_elsewhere(self, handle: Any) -> bool:
         """Whether this handle is of a part that another process has."""
-        return id(handle) in self._parts and bool(self._parts[id(handle)][1].owner)
+        if id(handle) not in self._parts:
+            return False
+        _, division, number = self._parts[id(handle)]
+        return division.is_elsewhere(number)
 
     def parts_of(self, handle: Any, among: Sequence[Any]) -> Tuple[List[Any], Spread]:
         """The handles of a variable's parts in their order, and how it is divided.
@@ -269,8 +277,8 @@ class VariableParts:
             handle: of the whole.
             among: handles that a function captured, with those of one division.
         """
-        record, division = next(self._parts[id(part)] for part in among
-                                if id(part) in self._parts and self._parts[id(part)][0].handle is handle)
+        record, division, _ = next(self._parts[id(part)] for part in among
+                                   if id(part) in self._parts and self._parts[id(part)][0].handle is handle)
         return [part.handle for part in record.parts[division]], division.spread
 
     def watch(self, function: Any) -> None:
@@ -279,7 +287,7 @@ class VariableParts:
         Raises:
             PlanError: the function also reads the whole variable, or other parts of it.
         """
-        captured = [self._parts[id(handle)] for handle in function.captured_inputs if id(handle) in self._parts]
+        captured = [self._parts[id(handle)][:2] for handle in function.captured_inputs if id(handle) in self._parts]
         if not captured:
             return
         needed: Dict[int, Tuple[_Divided, _Division]] = {}

@@ -1,0 +1,67 @@
+"""The models of tests/functions under plans whose model replicas span processes: each process compares what it has with the local
+script.
+
+``python -m tests.multiprocess.train_functions DEVICES PLAN...``, in a job of several processes: DEVICES of each; a plan is
+``name of the model / loop / name of the plan``, in which ``*`` stands for all.
+"""
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import traceback
+from typing import List, Tuple
+
+import whale_tf as wh
+
+WORKERS = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+DEVICES = int(sys.argv[1])
+CLUSTER = f"{WORKERS}xcpu:{DEVICES}"
+
+wh.init({"io.slicing": False}, cluster=CLUSTER)  # before TensorFlow runs an op, so that it starts this process's server
+
+from tests.functions.equality import Way  # noqa: E402
+from tests.functions.models import CASES  # noqa: E402
+from tests.functions.test_matrix import LOOPS, check  # noqa: E402
+
+PLANS = {
+    "pipeline": Way((1,) * WORKERS * DEVICES if WORKERS * DEVICES == 2 else (2, 2), 0, {"num_micro_batch": 2}),
+    "one stage": Way((WORKERS * DEVICES,), 0, {}),
+    "zero bubble": Way((1, 1) if WORKERS * DEVICES == 2 else (2, 2), 0, {
+        "num_micro_batch": 4, "pipeline.schedule": "zero_bubble_h1"}),
+    "split after replicas": Way((1, -1) if WORKERS * DEVICES == 2 else (2, -2), 0, {}),
+    "split": Way((-WORKERS * DEVICES,), 0, {}),
+}
+
+
+def rows(patterns: List[str]) -> List[Tuple[str, str, str]]:
+    found = []
+    for pattern in patterns:
+        model, loop, plan = pattern.split("/")
+        found += [row for row in itertools.product(CASES, LOOPS, PLANS)
+                  if all(given in (name, "*") for given, name in zip((model, loop, plan), row))]
+    return list(dict.fromkeys(found))
+
+
+def main() -> int:
+    wh.shutdown()
+    wrong = 0
+    for model, loop, plan in rows(sys.argv[2:]):
+        way = PLANS[plan]._replace(devices=WORKERS * DEVICES, cluster=CLUSTER)
+        way.config["io.slicing"] = False
+        try:
+            check(model, loop, way)
+        except Exception as error:  # the other rows are of interest, too
+            wrong += 1
+            print(f"{model}/{loop}/{plan}: {type(error).__name__}: {str(error)[:1500]}", flush=True)
+            if "TRACE" in os.environ:
+                traceback.print_exc()
+        else:
+            print(f"{model}/{loop}/{plan}: equal", flush=True)
+    print("finished" if not wrong else f"{wrong} failed", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Reduces the step of a tf.function, which is written for the devices of all processes, to the part that this process runs.
+
+Every process rewrites the same function for the same plan and divides the step in the same way
+(:mod:`whale_tf.passes.partition`).  What it does not compute itself arrives in messages::
+
+    as written       matmul (process 0) ──> relu (process 1) ──> loss (process 1) ──> result
+    in process 0     matmul ──> send                             receive ───────────> result
+    in process 1     receive ──> relu ──> loss ──┬──────────────────────────────────> result
+                                                 └──> send
+
+The other ops stay in the function's graph.  Nothing that runs depends on them, so that TensorFlow leaves them out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.communicators import Keys
+from whale_tf.communicators.pairs import Pairs, Value
+from whale_tf.errors import PlanError
+from whale_tf.graph_editor.edges import canonical_edge, edges_of
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
+from whale_tf.passes.partition import Node, Output, partition, unanswered
+
+SCOPE = "whale/crossing"
+HOST = "/device:CPU:0"  # of whichever process
+STEPS = "whale/steps"  # counts, in each process, the steps that it has finished
+_TASK = re.compile(r"/task:(\d+)/")
+
+
+class OwnPart(NamedTuple):
+    """Attributes:
+    outputs: the function's results in this process.
+    control_outputs: what must run here.
+    staged: a text of all messages, equal in processes that agree.
+    """
+
+    outputs: List[tf.Tensor]
+    control_outputs: List[tf.Operation]
+    staged: str
+
+
+def process_of(device: str) -> Optional[int]:
+    """The number of the process in a device's name; None: it names none."""
+    found = _TASK.search(device)
+    return int(found.group(1)) if found else None
+
+
+def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], rank: int, count: int, keys: Keys) -> OwnPart:
+    """See the module's docstring.
+
+    Args:
+        graph: of a function, completely rewritten.
+        variables: placeholder of a variable's handle -> the process that keeps the variable; None: every process has it.
+        rank, count: this process, and the number of processes.
+
+    Raises:
+        UnsupportedOpError, PlanError: a value that has to cross cannot; the graph is then unchanged.
+    """
+    return _Division(graph, variables, count).part_of(rank, keys)
+
+
+class _Division:
+    """The step as nodes, and what each process runs of it."""
+
+    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], count: int) -> None:
+        self._graph, self._variables = graph, variables
+        self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
+        self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
+        self.nodes = [self._node(node) for node in self._definitions]
+        self._effects = [self._numbers[op.name] for op in graph.control_outputs]
+        results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
+        self.found = partition([*self.nodes, results], [*self._effects, len(self.nodes)], count)
+        self._check()
+
+    def _node(self, node: NodeDef) -> Node:
+        edges = edges_of(node)
+        inputs = tuple(map(self._output, (edge for edge in edges if edge[0] != "^")))
+        waits = tuple(self._numbers[edge[1:]] for edge in edges if edge[0] == "^")
+        kept = {self._variables[edge] for edge in edges if edge in self._variables}
+        if len(kept) > 1:
+            raise PlanError(
+                f"op {node.name!r} ({node.op}) takes variables that different processes keep; let it take one TaskGraph's "
+                "variables, or the values of the others (variable.read_value())")
+        if node.name in self._variables:
+            return Node(None)  # a handle is no value
+        owner = kept.pop() if kept else process_of(node.device)
+        if owner is None and node.op in RANDOM and self._graph.get_operation_by_name(node.name).op_def.is_stateful:
+            owner = 0  # the processes' generators differ
+        return Node(owner, inputs, waits)
+
+    def _output(self, edge: str) -> Output:
+        name, _, index = edge.partition(":")
+        return self._numbers[name], int(index or 0)
+
+    def _check(self) -> None:
+        """Raises:
+            PlanError: a value crosses that is missing in some steps, for which its receiver would wait forever.
+        """
+        if not any(node.op in SWITCHES for node in self._definitions):
+            return
+        readers: Dict[int, List[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for before in [*(output[0] for output in node.inputs), *node.waits]:
+                readers.setdefault(before, []).append(index)
+        may_miss: Set[int] = set()
+        pending = [index for index, node in enumerate(self._definitions) if node.op in SWITCHES]
+        while pending:
+            index = pending.pop()
+            if index not in may_miss:
+                may_miss.add(index)
+                pending += [user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES]
+        for crossing in self.found.crossings:
+            if crossing.output[0] in may_miss:
+                raise PlanError(
+                    f"{self._definitions[crossing.output[0]].name!r} is computed in some steps only, but process "
+                    f"{crossing.receiver}, which reads it, would wait for it in every step; let process {crossing.sender} keep "
+                    "what reads it, or compute it in every step (tf.where)")
+
+    def part_of(self, rank: int, keys: Keys) -> OwnPart:
+        """Reduces the graph to the part of one process."""
+        edit = StagedEdit(self._graph)
+        nodes = Nodes(edit)
+        pairs = Pairs(nodes, rank, keys, HOST)
+        received = {crossing.output: name for crossing in self.found.crossings
+                    for name in [pairs.cross(self._value(crossing.output), crossing.sender, crossing.receiver)] if name}
+        runs = {index for index, runners in enumerate(self.found.runs[:-1]) if rank in runners}
+        for index in runs:
+            self._read(edit, index, runs, received)
+        ends = [self._definitions[index].name for index in self._effects if index in runs]
+        for sender, receiver in unanswered(self.nodes, self.found):
+            answer = nodes.const(0, SCOPE + "/nothing", tf.int32, HOST) if rank == receiver else ""
+            pairs.cross(Value(answer, SCOPE + "/answer", tf.int32, ()), receiver, sender, pairs.received.get(sender, ()))
+        for index, definition in enumerate(self._definitions):
+            if index not in runs and process_of(definition.device) not in (None, rank):
+                edit.place(self._graph.get_operation_by_name(definition.name), "", alone=True)
+        ends += [*pairs.sent, *(name for names in pairs.received.values() for name in names)]
+        ends.append(_count(nodes, ends))
+        edit.commit()
+        outputs = []
+        for tensor in self._graph.outputs:
+            name = received.get((self._numbers[tensor.op.name], tensor.value_index))
+            outputs.append(tensor if name is None else self._graph.get_tensor_by_name(name + ":0"))
+        return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
+                       "\n".join(pairs.staged))
+
+    def _value(self, output: Output) -> Value:
+        name = f"{self._definitions[output[0]].name}:{output[1]}"
+        tensor = self._graph.get_tensor_by_name(name)
+        shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+        return Value(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape)
+
+    def _read(self, edit: StagedEdit, index: int, runs: Set[int], received: Mapping[Output, str]) -> None:
+        """Makes a node of this process read what has arrived, and wait for nothing that does not run here."""
+        node, definition = self.nodes[index], self._definitions[index]
+        for position, output in enumerate(node.inputs):
+            if output in received:
+                edit.move_input(definition.name, position, received[output])
+        gone = [self._definitions[wait].name for wait in node.waits if wait not in runs]
+        if gone:
+            edit.move_waits(definition.name, gone, ())
+
+
+def _count(nodes: Nodes, ends: Sequence[str]) -> str:
+    """Counts this process's steps when they are over, for processes that read its variables between steps."""
+    handle = nodes.add("VarHandleOp", SCOPE + "/steps", [], HOST, shared_name=STEPS, dtype=tf.int64, shape=tf.TensorShape([]))
+    one = nodes.const(1, SCOPE + "/one", tf.int64, HOST)
+    return nodes.add("AssignAddVariableOp", SCOPE + "/count", [handle, one], HOST, ends, dtype=tf.int64)

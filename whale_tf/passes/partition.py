@@ -1,0 +1,116 @@
+"""Divides the nodes of a step over the processes that run it, each its own part, and lists the values that cross.
+
+A node on a device belongs to the process that drives the device.  All other nodes (input pipelines, step counters, learning
+rates, metrics) are *common*: each process that needs one runs it.  So only the values of nodes that belong to a process travel,
+each once to every other process that reads it::
+
+    process 0    batch ──> stage 0 ──┐                                            ┌──> mean of losses ──> result
+                                     ║ activations                           loss ║
+    process 1    batch               └──> stage 1 ──> loss ──┬────────────────────┴──> mean of losses ──> result
+                                                             └──> gradients ══> process 0
+
+A node that waits for one of another process does not wait: nothing that it reads or writes is in that process, or else the value
+would travel.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+Output = Tuple[int, int]  # (node, number of its output)
+
+
+class Node(NamedTuple):
+    """Attributes:
+    owner: the process to which it belongs; None: it is common.
+    inputs: the outputs of other nodes that it reads.
+    waits: nodes for which it waits.
+    """
+
+    owner: Optional[int]
+    inputs: Tuple[Output, ...] = ()
+    waits: Tuple[int, ...] = ()
+
+
+class Crossing(NamedTuple):
+    """A value that one process sends to another."""
+
+    output: Output
+    sender: int
+    receiver: int
+
+
+class Partition(NamedTuple):
+    """Attributes:
+    runs: the processes that run each node.
+    crossings: in an order that is the same in all processes.
+    """
+
+    runs: Sequence[Set[int]]
+    crossings: Sequence[Crossing]
+
+
+def partition(nodes: Sequence[Node], effects: Sequence[int], processes: int) -> Partition:
+    """See the module's docstring.
+
+    Args:
+        effects: nodes that must run: in the process to which they belong or, if they are common, in each.
+    """
+    runs: List[Set[int]] = [set() for _ in nodes]
+    pending: List[Tuple[int, int]] = []  # (node, process)
+
+    def need(index: int, rank: int) -> None:
+        owner = nodes[index].owner
+        runner = rank if owner is None else owner
+        if runner not in runs[index]:
+            runs[index].add(runner)
+            pending.append((index, runner))
+
+    crossings: Set[Crossing] = set()
+    for index in effects:
+        for rank in range(processes):
+            need(index, rank)
+    while pending:
+        index, rank = pending.pop()
+        node = nodes[index]
+        for output in node.inputs:
+            need(output[0], rank)
+            owner = nodes[output[0]].owner
+            if owner is not None and owner != rank:
+                crossings.add(Crossing(output, owner, rank))
+        for wait in node.waits:
+            need(wait, rank)
+    return Partition(runs, sorted(crossings))
+
+
+def unanswered(nodes: Sequence[Node], found: Partition) -> List[Tuple[int, int]]:
+    """Pairs (sender, receiver) of processes such that the sender could finish a step before the receiver has what it was sent: no
+    value that comes back follows from everything that was sent."""
+    pairs: Dict[Tuple[int, int], List[Crossing]] = {}
+    for crossing in found.crossings:
+        pairs.setdefault((crossing.sender, crossing.receiver), []).append(crossing)
+    answered = set()
+    for (sender, receiver), back in pairs.items():
+        sent = {crossing.output for crossing in pairs.get((receiver, sender), ())}
+        if sent and any(sent <= _received(nodes, crossing.output[0], sender) for crossing in back):
+            answered.add((receiver, sender))
+    return sorted(set(pairs) - answered)
+
+
+def _received(nodes: Sequence[Node], index: int, rank: int) -> Set[Output]:
+    """What a process must have received before it runs a node."""
+    found: Set[Output] = set()
+    seen, stack = {index}, [index]
+    while stack:
+        node = nodes[stack.pop()]
+        befores = list(node.waits)
+        for output in node.inputs:
+            if nodes[output[0]].owner in (None, rank):
+                befores.append(output[0])
+            else:
+                found.add(output)
+        for before in befores:
+            if before not in seen and nodes[before].owner in (None, rank):
+                seen.add(before)
+                stack.append(before)
+    return found
