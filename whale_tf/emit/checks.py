@@ -18,6 +18,7 @@ _ADDED = re.compile(r"\[\[(?:\{\{node |node )?whale(?:_\d+)?/")  # TensorFlow na
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}|\[\[(?:node )?([^\s\]{]+)")
 _CLONE = re.compile(r"^whale(?:_\d+)?/(?:g\d+(?:_m\d+)?_r\d+|section)/(?:t\d+_(?:forward|backward)\w*/)?")
 _SIZE_WORDS = re.compile(r"shape|dimension|size|rank|length|number of|broadcast|split|compatible", re.IGNORECASE)
+_NO_DEVICE = "Cannot assign a device"
 _OWN = re.compile(r"assertion failed|Tensor had (?:NaN|-?Inf)|Traceback \(", re.IGNORECASE)  # found by the script's own checks
 _CHECK = ("Check that inputs whose rows are combined one by one have the same number of rows, and declare with "
           "wh.batch_axis(tensor, None) inputs whose rows are not examples; verify: \"first_step\" shows the first tensor that "
@@ -116,7 +117,7 @@ def misfit(text: str) -> str:
     if _CANCELLED.search(detail) is not None:
         return ("an op fails in a part of the mini-batch, and TensorFlow only says that others were cancelled; set emit to "
                 f"'inline', so that it names the op. Most often, operands do not fit each other. {_CHECK}")
-    if _OWN.search(head) is not None or _SIZE_WORDS.search(detail) is None:
+    if _OWN.search(head) is not None or _SIZE_WORDS.search(detail) is None or _NO_DEVICE in detail:
         return ""
     found = _NODE.search(text)
     name = "" if found is None else _CLONE.sub("", found.group(1) or found.group(2))

@@ -29,6 +29,7 @@ from whale_tf.passes.partition import Node, Output, partition, unanswered
 SCOPE = "whale/crossing"
 HOST = "/device:CPU:0"  # of whichever process
 STEPS = "whale/steps"  # counts, in each process, the steps that it has finished
+SEEN = "whale/seen"  # checksums of what each process has read
 _TASK = re.compile(r"/task:(\d+)/")
 
 
@@ -37,11 +38,13 @@ class OwnPart(NamedTuple):
     outputs: the function's results in this process.
     control_outputs: what must run here.
     staged: a text of all messages, equal in processes that agree.
+    seen: name of the variable with a checksum of the first example of each input, which the step leaves.
     """
 
     outputs: List[tf.Tensor]
     control_outputs: List[tf.Operation]
     staged: str
+    seen: str
 
 
 def process_of(device: str) -> Optional[int]:
@@ -50,18 +53,20 @@ def process_of(device: str) -> Optional[int]:
     return int(found.group(1)) if found else None
 
 
-def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], rank: int, count: int, keys: Keys) -> OwnPart:
+def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], inputs: Sequence[str], rank: int, count: int,
+                  keys: Keys) -> OwnPart:
     """See the module's docstring.
 
     Args:
         graph: of a function, completely rewritten.
+        inputs: names of the tensors with the examples of the mini-batch.
         variables: placeholder of a variable's handle -> the process that keeps the variable; None: every process has it.
         rank, count: this process, and the number of processes.
 
     Raises:
         UnsupportedOpError, PlanError: a value that has to cross cannot; the graph is then unchanged.
     """
-    return _Division(graph, variables, count).part_of(rank, keys)
+    return _Division(graph, variables, count).part_of(rank, keys, inputs)
 
 
 class _Division:
@@ -121,7 +126,7 @@ class _Division:
                     f"{crossing.receiver}, which reads it, would wait for it in every step; let process {crossing.sender} keep "
                     "what reads it, or compute it in every step (tf.where)")
 
-    def part_of(self, rank: int, keys: Keys) -> OwnPart:
+    def part_of(self, rank: int, keys: Keys, inputs: Sequence[str]) -> OwnPart:
         """Reduces the graph to the part of one process."""
         edit = StagedEdit(self._graph)
         nodes = Nodes(edit)
@@ -140,13 +145,15 @@ class _Division:
                 edit.place(self._graph.get_operation_by_name(definition.name), "", alone=True)
         ends += [*pairs.sent, *(name for names in pairs.received.values() for name in names)]
         ends.append(_count(nodes, ends))
+        seen = f"{SEEN}/{keys.instance()}"
+        ends.append(_note(nodes, [self._graph.get_tensor_by_name(name) for name in inputs], seen))
         edit.commit()
         outputs = []
         for tensor in self._graph.outputs:
             name = received.get((self._numbers[tensor.op.name], tensor.value_index))
             outputs.append(tensor if name is None else self._graph.get_tensor_by_name(name + ":0"))
         return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
-                       "\n".join(pairs.staged))
+                       "\n".join(pairs.staged), seen)
 
     def _value(self, output: Output) -> Value:
         name = f"{self._definitions[output[0]].name}:{output[1]}"
@@ -170,3 +177,24 @@ def _count(nodes: Nodes, ends: Sequence[str]) -> str:
     handle = nodes.add("VarHandleOp", SCOPE + "/steps", [], HOST, shared_name=STEPS, dtype=tf.int64, shape=tf.TensorShape([]))
     one = nodes.const(1, SCOPE + "/one", tf.int64, HOST)
     return nodes.add("AssignAddVariableOp", SCOPE + "/count", [handle, one], HOST, ends, dtype=tf.int64)
+
+
+def _note(nodes: Nodes, inputs: Sequence[tf.Tensor], name: str) -> str:
+    """Leaves, of each input, the sum of the first example and the number of elements: float64 `[2 x inputs]`."""
+    every, found = nodes.const([-1], SCOPE + "/every", tf.int32, HOST), []
+    for number, tensor in enumerate(inputs):
+        scope, value, dtype = f"{SCOPE}/seen_{number}", tensor.name, tensor.dtype
+        size = nodes.add("Size", scope + "/size", [value], HOST, T=dtype, out_type=tf.int64)
+        if tensor.shape.rank != 0:
+            value = nodes.slice_to(value, 0, 0, 1, scope + "/first", dtype, HOST)
+        if dtype == tf.string:
+            value, dtype = nodes.add("StringToHashBucketFast", scope + "/hash", [value], HOST, num_buckets=1 << 31), tf.int64
+        numbers = nodes.cast(value, scope + "/numbers", dtype, tf.float64, HOST)
+        flat = nodes.add("Reshape", scope + "/flat", [numbers, every], HOST, T=tf.float64, Tshape=tf.int32)
+        axis = nodes.const([0], SCOPE + "/axis", tf.int32, HOST)
+        found += [nodes.add("Sum", scope + "/sum", [flat, axis], HOST, T=tf.float64, Tidx=tf.int32, keep_dims=False),
+                  nodes.cast(size, scope + "/elements", tf.int64, tf.float64, HOST)]
+    packed = nodes.add("Pack", SCOPE + "/seen", found, HOST, T=tf.float64, N=len(found), axis=0)
+    handle = nodes.add("VarHandleOp", SCOPE + "/seen_here", [], HOST, shared_name=name, dtype=tf.float64,
+                       shape=tf.TensorShape([len(found)]))
+    return nodes.add("AssignVariableOp", SCOPE + "/note", [handle, packed], HOST, dtype=tf.float64)

@@ -12,15 +12,27 @@ from __future__ import annotations
 import time
 import weakref
 import zlib
-from typing import Any, Callable, List, MutableMapping, MutableSet, Sequence, Set, Tuple
+from typing import Any, Callable, List, MutableMapping, MutableSet, NamedTuple, Sequence, Set, Tuple
+
+import numpy as np
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.capture.handles import captured_variables
 from whale_tf.emit.own_part import STEPS
-from whale_tf.errors import PlanError
+from whale_tf.errors import InputError, PlanError
 from whale_tf.processes.runtime import Runtime
 
 PAUSE_S = .002  # until a process is asked again how many steps it has finished
+CHECKED_STEPS = 3  # in which the processes compare what they have read
+
+
+class _Unchecked(NamedTuple):
+    """A rewritten graph whose inputs have to be compared in so many ``steps``; the other fields: see
+    :meth:`Functions.rewritten`."""
+
+    seen: str
+    inputs: Sequence[str]
+    steps: int
 
 
 class Functions:
@@ -39,25 +51,29 @@ class Functions:
         self._started: MutableSet[tf.Graph] = weakref.WeakSet()
         self._equal: Set[str] = set()  # variables that have process 0's values
         self._counts_steps = False  # whether processes may read each other's variables before they have finished a step
+        self._unchecked: MutableMapping[tf.Graph, _Unchecked] = weakref.WeakKeyDictionary()
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function is going to be rewritten, and still captures the user's variables."""
         self._variables[graph] = [weakref.ref(variable) for variable in captured_variables(graph)]
 
-    def rewritten(self, graph: tf.Graph, staged: str, keeps: bool = False, in_parts: bool = False) -> None:
+    def rewritten(self, graph: tf.Graph, staged: str, keeps: bool, seen: str = "", inputs: Sequence[str] = ()) -> None:
         """Call when a function's graph contains messages between processes.
 
         Args:
             staged: a text of these, equal in processes that agree.
             keeps: some process alone keeps a variable.
-            in_parts: each process runs a part of the step, and keeps the variables of its part.
+            seen: where each process runs a part of the step, the variable with checksums of what it has read.
+            inputs: names of the inputs with these checksums, two each.
         """
         self._staged[graph] = staged
-        if in_parts and not self._counts_steps:
+        if seen:
+            self._unchecked[graph] = _Unchecked(seen, inputs, CHECKED_STEPS)
+        if seen and not self._counts_steps:
             self._counts_steps = True
             with tf.init_scope(), tf.device(self._runtime.processes.host_device):
                 tf.raw_ops.AssignVariableOp(resource=_steps(), value=tf.constant(0, tf.int64))
-        if keeps or in_parts:
+        if keeps or seen:
             self._runtime.stay_for_others()
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 
@@ -69,7 +85,10 @@ class Functions:
         if tf.executing_eagerly():
             self.prepare(function)
             with self._runtime.training():
-                return original()
+                result = original()
+                for graph in inside:
+                    self._check_inputs(graph)
+            return result
         outer = v1.get_default_graph()
         while outer is not None:
             self._inside.setdefault(outer, weakref.WeakSet()).update(inside)  # type: ignore[attr-defined]
@@ -83,6 +102,34 @@ class Functions:
             with self._runtime.training():
                 for graph in waiting:
                     self._start(graph)
+
+    def _check_inputs(self, graph: tf.Graph) -> None:
+        """Compares what the processes have read in one of the first steps in which each runs a part.
+
+        Raises:
+            InputError: they have read different mini-batches.
+        """
+        one = self._unchecked.get(graph)
+        if one is None:
+            return
+        self._unchecked[graph] = one._replace(steps=one.steps - 1)
+        if one.steps == 1:
+            del self._unchecked[graph]
+        processes, count = self._runtime.processes, 2 * len(one.inputs)
+        group, instance = self._runtime.keys.agreement()
+        with tf.device(self._runtime.processes.host_device):
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=tf.TensorShape([count]), shared_name=one.seen)
+            found = tf.raw_ops.CollectiveGather(
+                input=tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64), group_size=processes.count, group_key=group,
+                instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy().reshape([-1, count])
+        differ = np.argwhere(~np.isclose(found, found[:1], 1e-9, 0, equal_nan=True))
+        if len(differ):
+            rank, number = differ[0]
+            what = "another size" if number % 2 else "another first example"
+            raise InputError(
+                f"input {one.inputs[number // 2]!r} of tf.function {graph.name!r} has {what} in process {rank} than in process 0"
+                ", but each of them runs a part of the step, so they must read the same mini-batches in the same order: give each "
+                "shuffle a seed, and let the script read the same data in all processes")
 
     def new_name(self) -> str:
         """A name for a variable, the same in all processes, that no other has while the server runs."""

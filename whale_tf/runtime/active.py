@@ -107,6 +107,12 @@ class Active:
         return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
 
     @property
+    def may_share_input(self) -> bool:
+        """Whether each process takes its own share of tf.data pipelines.  The processes of a model replica must not."""
+        spans = self.plan is not None and self.plan.spans_processes
+        return self.runtime is not None and bool(self.config.io.slicing) and not spans
+
+    @property
     def verifies(self) -> bool:
         """Whether first training steps are compared with the local ones."""
         return self.config.verify == "first_step" or self.is_asked or _shown is not None or VERIFIED in os.environ

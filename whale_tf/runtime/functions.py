@@ -19,7 +19,7 @@ from whale_tf.communicators import Keys, ProcessCommunicator
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.emit import Emitted
-from whale_tf.emit.own_part import HOST, keep_own_part, process_of
+from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part, process_of
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
@@ -54,6 +54,20 @@ class Residence(NamedTuple):
     def what(self) -> str:
         """What happens to the variable, in words."""
         return "wh.split or zero divides" if self.spread.is_shard else "zero, offload or variables 'stage' moves"
+
+
+class Finished(NamedTuple):
+    """What the processes that run a function together have to know of it.
+
+    Attributes:
+        staged: a text of everything that they do together, equal in processes that agree.
+        seen: where each process runs a part of the step, the variable with checksums of what it has read of each input.
+        inputs: names of these inputs.
+    """
+
+    staged: str
+    seen: str = ""
+    inputs: Sequence[str] = ()
 
 
 SHARED = "shared"
@@ -206,15 +220,13 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 
 
 def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
-           variable_parts: VariableParts, keys: Optional[Keys]) -> str:
+           variable_parts: VariableParts, keys: Optional[Keys], sources: Sequence[str]) -> Finished:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
         divided: variables that the function has in parts.
         keys: numbers of this process's collectives, if there are several processes.
-
-    Returns:
-        A text of everything that processes do together, equal in processes that agree.
+        sources: names of the tensors with the examples of the mini-batch.
 
     Raises:
         PlanError: the function did not capture one of these, or undivided ops would run as well.
@@ -240,26 +252,28 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     residences += [Residence(op, (op.name,), once, (device,)) for op, device in _at_home(graph, emitted.context).items()
                    if op.name not in parts]
     sums, processes = emitted.communicator, emitted.context.processes
-    staged = sums.staged if isinstance(sums, ProcessCommunicator) else ""
+    finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
     if processes.runs_part:
         assert keys is not None
-        staged = _keep_own_part(graph, residences, processes, keys, variable_parts)
+        inputs = [name for name in sources if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
+        own = _keep_own_part(graph, residences, processes, keys, variable_parts, inputs)
+        finished = Finished(own.staged, own.seen, inputs)
     else:
         for one in residences:
             _capture_parts(graph, one, variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
-    return staged
+    return finished
 
 
 def _keep_own_part(graph: tf.Graph, residences: Sequence[Residence], processes: Processes, keys: Keys,
-                   variable_parts: VariableParts) -> str:
+                   variable_parts: VariableParts, inputs: Sequence[str]) -> OwnPart:
     """Reduces the function to this process's part of the step (:mod:`whale_tf.emit.own_part`), which uses the variables, or parts
-    of them, that are here.  Returns a text of the messages."""
+    of them, that are here."""
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
     for one in residences:
         owners.update(zip(one.names, map(process_of, one.devices)))
-    own = keep_own_part(graph, owners, processes.rank, processes.count, keys)
+    own = keep_own_part(graph, owners, inputs, processes.rank, processes.count, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
     for one in residences:
         are_own = [owners[name] == processes.rank for name in one.names]
@@ -268,7 +282,7 @@ def _keep_own_part(graph: tf.Graph, residences: Sequence[Residence], processes: 
             [device if is_own else HOST for device, is_own in zip(one.devices, are_own)],
             ["" if is_own else device for device, is_own in zip(one.devices, are_own)])
         _capture_instead(graph, one.op, one.names, kept)
-    return own.staged
+    return own
 
 
 def _check_results(graph: tf.Graph, context: Context) -> None:

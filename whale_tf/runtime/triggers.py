@@ -10,7 +10,7 @@ from whale_tf.capture import hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
-from whale_tf.cluster import devices_of_processes
+from whale_tf.cluster import ONE_PROCESS, devices_of_processes
 from whale_tf.emit.early import Early
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -159,14 +159,20 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         if done.emitted is not None:
             functions.check_devices(graph.name, done.emitted.context)
             divided = done.variables.parts if done.variables is not None else ()
-            job = state.functions
+            job, spans_processes = state.functions, done.plan.spans_processes
+            if spans_processes and state.shares_input:
+                raise refusals.shares_input(graph)
             if job is not None:
                 job.traced(graph)
-            staged = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys)
+            sources = [done.captured.graph.tensor_name(tensor) for tensor in done.captured.sources]
+            finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys, sources)
             if job is not None:
-                job.rewritten(graph, staged, bool(done.emitted.context.owners.state), done.plan.spans_processes)
-            if before is not None:
+                job.rewritten(graph, finished.staged, bool(done.emitted.context.owners.state), finished.seen, finished.inputs)
+            if before is not None and not spans_processes:
                 state.function_proofs.add(graph, before, done)
+            elif before is not None and state.processes.is_chief:
+                say(f"verify: the first step of tf.function {graph.name!r} is not compared, because its model replicas span "
+                    "processes; compare the plan in one process: whale verify script.py")
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -304,24 +310,25 @@ def callbacks(state: Active) -> Callbacks:
         original(local_settings(tf_config, state.processes))
 
     def dataset(given: Any) -> Any:
-        if state.runtime is None or not state.config.io.slicing or v1.get_default_graph() in state.estimators.apart:
+        if not state.may_share_input or v1.get_default_graph() in state.estimators.apart:
             return given
         state.shares_input = True
         return share(given, state.processes, state.sharing, state.config.io.slicing == "file")
 
     def training_data(adapter: Any) -> Any:
-        if state.runtime is None or not state.config.io.slicing:
+        if state.runtime is None:
             return adapter
-        return Adapter(adapter, state.processes, dataset, global_seed() is not None)
+        processes = state.processes if state.may_share_input else ONE_PROCESS
+        return Adapter(adapter, processes, dataset, global_seed() is not None)
 
     def training_batches(given: Any, number: Optional[int]) -> Tuple[Any, int]:
-        if state.runtime is None or not state.config.io.slicing:
+        if not state.may_share_input:
             return given, 1
         return dataset(whole_rounds(given, number, state.processes)), state.processes.count
 
     def shuffle(seed: Optional[int]) -> Optional[int]:
-        if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
-            seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
+        if seed is None and state.runtime is not None and global_seed() is None:
+            seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap, or they have no shares
         return seed
 
     def run(session: Any, original: Callable, fetches: Any, feed_dict: Any = None, options: Any = None,
