@@ -265,9 +265,10 @@ class Plan(Record):
             if self.zero == self.offload == "none" and not own.issuperset(task.homes.values()):
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables beside its own devices {sorted(own)}, and "
                                  "both zero and offload are 'none'")
-            if task.parts and (self.zero == "none" or len(self.processes) > 1):
-                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs one "
-                                 f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {len(self.processes) or 1}")
+            if task.parts and (self.zero == "none" or self.data_parallel_processes):
+                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs zero v1, "
+                                 "v2 or v3, and one process or model replicas that span processes; zero is "
+                                 f"{self.zero!r}, processes: {len(self.processes) or 1}")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "
@@ -290,8 +291,8 @@ class Plan(Record):
 
     @property
     def values_elsewhere(self) -> bool:
-        """Whether only one of several processes has the value of a variable."""
-        return self.zero == "v3" and len(self.processes) > 1
+        """Whether only one of several processes that train side by side has the value of a variable."""
+        return self.zero == "v3" and len(self.data_parallel_processes) > 1
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(plain(self), indent=indent)
@@ -325,9 +326,15 @@ class Plan(Record):
             and self.precision == "float32"
 
     @property
+    def data_parallel_processes(self) -> Tuple[Tuple[int, ...], ...]:
+        """Device numbers of the processes that train side by side, each with model replicas of its own; (): there is one process,
+        or model replicas span processes."""
+        return () if self.spans_processes else self.processes
+
+    @property
     def spans_processes(self) -> bool:
-        """Whether one process drives all, because a model replica has devices in several processes, or processes have different
-        numbers of model replicas."""
+        """Whether processes run parts of one step, because a model replica has devices in several processes, or processes have
+        different numbers of model replicas."""
         owners = self._owners() if self.processes else []
         counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
         return any(len(owner) > 1 for owner in owners) or len(counts) > 1

@@ -55,10 +55,10 @@ class Held(NamedTuple):
         task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
         home = task.homes.get(self.name)
         if home is not None:
-            others = range(len(plan.processes)) if plan.zero != "v3" else ()
+            others = range(len(plan.data_parallel_processes)) if plan.zero != "v3" else ()
             return {**{plan.here(home, rank): self.parameter for rank in others}, home: self.bytes}
         if task.variables != "mirrored":
-            graphs = plan.processes if plan.processes and not plan.spans_processes else [readers]  # each has the variable
+            graphs = plan.data_parallel_processes or [readers]  # each has the variable
             readers = [next(device for device in readers if device in part) for part in graphs]
         return dict.fromkeys(readers, self.bytes)
 
@@ -104,8 +104,8 @@ def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: C
 
 def whole_because(plan: Plan) -> str:
     """Why no variable is divided under this plan; empty: nothing stands against it."""
-    if len(plan.processes) > 1:
-        return "variables are divided into parts inside one process only"
+    if plan.data_parallel_processes:
+        return "variables are divided into parts only if all replicas are in one step"
     split = next((task.name for task in plan.task_graphs if task.strategy == "split"), None)
     return "" if split is None else f"TaskGraph {split!r} has variables in parts by wh.split"
 
@@ -199,7 +199,7 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
         for device, size in one.kept(plan).items():
             found.held[device] += size
         found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
-        sent_to = {plan.here(home, rank) for rank in range(len(plan.processes))}.difference(one.kept(plan))
+        sent_to = {plan.here(home, rank) for rank in range(len(plan.data_parallel_processes))}.difference(one.kept(plan))
         for device in sent_to:
             found.read[device] += one.parameter
         for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan), sent_to):
@@ -241,9 +241,9 @@ def _check(plan: Plan, config: Config) -> None:
 
 
 def _check_processes(plan: Plan, config: Config, what: str) -> None:
-    if plan.spans_processes:
-        raise ConfigError(f"{what}, over which model replicas span; let each process have the devices of a model replica, start "
-                          "one process that sees all devices, or leave zero and offload out")
-    if NONE not in (config.zero, config.offload):
+    if plan.spans_processes and config.offload != NONE:
+        raise ConfigError(f"{what}, over which model replicas span, so that no host is near all devices; let each process have "
+                          "the devices of a model replica, start one process that sees all devices, or leave offload out")
+    if not plan.spans_processes and NONE not in (config.zero, config.offload):
         raise ConfigError(f"{what}, and offload is {config.offload!r}, under which each process has all variables on its own "
                           "host and divides none: leave one of them out, or start one process that sees all devices")

@@ -128,8 +128,8 @@ class Functions:
             what = "another size" if number % 2 else "another first example"
             raise InputError(
                 f"input {one.inputs[number // 2]!r} of tf.function {graph.name!r} has {what} in process {rank} than in process 0"
-                ", but each of them runs a part of the step, so they must read the same mini-batches in the same order: give each "
-                "shuffle a seed, and let the script read the same data in all processes")
+                ", but each of them runs a part of the step, so they must read the same mini-batches in the same order: give "
+                "each shuffle a seed, and let the script read the same data in all processes")
 
     def new_name(self) -> str:
         """A name for a variable, the same in all processes, that no other has while the server runs."""

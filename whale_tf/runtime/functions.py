@@ -100,13 +100,6 @@ def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], co
         raise ConfigError(
             f"init is 'sharded', but the variables of tf.function {name!r} have their values before whale_tf divides them; leave "
             "out init ('exact')")
-    divided = [item.name for item in annotations.items if item.strategy == "split"]
-    if plan is not None:
-        divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
-    if divided and processes.count > 1 and not spans and "TRY" not in __import__("os").environ:
-        raise PlanError(
-            f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions only within one "
-            f"process, but there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == STAGE and processes.count > 1 and not spans:

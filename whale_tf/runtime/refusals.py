@@ -97,8 +97,8 @@ def shares_input(graph: tf.Graph) -> PlanError:
     """The error of a function whose model replicas span processes, which have already taken shares of a dataset."""
     return PlanError(
         f"model replicas of tf.function {graph.name!r} span processes, which then must read the same mini-batches, but each takes"
-        " its own share of datasets: set io.slicing to false (wh.init(wh.Config({'io.slicing': False}))), or give each process as "
-        "many devices as its TaskGraphs need (whale run --devices-per-worker)")
+        " its own share of datasets: set io.slicing to false (wh.init(wh.Config({'io.slicing': False}))), or give each process "
+        "as many devices as its TaskGraphs need (whale run --devices-per-worker)")
 
 
 def may_use_xla(state: Active) -> bool:
