@@ -186,6 +186,7 @@ class Plan(Record):
         precision: ``float32``, or the 16-bit type in which ops compute if that is safe: ``float16`` or ``bfloat16``.
         loss_scale: factor for gradients in that type: a number, ``dynamic``, or None.
         processes: numbers of the devices that each process drives, by rank; empty if one process drives all.
+        one_step: processes run parts of one step, on one mini-batch, even if each has whole model replicas.
     """
 
     version: int = VERSION
@@ -210,6 +211,7 @@ class Plan(Record):
     precision: str = field("float32", among=PRECISIONS)
     loss_scale: Union[None, float, str] = None
     processes: Tuple[Tuple[int, ...], ...] = ()
+    one_step: bool = False
     estimate: Estimate = Estimate()
 
     def check(self) -> None:
@@ -266,8 +268,8 @@ class Plan(Record):
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables beside its own devices {sorted(own)}, and "
                                  "both zero and offload are 'none'")
             if task.parts and (self.zero == "none" or self.data_parallel_processes):
-                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs zero v1, "
-                                 "v2 or v3, and one process or model replicas that span processes; zero is "
+                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs zero "
+                                 "v1, v2 or v3, and one process or model replicas that span processes; zero is "
                                  f"{self.zero!r}, processes: {len(self.processes) or 1}")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
@@ -334,7 +336,9 @@ class Plan(Record):
     @property
     def spans_processes(self) -> bool:
         """Whether processes run parts of one step, because a model replica has devices in several processes, or processes have
-        different numbers of model replicas."""
+        different numbers of model replicas, or the plan says so."""
+        if self.one_step:
+            return len(self.processes) > 1
         owners = self._owners() if self.processes else []
         counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
         return any(len(owner) > 1 for owner in owners) or len(counts) > 1

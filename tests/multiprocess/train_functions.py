@@ -31,6 +31,9 @@ PLANS = {
     "zero bubble": Way((1, 1) if WORKERS * DEVICES == 2 else (2, 2), 0, {
         "num_micro_batch": 4, "pipeline.schedule": "zero_bubble_h1"}),
     "split after replicas": Way((1, -1) if WORKERS * DEVICES == 2 else (2, -2), 0, {}),
+    "auto_parallel": Way((), 0, {"auto_parallel": True}),
+    "two TaskGraphs": Way((), 0, {"num_task_graph": 2, "num_micro_batch": 2}),
+    "rhino": Way((), 0, {"auto.auto_parallel": "rhino"}),
     "zero v1": Way((WORKERS * DEVICES,), 0, {"zero": "v1"}),
     "zero v2": Way((WORKERS * DEVICES,), 0, {"zero": "v2", "num_micro_batch": 2}),
     "zero v3": Way((WORKERS * DEVICES,), 0, {"zero": "v3", "num_micro_batch": 2}),

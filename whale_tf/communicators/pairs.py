@@ -6,12 +6,13 @@
                 value ────────────> CollectiveBcastSendV2                      CollectiveBcastRecvV2 ──> value
                                                                                        ^ shape
 
-A value of a static shape is one message.  The receiver pulls it from the sender, and no other process takes part.
+A value of a static shape is one message.  If not even the number of its dimensions is known, this is sent first.  The receiver
+pulls messages from the sender, and no other process takes part.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators.processes import CARRIED, CARRIERS, Keys
@@ -44,7 +45,7 @@ class Pairs:
         device: on which the messages of this process are staged.
 
     Attributes:
-        staged: a line for each message, equal in processes that agree.
+        staged: a line for each value, equal in processes that agree.
         sent: names of the ops that send, which must run.
         received: sender -> names of the ops that receive, which must run, so that the sender may forget the value.
     """
@@ -65,49 +66,62 @@ class Pairs:
             In the receiver the value; elsewhere nothing.
 
         Raises:
-            UnsupportedOpError: collectives cannot carry the type, or the rank is not known.
+            UnsupportedOpError: collectives cannot carry the type.
         """
         wire = CARRIERS.get(value.dtype, value.dtype)
         if wire not in CARRIED:
             raise UnsupportedOpError(
                 f"{value.edge!r} is of type {value.dtype.name}, which cannot be sent from process {sender} to process "
                 f"{receiver}; compute it in the TaskGraph that reads it")
-        if value.shape is None:
-            raise UnsupportedOpError(
-                f"{value.edge!r} is sent from process {sender} to process {receiver}, but the number of its dimensions is not "
-                "known; give it a shape of known rank (tf.ensure_shape)")
         nodes, device, scope = self._nodes, self._device, f"{value.scope}/from_{sender}_to_{receiver}"
         self.staged.append(f"{scope} {value.dtype.name} {value.shape}")
-        is_static = None not in value.shape
-        shape_key, key = None if is_static else self._keys.instance(), self._keys.instance()
-        group = self._keys.group("pair", str(sender), str(receiver))
+        cast = sender == self._rank and wire != value.dtype
+        edge = nodes.cast(value.edge, scope + "/cast", value.dtype, wire, device) if cast else value.edge
+        found = self._shaped(_Message(sender, receiver, scope, tuple(waits)), edge, wire, value.shape)
+        return nodes.cast(found, scope + "/cast", wire, value.dtype, device) if found and wire != value.dtype else found
 
-        def attrs(instance: int, shape: Sequence[Optional[int]]) -> Any:
-            return {"group_size": SIZE, "group_key": group, "instance_key": instance, "shape": tf.TensorShape(shape)}
+    def _shaped(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Tuple[Optional[int], ...]]) -> str:
+        """A value, with its shape in a message before it unless that is known."""
+        if shape is not None and None not in shape:
+            return self._send(message, edge, dtype, shape, "")
+        own = self._rank == message.sender
+        sizes = self._nodes.shape(edge, message.scope + "/shape", dtype, self._device) if own else ""
+        before, rank = message._replace(scope=message.scope + "/sizes", waits=()), None if shape is None else len(shape)
+        return self._send(message, edge, dtype, None, self._shaped(before, sizes, tf.int32, (rank,)))
 
-        def numbers(instance: int) -> List[str]:
-            return [nodes.const(number, f"{scope}/{what}", tf.int32, device)
-                    for what, number in (("size", SIZE), ("group", group), ("instance", instance))]
+    def _send(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Sequence[Optional[int]]], sizes: str) -> str:
+        """One message.
 
-        if self._rank == sender:
-            sent = value.edge if wire == value.dtype else nodes.cast(value.edge, scope + "/cast", value.dtype, wire, device)
-            if shape_key is not None:
-                shape = nodes.shape(sent, scope + "/shape", wire, device)
-                self.sent.append(nodes.add("CollectiveBcastSend", scope + "/send_shape", [shape], device, T=tf.int32,
-                                           **attrs(shape_key, [len(value.shape)])))
-                self.sent.append(nodes.add("CollectiveBcastSendV2", scope + "/send", [sent, *numbers(key)], device, waits,
-                                           T=wire))
-            else:
-                self.sent.append(nodes.add("CollectiveBcastSend", scope + "/send", [sent], device, waits, T=wire,
-                                           **attrs(key, value.shape)))
-        if self._rank != receiver:
+        Args:
+            shape: static; None: the receiver gets it as ``sizes``, a vector.
+        """
+        nodes, device, scope = self._nodes, self._device, message.scope
+        numbers = {"group_size": SIZE, "group_key": self._keys.group("pair", str(message.sender), str(message.receiver)),
+                   "instance_key": self._keys.instance()}
+        if self._rank not in (message.sender, message.receiver):
             return ""
-        if shape_key is None:
-            found = nodes.add("CollectiveBcastRecv", scope + "/receive", [], device, T=wire, **attrs(key, value.shape))
+        kind, version = "Send" if self._rank == message.sender else "Recv", "" if shape is not None else "V2"
+        inputs, attrs = [edge] if kind == "Send" else [], {"T": dtype}  # type: List[str], Dict[str, object]
+        if shape is not None:
+            attrs.update(numbers, shape=tf.TensorShape(shape))
         else:
-            shape = nodes.add("CollectiveBcastRecv", scope + "/receive_shape", [], device, T=tf.int32,
-                              **attrs(shape_key, [len(value.shape)]))
-            found = nodes.add("CollectiveBcastRecvV2", scope + "/receive", [*numbers(key), shape], device, T=wire,
-                              Tshape=tf.int32)
-        self.received.setdefault(sender, []).append(found)
-        return found if wire == value.dtype else nodes.cast(found, scope + "/cast", wire, value.dtype, device)
+            inputs += [nodes.const(number, f"{scope}/{what}", tf.int32, device) for what, number in numbers.items()]
+            if kind == "Recv":
+                inputs.append(sizes)
+                attrs["Tshape"] = tf.int32
+        name = nodes.add(f"CollectiveBcast{kind}{version}", f"{scope}/{kind.lower()}", inputs, device,
+                         message.waits if kind == "Send" else (), **attrs)
+        if kind == "Send":
+            self.sent.append(name)
+            return ""
+        self.received.setdefault(message.sender, []).append(name)
+        return name
+
+
+class _Message(NamedTuple):
+    """``waits``: ops for which the sender waits."""
+
+    sender: int
+    receiver: int
+    scope: str
+    waits: Tuple[str, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from whale_tf.capture.captured import Captured
 from whale_tf.config import Config
 from whale_tf.decide.decision import Decision, Division, Request
@@ -34,7 +36,7 @@ def _chosen(local: Captured, request: Request) -> Decision:
         if is_rhino and count > 1:
             check_automatic(local, config)
         if wants_search(config) and not local.is_annotated:
-            _check_one_process(len(request.parts))
+            _check_processes(local, len(request.parts))
             if count > 1 or not is_rhino:
                 return _searched(local, request)
         else:
@@ -67,13 +69,15 @@ def _fastest(local: Captured, request: Request) -> Decision:
 
 
 def _searched(local: Captured, request: Request) -> Decision:
-    """The best plan of an un-annotated model: of TaskGraphs, or dividing every op."""
-    _, decision = best_plan(local, request._replace(config=opened(request.config)))
+    """The best plan of an un-annotated model: of TaskGraphs, or dividing every op.  Several processes run parts of its step."""
+    _, decision = best_plan(local, request._replace(config=opened(request.config), parts=()))
+    if len(request.parts) > 1:
+        decision = decision._replace(plan=replace(decision.plan, processes=tuple(request.parts), one_step=True))
     return decision
 
 
-def _check_one_process(count: int) -> None:
-    if count > 1:
+def _check_processes(local: Captured, count: int) -> None:
+    if count > 1 and not local.definitions.graph.building_function:
         raise ConfigError(
-            f"auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are {count}; annotate "
-            "the model, or start one process that sees all devices")
+            f"auto_parallel and num_task_graph divide a Session's un-annotated model inside one process, but there are {count}; "
+            "annotate the model, train in a tf.function or fit, or start one process that sees all devices")

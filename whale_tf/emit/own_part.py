@@ -14,7 +14,7 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.communicators import Keys
@@ -76,7 +76,7 @@ class _Division:
         self._graph, self._variables = graph, variables
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
-        self.nodes = [self._node(node) for node in self._definitions]
+        self.nodes = _beside_readers([self._node(node) for node in self._definitions], self._cannot_travel)
         self._effects = [self._numbers[op.name] for op in graph.control_outputs]
         results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
         self.found = partition([*self.nodes, results], [*self._effects, len(self.nodes)], count)
@@ -97,6 +97,11 @@ class _Division:
         if owner is None and node.op in RANDOM and self._graph.get_operation_by_name(node.name).op_def.is_stateful:
             owner = 0  # the processes' generators differ
         return Node(owner, inputs, waits)
+
+    def _cannot_travel(self, output: Output) -> bool:
+        """Whether a value is a list or an iterator, which an op that has no effect makes."""
+        op = self._graph.get_operation_by_name(self._definitions[output[0]].name)
+        return op.outputs[output[1]].dtype == tf.variant and not op.op_def.is_stateful
 
     def _output(self, edge: str) -> Output:
         name, _, index = edge.partition(":")
@@ -140,8 +145,8 @@ class _Division:
         for sender, receiver in unanswered(self.nodes, self.found):
             answer = nodes.const(0, SCOPE + "/nothing", tf.int32, HOST) if rank == receiver else ""
             pairs.cross(Value(answer, SCOPE + "/answer", tf.int32, ()), receiver, sender, pairs.received.get(sender, ()))
-        for index, definition in enumerate(self._definitions):
-            if index not in runs and process_of(definition.device) not in (None, rank):
+        for definition in self._definitions:  # TensorFlow places also what does not run
+            if process_of(definition.device) not in (None, rank):
                 edit.place(self._graph.get_operation_by_name(definition.name), "", alone=True)
         ends += [*pairs.sent, *(name for names in pairs.received.values() for name in names)]
         ends.append(_count(nodes, ends))
@@ -170,6 +175,20 @@ class _Division:
         gone = [self._definitions[wait].name for wait in node.waits if wait not in runs]
         if gone:
             edit.move_waits(definition.name, gone, ())
+
+
+def _beside_readers(nodes: Sequence[Node], cannot_travel: Callable[[Output], bool]) -> List[Node]:
+    """The nodes, of which those whose values cannot travel are common: each process that reads such a value computes it."""
+    found = list(nodes)
+    pending = list(range(len(found)))
+    while pending:
+        node = found[pending.pop()]
+        for output in node.inputs:
+            owner = found[output[0]].owner
+            if owner is not None and owner != node.owner and cannot_travel(output):
+                found[output[0]] = found[output[0]]._replace(owner=None)
+                pending.append(output[0])
+    return found
 
 
 def _count(nodes: Nodes, ends: Sequence[str]) -> str:

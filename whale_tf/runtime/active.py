@@ -109,7 +109,7 @@ class Active:
     @property
     def may_share_input(self) -> bool:
         """Whether each process takes its own share of tf.data pipelines.  The processes of a model replica must not."""
-        spans = self.plan is not None and self.plan.spans_processes
+        spans = wants_search(self.config) if self.plan is None else self.plan.spans_processes
         return self.runtime is not None and bool(self.config.io.slicing) and not spans
 
     @property

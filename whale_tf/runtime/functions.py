@@ -250,7 +250,7 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         assert keys is not None
         inputs = [name for name in sources if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
         own = _keep_own_part(graph, residences, processes, keys, variable_parts, inputs)
-        finished = Finished(own.staged, own.seen, inputs)
+        finished = Finished(f"{emitted.context.plan.to_json()}\n{own.staged}", own.seen, inputs)
     else:
         for one in residences:
             _capture_parts(graph, one, variable_parts)

@@ -236,6 +236,8 @@ def _may_span(state: Active, graph: tf.Graph, plan: Optional[Plan]) -> bool:
     if plan is not None:
         return plan.spans_processes
     items = annotations_of(graph).items
+    if not items and wants_search(state.config):
+        return graph.building_function
     specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
