@@ -83,6 +83,7 @@ SHAPE_ONLY = types_where(lambda row: row.gives is Gives.SIZES)
 RANDOM = types_of(Role.RANDOM)
 GENERATORS = types_where(lambda row: row.generates)
 PASSES_TERMS = types_where(lambda row: row.passes_terms)
+DROPS_ONES = types_where(lambda row: row.drops_ones)
 SHAPE_ATTRS = types_where(lambda row: row.has_shape_attr)
 
 # memory and arithmetic

@@ -16,7 +16,7 @@ _SHAPES = table(
     ("Shape ShapeN Size Rank", _SIZES),
     ("Reshape", _RESHAPE._replace(rule="shape.reshape", batch="reshape", value="reshape")),
     ("ExpandDims", _RESHAPE._replace(rule="shape.expand_dims", value="expand_dims")),
-    ("Squeeze", _RESHAPE._replace(rule="shape.squeeze", value="squeeze")),
+    ("Squeeze", _RESHAPE._replace(rule="shape.squeeze", value="squeeze", drops_ones=True)),
     ("Transpose", _move("shape.transpose", value="transpose", gives=Gives.REORDERED)._replace(passes_terms=True)),
     ("Pack", _move("shape.pack", value="pack")),
     ("Unpack", _move("shape.unpack", value="unpack")),

@@ -26,7 +26,7 @@ from whale_tf.graph_editor.template import Template
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
-from whale_tf.ir.traits import MOVES, SHAPE_ATTRS
+from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import (
     ADVANCED,
@@ -135,7 +135,11 @@ class Lowering:
             for position in localised:
                 inputs[position] = self._localised(
                     op, position, [x for x in strategy.localise if x.position == position], home, i)
-            node = self._clone(op, i, inputs, same_attrs=strategy.how != RESEEDED and op.type not in SHAPE_ATTRS)
+            same_attrs = strategy.how != RESEEDED and op.type not in SHAPE_ATTRS and op.type not in DROPS_ONES
+            node = self._clone(op, i, inputs, same_attrs)
+            if op.type in DROPS_ONES and not node.attr["squeeze_dims"].list.i:
+                whole = self.graph.tensors[op.inputs[0]].shape or ()
+                node.attr["squeeze_dims"].list.i.extend(dim for dim, size in enumerate(whole) if size == 1)
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
             if strategy.how == RESEEDED:
