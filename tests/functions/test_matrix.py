@@ -209,3 +209,9 @@ def test_clones_draw_numbers_of_their_own() -> None:
         found = [step(tf.ones([8, 64], tf.float64)) for _ in range(2)]
     for numbers in zip(*found):
         assert len({part.tobytes() for step_ in numbers for part in np.split(step_.numpy(), 4)}) == 8
+
+
+@pytest.mark.slow
+def test_split_of_as_many_filters_as_devices() -> None:
+    """The bias of a Conv2D, squeezed, has one element on each device."""
+    check("convnet", "custom", Way((-4,), 4, {}))

@@ -186,7 +186,6 @@ def shapes() -> List[Case]:
         Case("Reshape-hole", lambda x, s: raw.Reshape(tensor=x, shape=s), [real(3, 4, 5), ints(-1, 5)], (1,)),
         Case("ExpandDims", lambda x, a: raw.ExpandDims(input=x, axis=a), [real(3, 4), np.int32(1)], (1,)),
         Case("Squeeze", lambda x: raw.Squeeze(input=x, axis=[1]), [real(3, 1, 4)]),
-        Case("Squeeze", lambda x: raw.Squeeze(input=x), [real(2, 1, 4)]),  # a part of the first dimension has size one
         Case("Transpose", lambda x, p: raw.Transpose(x=x, perm=p), [real(3, 4, 5), ints(2, 0, 1)], (1,)),
         Case("Pack", lambda x, y: raw.Pack(values=[x, y], axis=1), [real(3, 4), real(3, 4)]),
         Case("Unpack", lambda x: raw.Unpack(value=x, num=4, axis=1), [real(3, 4, 5)]),

@@ -2,7 +2,8 @@
 script.
 
 ``python -m tests.multiprocess.train_functions DEVICES PLAN...``, in a job of several processes: DEVICES of each; a plan is
-``name of the model / loop / name of the plan``, in which ``*`` stands for all.
+``name of the model / loop / name of the plan``, in which ``*`` stands for all.  At the end, processes read different data, which
+they must notice.
 """
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from typing import List, Tuple
 
 import whale_tf as wh
 
-WORKERS = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+TASK = json.loads(os.environ["TF_CONFIG"])
+WORKERS, RANK = len(TASK["cluster"]["worker"]), TASK["task"]["index"]
 DEVICES = int(sys.argv[1])
 CLUSTER = f"{WORKERS}xcpu:{DEVICES}"
 
 wh.init({"io.slicing": False}, cluster=CLUSTER)  # before TensorFlow runs an op, so that it starts this process's server
+
+import tensorflow as tf  # noqa: E402
 
 from tests.functions.equality import Way  # noqa: E402
 from tests.functions.models import CASES  # noqa: E402
@@ -65,8 +69,29 @@ def main() -> int:
                 traceback.print_exc()
         else:
             print(f"{model}/{loop}/{plan}: equal", flush=True)
+    wrong += not notices_different_data()
     print("finished" if not wrong else f"{wrong} failed", flush=True)
     return int(wrong > 0)
+
+
+def notices_different_data() -> bool:
+    wh.init({"io.slicing": False}, cluster=CLUSTER)
+    variable = tf.Variable(tf.ones([3, WORKERS * DEVICES], tf.float64))
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape, wh.split(WORKERS * DEVICES):
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, variable)))
+        variable.assign_sub(tape.gradient(loss, variable))
+
+    x = tf.range(12, dtype=tf.float64)
+    try:
+        step(tf.reshape(x + RANK, [4, 3]))
+    except wh.InputError as error:
+        return "'x" in str(error) and "another first example in process 1" in str(error)
+    finally:
+        wh.shutdown()
+    return False
 
 
 if __name__ == "__main__":

@@ -229,22 +229,24 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     # the end of a loss scale's gate comes first: what it waits for is dead in a step that is skipped, and so is then whatever
     # waits for this function in another one
     graph.control_outputs = _all_clones(emitted, {**emitted.sent.replaced, **replaced}, graph.control_outputs)
-    if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
+    processes = emitted.context.processes
+    if (divided or processes.runs_part) and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
+        what = "wh.split or zero divides variables of" if divided else "this process runs a part of"
         raise PlanError(
-            f"wh.split or zero divides variables of tf.function {graph.name!r}, but TensorFlow's graph optimizer is off "
-            "(disable_meta_optimizer), and only it removes the undivided ops from a function; leave it on, or use wh.replicate")
+            f"{what} tf.function {graph.name!r}, but TensorFlow's graph optimizer is off (disable_meta_optimizer), and only it "
+            "removes ops that nothing needs from a function; leave it on")
     parts = {name for variable in divided for name in variable.names}
-    for one in kept_variables(emitted.context):
-        op = graph.get_operation_by_name(one.name)
+    for elsewhere in kept_variables(emitted.context):
+        op = graph.get_operation_by_name(elsewhere.name)
         variable = _captured_variable(graph, op, "zero keeps in one process")
-        kept = variable_parts.keep(variable, once, [one.device], ["" if one.is_own else one.home])
+        kept = variable_parts.keep(variable, once, [elsewhere.device], ["" if elsewhere.is_own else elsewhere.home])
         _capture_instead(graph, op, [op.name], kept)
         parts.add(op.name)
     residences = [Residence(one.op, one.names, one.spread, tuple(graph.get_operation_by_name(name).device for name in one.names))
                   for one in divided]
     residences += [Residence(op, (op.name,), once, (device,)) for op, device in _at_home(graph, emitted.context).items()
                    if op.name not in parts]
-    sums, processes = emitted.communicator, emitted.context.processes
+    sums = emitted.communicator
     finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
     if processes.runs_part:
         assert keys is not None

@@ -128,8 +128,8 @@ class OpTraits(NamedTuple):
         adds: assigns the variable's value plus or minus the operand.
         passes_reference: results refer to the variable that the operand refers to.
         generates: the result's shape is an operand, and its rows can be produced independently.
-        drops_ones: the attribute ``squeeze_dims`` names the dimensions of size one that it drops; empty: all, which may be others in
-            a part of the operand.
+        drops_ones: the attribute ``squeeze_dims`` names the dimensions of size one that it drops; empty: all, of which a part of
+            the operand may have more.
         has_shape_attr: the attribute ``shape`` is the result's shape, which must not have the whole batch's size in a clone.
         philox: a random op whose numbers are determined by a Philox generator's counter.
         stateful_op: the op type that draws the same numbers from its own generator's state.

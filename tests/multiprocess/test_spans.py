@@ -1,0 +1,36 @@
+"""Functions and Keras under plans whose model replicas span processes, each of which runs its part: equal to the local script."""
+from __future__ import annotations
+
+from typing import Tuple
+
+import pytest
+
+from tests.multiprocess.launch import WHALE_RUN, Starter
+from whale_tf._tf_compat import function_tracing
+
+if function_tracing() is None or function_tracing().compilation is None:  # type: ignore[union-attr]
+    pytest.skip("no functions in several processes before TensorFlow 2.15", allow_module_level=True)
+
+SCRIPT = ("-m", "tests.multiprocess.train_functions")
+SAMPLE = ("mlp/fit/pipeline", "embeddings/custom/zero v3", "mlp/custom/split after replicas", "mlp/custom/auto_parallel")
+EVERY = [(2, 1), (2, 2), (4, 1)]
+
+
+def check(workers: int, devices: int, rows: Tuple[str, ...], bound_s: int) -> None:
+    with Starter() as starter:
+        job = starter.start(*WHALE_RUN, "--workers", str(workers), *SCRIPT, str(devices), *rows)
+        status = job.wait(bound_s)
+        assert status == 0 and job.output.count("finished") == workers, job.output
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_equals_local() -> None:
+    check(2, 1, SAMPLE, 300)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("workers, devices", EVERY)
+def test_every_model_and_plan_equals_local(workers: int, devices: int) -> None:
+    check(workers, devices, ("*/*/*",), 7200)
