@@ -331,7 +331,7 @@ class Plan(Record):
     def data_parallel_processes(self) -> Tuple[Tuple[int, ...], ...]:
         """Device numbers of the processes that train side by side, each with model replicas of its own; (): there is one process,
         or model replicas span processes."""
-        return () if self.spans_processes else self.processes
+        return self.processes if len(self.processes) > 1 and not self.spans_processes else ()
 
     @property
     def spans_processes(self) -> bool:

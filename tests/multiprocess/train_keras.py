@@ -174,7 +174,8 @@ def bytes_here(variables: Any) -> List[int]:
         if record is not None:
             own += tf.raw_ops.ReadVariableOp(resource=record.handle, dtype=variable.dtype).numpy().nbytes
             parts += sum(tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=variable.dtype).numpy().nbytes
-                         for division, held in record.parts.items() for part in held if not division.owner)
+                         for division, held in record.parts.items() for number, part in enumerate(held)
+                         if not division.is_elsewhere(number))
     return [own, parts]
 
 

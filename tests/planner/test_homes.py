@@ -71,7 +71,7 @@ def test_parts_by_task_graph() -> None:
     variables = held(60, 1) + held(5, 5, task_graph=1)
     assert parted(shared([1, 1], 2, 2), variables) == parted(shared([2, 1]), variables) == [{"v0_0": 1}, {}]
     assert not any(parted(shared([2], model_replicas=2, processes=((0, 1), (2, 3))), held(60, 1)))
-    assert whole_because(shared([2], model_replicas=2, processes=((0, 1), (2, 3)))).endswith("inside one process only")
+    assert whole_because(shared([2], model_replicas=2, processes=((0, 1), (2, 3)))).endswith("if all replicas are in one step")
 
 
 def test_what_is_larger_than_a_share() -> None:
