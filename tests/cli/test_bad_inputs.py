@@ -51,7 +51,9 @@ OPTIONS = [
     *(f"run {one} s.py" for one in (
         "--hosts a,,b", "--hosts a:x", "--hosts a:0", "--hosts @a", "--hosts -oProxyCommand=x", "--hosts localhost,b",
         "--hosts a,b --ssh '", "--hosts a --ssh nowhere/ssh", "--ssh rsh", "--workers 0",
-        "--cluster cpu:3 --workers 2", "--replicate --auto")),
+        "--cluster cpu:3 --workers 2", "--replicate --auto", "--nodes 2", "--rdzv head", "--rdzv :1", "--rdzv head:x",
+        "--rdzv head:1 --hosts a", "--rdzv head:99999", "--rdzv localhost:1 --nodes 0",
+        "--rdzv 203.0.113.1:9 --nodes 2 --rdzv-timeout 0.1")),
     "calibrate -o no/c.json", "calibrate --repeat 0", "calibrate --inter-op x", "diff nowhere.json nowhere.json",
     "explain nowhere.json", "explain --picture p.txt", "explain x.json --most -1"]
 

@@ -8,11 +8,12 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import typer
 
@@ -21,6 +22,7 @@ from whale_tf.cli.common import reported
 from whale_tf.cli.keeper import PORT
 from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import tf_configs_at
+from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
 from whale_tf.errors import ClusterError, ConfigError
 
@@ -45,6 +47,9 @@ def run(
     module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
     workers: int = typer.Option(1, min=1, help="processes; with --hosts: on each host"),
     hosts: Optional[str] = typer.Option(None, help="start them on these hosts over ssh: HOST[:PROCESSES],..."),
+    rdzv: Optional[str] = typer.Option(None, help="HOST:PORT where as many hosts as --nodes meet that run this command"),
+    nodes: int = typer.Option(1, min=1, help="hosts that meet at --rdzv, each with its own --workers"),
+    rdzv_timeout: float = typer.Option(300.0, min=0.1, help="seconds to wait for the other hosts"),
     ssh: str = typer.Option(SSH, help="the command that is given a host and a command to run there"),
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
     cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form; default: CPU devices"),
@@ -62,11 +67,23 @@ def run(
     end.
     """
     with reported(2):
+        room = _room(rdzv, nodes, hosts)
         places = _places(hosts, ssh, workers)
-        workers = len(places)
-        variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
-        if verify:
-            variables[VERIFIED] = "1"
+        configured = _configured(config, len(places) * nodes, replicate, auto)
+        variables = {VERIFIED: "1"} if verify else {}
+        if room is None:
+            variables.update(_variables([devices_per_worker] * len(places), cluster, configured))
+        elif cluster is not None:
+            Cluster.parse(cluster)
+
+    def meet(ports: Sequence[int]) -> Job:
+        """Where the processes of all hosts are."""
+        if room is None:
+            return Job([f"{place.host}:{port}" for place, port in zip(places, ports)], 0, variables)
+        hosts_met, own = room.meet(Host(socket.gethostname(), tuple(ports), devices_per_worker), rdzv_timeout)
+        each = [host.devices for host in hosts_met for _ in host.ports]
+        return Job([address for host in hosts_met for address in host.addresses], sum(len(one.ports) for one in hosts_met[:own]),
+                   dict(variables, **_variables(each, cluster, configured)))
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
@@ -74,11 +91,26 @@ def run(
         if attempt:
             typer.echo(f"whale run: restarting all processes ({attempt} of {max_restarts})", err=True)
         with reported(2):
-            group = Group(command, places, variables, grace)
+            group = Group(command, places, meet, grace)
         status = group.wait()
         if status == 0 or group.interrupted:
             break
     raise typer.Exit(status)
+
+
+def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Room]:
+    """Where hosts meet, if they do.
+
+    Raises:
+        ClusterError: the options contradict each other.
+    """
+    if rdzv is None:
+        if nodes > 1:
+            raise ClusterError(f"--nodes is {nodes}, but there is no address where they meet; add --rdzv HOST:PORT")
+        return None
+    if hosts is not None:
+        raise ClusterError("--hosts and --rdzv are given; give --hosts on one host, which starts all, or --rdzv on every host")
+    return Room(split_meeting_point(rdzv), nodes)
 
 
 def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
@@ -90,7 +122,7 @@ def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
     if hosts is None:
         if ssh != SSH:
             raise ClusterError(f"--ssh is {ssh!r}, but no --hosts are given; add --hosts HOST,HOST")
-        return [Place("127.0.0.1", str(rank)) for rank in range(workers)]
+        return [Place("127.0.0.1")] * workers
     try:
         command = shlex.split(ssh)
     except ValueError as error:
@@ -105,7 +137,7 @@ def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
         user, host, count = match.groups()
         there = f"{user}@{host.strip('[]')}" if user else host.strip("[]")
         for _ in range(int(count or workers)):
-            places.append(Place(host, f"{len(places)} {host}", (*command, there)))
+            places.append(Place(host, (*command, there)))
     names = {place.host for place in places}
     if names & LOOPBACK and names - LOOPBACK:
         raise ClusterError(
@@ -132,21 +164,41 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 
-def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
+def _variables(devices: Sequence[int], cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
     """The environment variables of all processes.
+
+    Args:
+        devices: logical CPU devices of each process.
 
     Raises:
         ClusterError, ConfigError: cluster or configuration is not valid.
     """
-    short = f"cpu:{devices_per_worker}"
-    described = cluster or (f"{workers}x{short}" if workers > 1 else short)
-    total = len(Cluster.parse(described))
-    if total % workers:
-        raise ClusterError(f"the cluster {described!r} has {total} devices, which do not divide over {workers} workers")
+    workers = len(devices)
+    if len(set(devices)) > 1:
+        described = cluster or ",".join(f"cpu:{count}" for count in devices)
+    else:
+        described = cluster or (f"{workers}xcpu:{devices[0]}" if workers > 1 else f"cpu:{devices[0]}")
+    parsed = Cluster.parse(described)
+    if len(parsed) % workers and len(parsed.nodes) != workers:
+        raise ClusterError(f"the cluster {described!r} has {len(parsed)} devices, which do not divide over {workers} workers")
     variables = {"WHALE_CLUSTER": described, LAUNCHED: "1"}
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
     return variables
+
+
+class Job(NamedTuple):
+    """What the processes of a host are told.
+
+    Attributes:
+        addresses: of all processes, by rank.
+        first: rank of the host's first process.
+        variables: environment variables, in addition to this process's own.
+    """
+
+    addresses: List[str]
+    first: int
+    variables: Dict[str, str]
 
 
 class Place(NamedTuple):
@@ -154,12 +206,10 @@ class Place(NamedTuple):
 
     Attributes:
         host: the name by which the other processes reach it.
-        label: prefix of its lines of output.
         ssh: the command that runs another command there; none: this machine.
     """
 
     host: str
-    label: str
     ssh: Tuple[str, ...] = ()
 
 
@@ -169,17 +219,18 @@ class Group:
     Args:
         command: the command that each process runs.
         places: where each runs.
-        variables: environment variables of all, in addition to this process's own.
+        meet: says, once the ports of these processes are known, where all processes of the job are.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
         interrupted: whether a signal asked the processes to end.
 
     Raises:
-        ClusterError: a keeper does not start.
+        ClusterError: a keeper does not start, or a host does not come.
     """
 
-    def __init__(self, command: Sequence[str], places: Sequence[Place], variables: Mapping[str, str], grace_s: float) -> None:
+    def __init__(self, command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job],
+                 grace_s: float) -> None:
         self._grace_s = grace_s
         self.interrupted = False
         self._interrupted_at: Optional[float] = None
@@ -188,6 +239,7 @@ class Group:
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
         self._told = 0.0
+        self._first = 0  # rank of the first of these processes
         try:
             for place in places:
                 self._keepers.append(subprocess.Popen(
@@ -196,21 +248,23 @@ class Group:
             for rank, keeper in enumerate(self._keepers):
                 self._follow(rank, keeper.stderr, sys.stderr)
                 self._write(keeper, json.dumps(inspect.getsource(module_of_keeper)))
-            addresses = [f"{place.host}:{self._port(rank)}" for rank, place in enumerate(places)]
-            for rank, own in enumerate(tf_configs_at(addresses)):
-                self._follow(rank, self._keepers[rank].stdout, sys.stdout)
-                self._write(self._keepers[rank], json.dumps(self._task(command, places[rank], dict(variables, **own))))
+            job = meet([self._port(index) for index in range(len(places))])
+            self._first = job.first
+            for index, own in enumerate(tf_configs_at(job.addresses)[job.first:job.first + len(places)]):
+                self._follow(index, self._keepers[index].stdout, sys.stdout)
+                self._write(self._keepers[index], json.dumps(
+                    self._task(command, places[index], dict(job.variables, **own), len(job.addresses) > 1)))
         except BaseException:
             self._signal(signal.SIGKILL)
             for keeper in self._keepers:
                 keeper.kill()
             raise
 
-    def _task(self, command: Sequence[str], place: Place, variables: Mapping[str, str]) -> Dict[str, Any]:
+    def _task(self, command: Sequence[str], place: Place, variables: Mapping[str, str], has_others: bool) -> Dict[str, Any]:
         there = {name: value for name, value in os.environ.items() if not OWN_TO_A_HOST.match(name)} if place.ssh else {}
         return {"command": list(command), "variables": dict(there, **variables), "directory": os.getcwd(),
                 "mimics": not place.ssh, "grace_s": self._grace_s, "lease_s": LEASE_S if place.ssh else NEVER_S,
-                "stopped_s": STOPPED_S if len(self._places) > 1 else NEVER_S}
+                "stopped_s": STOPPED_S if has_others else NEVER_S}
 
     def _port(self, rank: int) -> int:
         """The port that a keeper has found; what the host's shell prints before is shown."""
@@ -262,7 +316,7 @@ class Group:
             failed = [(rank, status) for rank, status in enumerate(statuses) if status]
             if failed:
                 rank, status = failed[0]
-                sys.stderr.write(f"whale run: process {rank} ended with {self._how(rank, status)}\n")
+                sys.stderr.write(f"whale run: process {self._first + rank} ended with {self._how(rank, status)}\n")
                 return 128 - status if status < 0 else status
             if all(status == 0 for status in statuses):
                 return 0
@@ -315,7 +369,8 @@ class Group:
         stream.close()
 
     def _print(self, rank: int, line: bytes, out: IO[str]) -> None:
-        prefix = f"[{self._places[rank].label}] "
+        place = self._places[rank]
+        prefix = f"[{self._first + rank} {place.host}] " if place.ssh else f"[{self._first + rank}] "
         if out.isatty():
             prefix = f"\033[{COLOURS[rank % len(COLOURS)]}m{prefix}\033[0m"
         with self._lock:
