@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
 from tests.cli.scripts import PUBLISHED
-from tests.multiprocess.launch import ROOT, WHALE_RUN, Starter
+from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter
 from whale_tf.cluster.processes import free_ports
 
 LIMIT_S = 30
@@ -130,23 +130,30 @@ def test_hosts(starter: Starter, script: Any, shell: str) -> None:
 
 @pytest.mark.slow
 def test_hosts_that_meet(starter: Starter, script: Any, tmp_path: Any) -> None:
-    """Three processes under two commands, with devices of their own.  A failure under one starts both again."""
+    """Three processes under two commands.  A failure under one starts both again.  Devices of different
+    numbers are refused in both."""
     path = script("first = not os.path.exists(sys.argv[1])\n"
                   "print(rank, os.environ['TF_CONFIG'], os.environ['WHALE_CLUSTER'], flush=True)\n"
                   "time.sleep(0.5)\nif first and rank == 0: open(sys.argv[1], 'w'); sys.exit(3)\n"
                   "if first: time.sleep(1); sys.exit(75)  # as one that has lost another")
     port, = free_ports(1)
     options = ("--rdzv", f"127.0.0.1:{port}", "--nodes", "2", "--max-restarts", "1")
-    runs = [starter.start(*WHALE_RUN, *options, "--workers", workers, "--devices-per-worker", devices, path, str(tmp_path / "m"))
-            for workers, devices in (("1", "2"), ("2", "1"))]
+
+    def start(*devices: str) -> List[Process]:
+        return [starter.start(*WHALE_RUN, *options, "--workers", str(1 + number), "--devices-per-worker", count, path,
+                              str(tmp_path / "mark")) for number, count in enumerate(devices)]
+
+    for run in start("2", "1"):
+        assert run.wait(LIMIT_S) == 2 and "error: processes have the same number of devices each, but" in run.output, run.output
+    runs = start("2", "2")
     for run in runs:
         assert run.wait(LIMIT_S) == 0, run.output
-    said = re.findall(r"^\[(\d)\] (\d) (.*) (cpu\S+)$", runs[0].output + runs[1].output, re.M)
+    said = re.findall(r"^\[(\d)\] (\d) (.*) (\S+)$", runs[0].output + runs[1].output, re.M)
     assert sorted(row[0] for row in said) == list("001122") and all(rank == own for rank, own, _, _ in said)
     for rank, _, tf_config, cluster in said:
         job = json.loads(tf_config)
         assert len(set(job["cluster"]["worker"])) == 3 and job["task"]["index"] == int(rank)
-        assert sorted(cluster.split(",")) == ["cpu:1", "cpu:1", "cpu:2"]
+        assert cluster == "3xcpu:2"
 
 
 @pytest.mark.once

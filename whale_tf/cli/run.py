@@ -72,7 +72,7 @@ def run(
         configured = _configured(config, len(places) * nodes, replicate, auto)
         variables = {VERIFIED: "1"} if verify else {}
         if room is None:
-            variables.update(_variables([devices_per_worker] * len(places), cluster, configured))
+            variables.update(_variables(len(places), devices_per_worker, cluster, configured))
         elif cluster is not None:
             Cluster.parse(cluster)
 
@@ -81,9 +81,12 @@ def run(
         if room is None:
             return Job([f"{place.host}:{port}" for place, port in zip(places, ports)], 0, variables)
         hosts_met, own = room.meet(Host(socket.gethostname(), tuple(ports), devices_per_worker), rdzv_timeout)
-        each = [host.devices for host in hosts_met for _ in host.ports]
-        return Job([address for host in hosts_met for address in host.addresses], sum(len(one.ports) for one in hosts_met[:own]),
-                   dict(variables, **_variables(each, cluster, configured)))
+        if len({host.devices for host in hosts_met}) > 1:
+            raise ClusterError("processes have the same number of devices each, but --devices-per-worker is {}".format(
+                ", ".join(f"{host.devices} on {host}" for host in hosts_met)))
+        addresses = [address for host in hosts_met for address in host.addresses]
+        return Job(addresses, sum(len(one.ports) for one in hosts_met[:own]),
+                   dict(variables, **_variables(len(addresses), devices_per_worker, cluster, configured)))
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
@@ -164,23 +167,17 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 
-def _variables(devices: Sequence[int], cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
+def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
     """The environment variables of all processes.
-
-    Args:
-        devices: logical CPU devices of each process.
 
     Raises:
         ClusterError, ConfigError: cluster or configuration is not valid.
     """
-    workers = len(devices)
-    if len(set(devices)) > 1:
-        described = cluster or ",".join(f"cpu:{count}" for count in devices)
-    else:
-        described = cluster or (f"{workers}xcpu:{devices[0]}" if workers > 1 else f"cpu:{devices[0]}")
-    parsed = Cluster.parse(described)
-    if len(parsed) % workers and len(parsed.nodes) != workers:
-        raise ClusterError(f"the cluster {described!r} has {len(parsed)} devices, which do not divide over {workers} workers")
+    short = f"cpu:{devices_per_worker}"
+    described = cluster or (f"{workers}x{short}" if workers > 1 else short)
+    total = len(Cluster.parse(described))
+    if total % workers:
+        raise ClusterError(f"the cluster {described!r} has {total} devices, which do not divide over {workers} workers")
     variables = {"WHALE_CLUSTER": described, LAUNCHED: "1"}
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)

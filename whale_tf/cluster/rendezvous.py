@@ -102,7 +102,8 @@ class Room:
                     for line in connection.makefile("rb"):
                         answer = json.loads(line.decode("utf8"))
                         if "hosts" in answer:
-                            return Met(tuple(map(_host, answer["hosts"])), answer["own"])
+                            with self._lock:  # the serving host may end now, but not before all have been told
+                                return Met(tuple(map(_host, answer["hosts"])), answer["own"])
                         told = _who_is_missing(answer, self._count)
                         if time.monotonic() > limit:
                             break
