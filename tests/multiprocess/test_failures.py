@@ -150,7 +150,7 @@ def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any, kills: int) -> None:
-    """A process of the one run is killed again and again, while it starts or trains; each time the other ends soon, both start
+    """A process of the one run is killed or stopped again and again, while it starts or trains; each time both end soon, and start
     again from the last checkpoint.  The other run is left in peace, and both have the same losses."""
     steps, pause_s = 80 * kills, 0.02
     options = ("--workers", "2", "--max-restarts", str(kills), *SCRIPT, str(steps))
@@ -170,7 +170,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
         time.sleep(chance.uniform(0, 1.5))
         processes = pids(output())
         victim = chance.choice(processes)
-        os.kill(victim, signal.SIGKILL)
+        os.kill(victim, (signal.SIGKILL, signal.SIGSTOP)[attempt % 2])
         wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
         assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
