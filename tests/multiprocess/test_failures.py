@@ -150,8 +150,8 @@ def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any, kills: int) -> None:
-    """A process of the one run is killed or stopped again and again, while it starts or trains; each time both end soon, and start
-    again from the last checkpoint.  The other run is left in peace, and both have the same losses."""
+    """A process of the one run is killed or stopped again and again, while it starts or trains; each time both end soon, and
+    start again from the last checkpoint.  The other run is left in peace, and both have the same losses."""
     steps, pause_s = 80 * kills, 0.02
     options = ("--workers", "2", "--max-restarts", str(kills), *SCRIPT, str(steps))
     broken, whole = [starter.start(*WHALE_RUN, *options, str(tmp_path / name), PAUSE=str(pause_s), SAVE_STEPS="3")

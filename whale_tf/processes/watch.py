@@ -124,7 +124,10 @@ class _Link:
         self._tried = found[self._attempts % len(found)]
         self._attempts += 1
         family, address = self._tried
-        self._connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # this process has too many files open; it tries again
+            return
         self._connection.setblocking(False)
         self._selector.register(self._connection, selectors.EVENT_WRITE, self)
         problem = self._connection.connect_ex(address)
