@@ -133,6 +133,10 @@ class Communication(Record):
     start_timeout_s: int = field(
         300, at_least=1,
         description="Seconds that the first Session of a process waits for all other processes to start.")
+    lost_after_s: int = field(
+        5, at_least=2,
+        description="Seconds without an answer after which another process counts as lost: it is stopped, or its host or the "
+        "network is down. A process that computes or loads data answers. One that has ended counts as lost within 2 seconds.")
     sparse_as_dense: bool = field(
         False,
         description="Convert sparse gradients to dense ones when they are computed, so that they are summed like all others. "

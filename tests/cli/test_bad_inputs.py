@@ -48,6 +48,12 @@ OPTIONS = [
         "gpt3", "gpt2 --devices V101", "gpt2 --count 0", "gpt2 --count 12", "gpt2 --count 8 --global-batch 12", "mlp --seq 3",
         "gpt2 --devices T4 --global-batch 10000000000", "mlp --devices T4 --tokens 5", "gpt2 --tokens 5 --examples 5",
         "gpt2 --precision fp16", "gpt2 --prices nowhere.json")),
+    *(f"run {one} s.py" for one in (
+        "--hosts a,,b", "--hosts a:x", "--hosts a:0", "--hosts @a", "--hosts -oProxyCommand=x", "--hosts localhost,b",
+        "--hosts a,b --ssh '", "--hosts a --ssh nowhere/ssh", "--ssh rsh", "--workers 0",
+        "--cluster cpu:3 --workers 2", "--replicate --auto", "--nodes 2", "--rdzv head", "--rdzv :1", "--rdzv head:x",
+        "--rdzv head:1 --hosts a", "--rdzv head:99999", "--rdzv localhost:1 --nodes 0",
+        "--rdzv 203.0.113.1:9 --nodes 2 --rdzv-timeout 0.1")),
     "calibrate -o no/c.json", "calibrate --repeat 0", "calibrate --inter-op x", "diff nowhere.json nowhere.json",
     "explain nowhere.json", "explain --picture p.txt", "explain x.json --most -1"]
 

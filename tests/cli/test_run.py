@@ -5,12 +5,14 @@ import json
 import os
 import re
 import signal
-from typing import Any, Iterator
+import time
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
 from tests.cli.scripts import PUBLISHED
-from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter
+from whale_tf.cluster.processes import free_ports
 
 LIMIT_S = 30
 
@@ -99,6 +101,93 @@ def test_processes_that_will_not_end_are_killed(starter: Starter, script: Any, m
     assert not alive(int(run.output.split("pid ")[1].split()[0]))
 
 
+@pytest.fixture
+def shell(tmp_path: Any) -> str:
+    """Stands in for ssh: another session of this machine."""
+    path = tmp_path / "shell"
+    path.write_text('#!/bin/sh\necho banner of "$1"\nexec env -i PATH="$PATH" sh -c "$2"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_hosts(starter: Starter, script: Any, shell: str) -> None:
+    """Two processes on one host and one on another, with this one's directory and environment; a failure on one ends both."""
+    path = script("print(json.dumps([os.environ['TF_CONFIG'], os.environ['WHALE_CLUSTER'], os.environ['MY_OWN'], os.getcwd(),\n"
+                  "                  'HOME' in os.environ, sys.argv[1:]]))\n"
+                  "time.sleep(0.5 if rank == 2 else 600); sys.exit(6)")
+    run = starter.start(*WHALE_RUN, "--hosts", "localhost:2,me@127.0.0.1", "--ssh", shell, path, "a b", "'$HOME", MY_OWN="1 2")
+    assert run.wait(LIMIT_S) == 6, run.output
+    assert "process 2 ended with status 6" in run.output and "[2 127.0.0.1] banner of me@127.0.0.1" in run.output, run.output
+    for rank, host in enumerate(("localhost", "localhost", "127.0.0.1")):
+        line, = (line for line in run.output.splitlines() if line.startswith(f"[{rank} {host}] ["))
+        tf_config, cluster, own, directory, has_home, arguments = json.loads(line.partition("] ")[2])
+        job = json.loads(tf_config)
+        assert job["task"]["index"] == rank and job["cluster"]["worker"][rank].startswith(host + ":")
+        assert len(set(job["cluster"]["worker"])) == 3
+        assert (cluster, own, directory, has_home, arguments) == ("3xcpu:1", "1 2", ROOT, False, ["a b", "'$HOME"])
+
+
+@pytest.mark.slow
+def test_hosts_that_meet(starter: Starter, script: Any, tmp_path: Any) -> None:
+    """Three processes under two commands.  A failure under one starts both again.  Devices of different
+    numbers are refused in both."""
+    path = script("first = not os.path.exists(sys.argv[1])\n"
+                  "print(rank, os.environ['TF_CONFIG'], os.environ['WHALE_CLUSTER'], flush=True)\n"
+                  "time.sleep(0.5)\nif first and rank == 0: open(sys.argv[1], 'w'); sys.exit(3)\n"
+                  "if first: time.sleep(1); sys.exit(75)  # as one that has lost another")
+    port, = free_ports(1)
+    options = ("--rdzv", f"127.0.0.1:{port}", "--nodes", "2", "--max-restarts", "1")
+
+    def start(*devices: str) -> List[Process]:
+        return [starter.start(*WHALE_RUN, *options, "--workers", str(1 + number), "--devices-per-worker", count, path,
+                              str(tmp_path / "mark")) for number, count in enumerate(devices)]
+
+    for run in start("2", "1"):
+        assert run.wait(LIMIT_S) == 2 and "error: processes have the same number of devices each, but" in run.output, run.output
+    runs = start("2", "2")
+    for run in runs:
+        assert run.wait(LIMIT_S) == 0, run.output
+    said = re.findall(r"^\[(\d)\] (\d) (.*) (\S+)$", runs[0].output + runs[1].output, re.M)
+    assert sorted(row[0] for row in said) == list("001122") and all(rank == own for rank, own, _, _ in said)
+    for rank, _, tf_config, cluster in said:
+        job = json.loads(tf_config)
+        assert len(set(job["cluster"]["worker"])) == 3 and job["task"]["index"] == int(rank)
+        assert cluster == "3xcpu:2"
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached(starter: Starter, script: Any) -> None:
+    run = starter.start(*WHALE_RUN, "--hosts", "a,b", "--ssh", "sh -c 'exit 255'", script(""))
+    assert run.wait(LIMIT_S) == 2 and "error: process 0 cannot be started on a: sh -c" in run.output, run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_no_process_outlives_the_launcher(starter: Starter, script: Any, shell: str, is_remote: bool) -> None:
+    """It is killed; one process and its child end when asked to, and the other does not listen."""
+    path = script("import signal, subprocess\n"
+                  "if rank: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                  "print('pid', os.getpid(), subprocess.Popen(['sleep', '600']).pid, '.')\ntime.sleep(600)")
+    options = ("--hosts", "localhost:2", "--ssh", shell) if is_remote else ("--workers", "2")
+    run = starter.start(*WHALE_RUN, "--grace", "0.5", *options, path)
+    until(lambda: run.output.count(" .") == 2)
+    pids = [int(number) for line in re.findall(r"pid (\d+ \d+)", run.output) for number in line.split()]
+    assert len(pids) == 4 and all(map(alive, pids))
+    run.send(signal.SIGKILL)
+    until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_killed(starter: Starter, script: Any) -> None:
+    path = script("import signal\nif rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)")
+    run = starter.start(*WHALE_RUN, "--workers", "2", path)
+    assert run.wait(LIMIT_S) == 128 + signal.SIGKILL, run.output
+    assert "[1] whale run: this process has been stopped for 5 s" in run.output, run.output
+    assert "process 1 ended with signal SIGKILL" in run.output, run.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
@@ -167,10 +256,15 @@ def test_a_script_that_trains_nothing_is_told_so(starter: Starter, tmp_path: Any
     assert "trained nothing in a TensorFlow graph" in run.output
 
 
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if not os.path.exists(f"/proc/{pid}/stat"):
         return False
     with open(f"/proc/{pid}/stat") as handle:
         return handle.read().split()[2] != "Z"

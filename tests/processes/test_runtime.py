@@ -56,7 +56,7 @@ def test_processes_agree_on_the_same_model_only(monkeypatch: Any) -> None:
 
 
 def test_a_differing_process_is_named() -> None:
-    process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1)
+    process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1, 1)
     process.check_agreement([5, 5, 5])
     with pytest.raises(wh.PlanError, match=r"process\(es\) 1, 2 built another model"):
         process.check_agreement([5, 6, 7])
@@ -149,7 +149,7 @@ def test_other_processes_write_no_checkpoint(monkeypatch: Any, graph: tf.Graph, 
 
 def test_a_server_of_the_script_is_refused() -> None:
     with pytest.raises(wh.ClusterError, match="leave out the target .master."):
-        Runtime(Processes(tuple(TWO), 0), 1).target("grpc://other:1", tf.ConfigProto())
+        Runtime(Processes(tuple(TWO), 0), 1, 1).target("grpc://other:1", tf.ConfigProto())
 
 
 def elements(dataset: Any) -> list:

@@ -1,20 +1,25 @@
 """The watch tells a live process from a dead, a silent and an absent one."""
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, Iterator, List
 
 import pytest
 
+from whale_tf.cluster.processes import free_ports
 from whale_tf.errors import ClusterError, ProcessLostError
 from whale_tf.processes import watch as module
-from whale_tf.processes.watch import PREFACE, Watch, split_address
+from whale_tf.processes.watch import PREFACE, Watch, question, split_address
 
 
 class Server:
-    """Accepts connections and greets each, until it is killed."""
+    """Accepts connections, and answers whatever it is sent, until it is killed or falls silent."""
 
     def __init__(self) -> None:
         self._listening = socket.socket()
@@ -22,7 +27,7 @@ class Server:
         self._listening.listen(5)
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.connections: List[socket.socket] = []
-        self.greets = True
+        self.answers = True
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -30,13 +35,20 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
                 self.connections.append(connection)
-                if self.greets:
-                    connection.sendall(b"settings")
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
             except OSError:  # killed
                 return
 
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # killed
+            while connection.recv(1 << 16):
+                if self.answers:
+                    connection.sendall(b"here")
+
     def drop(self) -> None:
         for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def kill(self) -> None:
@@ -64,7 +76,9 @@ def ends() -> List[str]:
 def watch(server: Server, ends: List[str], monkeypatch: Any) -> Iterator[Watch]:
     monkeypatch.setattr(module, "TICK_S", 0.05)
     monkeypatch.setattr(module, "GRACE_S", 0.3)
-    found = Watch({1: server.address}, lambda message, status: ends.append(message))
+    monkeypatch.setattr(module, "ASK_S", 0.1)
+    monkeypatch.setattr(module, "AFRESH_S", 0.3)
+    found = Watch({1: server.address}, 0.6, lambda message, status: ends.append(message))
     found.wait_for_all(30)
     assert eventually(lambda: server.connections)
     yield found
@@ -101,7 +115,7 @@ def test_a_death_during_a_run_ends_this_process(watch: Watch, server: Server, en
 def test_a_process_that_was_asked_to_end_follows_process_0(server: Server, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.05)
     ends: List[int] = []
-    watch = Watch({0: server.address}, lambda message, status: ends.append(status), asked_to_end=lambda: True)
+    watch = Watch({0: server.address}, 1.0, lambda message, status: ends.append(status), asked_to_end=lambda: True)
     watch.wait_for_all(30)
     with watch:
         server.kill()
@@ -122,23 +136,53 @@ def test_a_broken_connection_is_no_death(watch: Watch, server: Server, ends: Lis
 
 
 @pytest.mark.slow
-def test_a_process_that_answers_no_more(watch: Watch, server: Server, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "ASK_S", 0.1)
-    time.sleep(0.5)
+def test_a_process_that_answers_no_more(watch: Watch, server: Server, ends: List[str]) -> None:
+    time.sleep(0.8)
     watch.check()
-    monkeypatch.setattr(module, "SILENT_S", 0.5)
-    server.greets = False
-    with pytest.raises(ProcessLostError):
-        watch.check(patience_s=30)
+    with watch:
+        with watch:  # of another thread
+            pass
+        server.answers = False
+        assert eventually(lambda: ends) and "has not answered for 0.6 s" in ends[0]
+
+
+@pytest.mark.slow
+def test_one_that_could_not_hear_takes_nobody_for_lost(watch: Watch, server: Server, monkeypatch: Any) -> None:
+    """As after SIGSTOP and SIGCONT, or while an extension holds Python's lock."""
+    look = watch._look
+
+    def late(ready: Any) -> None:
+        time.sleep(0.8)
+        look([])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "_look", late)
+        time.sleep(1)
+    time.sleep(0.9)
+    watch.check()
+
+
+@pytest.mark.slow
+def test_one_that_is_lost_while_others_start(server: Server, monkeypatch: Any) -> None:
+    """A port that is open and does not answer is no process that has yet to start."""
+    monkeypatch.setattr(module, "TICK_S", 0.05)
+    server.answers = False
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        watch = Watch({1: server.address, 2: f"127.0.0.1:{unused.getsockname()[1]}"}, 0.5)
+        with pytest.raises(ProcessLostError, match=r"process 1 \(127.0.0.1:\d+\) has not answered"):
+            watch.wait_for_all(30)
+        watch.stop()
 
 
 @pytest.mark.slow
 def test_one_that_never_comes() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        absent = Watch({2: f"127.0.0.1:{unused.getsockname()[1]}"})
+        absent = Watch({2: f"127.0.0.1:{unused.getsockname()[1]}"}, 1.0)
         with pytest.raises(ClusterError, match=r"process 2 \(127.0.0.1:\d+\) did not start within 0 s: start all 2 processes"):
             absent.wait_for_all(0.3)
+        absent.stop()
 
 
 def test_addresses() -> None:
@@ -147,5 +191,37 @@ def test_addresses() -> None:
         split_address("a")
 
 
-def test_the_preface_is_http2() -> None:
+SERVER = """
+import ctypes, sys, time
+import tensorflow.compat.v1 as tf
+server = tf.train.Server({"worker": ["127.0.0.1:" + sys.argv[1]]}, "worker", 0)
+ctypes.PyDLL(None).sleep(6)  # with Python's lock
+time.sleep(60)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_server_of_tensorflow_answers_until_it_is_stopped() -> None:
+    """Also while Python does nothing else."""
+    port, = free_ports(1)
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port)])
+    watch = Watch({1: f"127.0.0.1:{port}"}, 3.0)
+    try:
+        watch.wait_for_all(60)
+        time.sleep(4)
+        watch.check()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ProcessLostError, match="has not answered for 3 s"):
+            watch.check(patience_s=10)
+    finally:
+        process.kill()
+        process.wait()
+        watch.stop()
+
+
+def test_a_question_is_a_request_of_http2() -> None:
     assert PREFACE.startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") and len(PREFACE) == 24 + 9 + 9
+    frames = question(0), question(1)
+    assert [int.from_bytes(frame[5:9], "big") for frame in frames] == [1, 3]
+    assert all(int.from_bytes(frame[:3], "big") == len(frame) - 9 for frame in frames)

@@ -1,23 +1,43 @@
-"""``whale run``: several training processes of one script on this machine."""
+"""``whale run``: several training processes of one script, on this machine or over ssh on others."""
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
 import os
+import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
+from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import typer
 
+from whale_tf.cli import keeper as module_of_keeper
 from whale_tf.cli.common import reported
+from whale_tf.cli.keeper import PORT
 from whale_tf.cluster import LAUNCHED, Cluster
-from whale_tf.cluster.processes import free_ports, tf_configs
+from whale_tf.cluster.processes import tf_configs_at
+from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
 from whale_tf.errors import ClusterError, ConfigError
 
 POLL_S = 0.1
+ALIVE_S, LEASE_S = 2.0, 30.0  # keepers on other hosts are told every 2 s that this process lives; after 30 s they end their own
+STOPPED_S = 5.0  # a process that is stopped for this long keeps the others waiting
+KILL_S = 5.0
+NEVER_S = 1e12
+LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+# the keeper's text is the first line that it reads: no byte more, since the others are for what it does
+KEEPER = (sys.executable, "-I", "-S", "-c", "import io, json; exec(json.loads(io.FileIO(0, closefd=False).readline()))")
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
+# environment variables that say something of this host, this user's session here, or this shell
+OWN_TO_A_HOST = re.compile(
+    r"(HOME|USER|LOGNAME|MAIL|SHELL|SHLVL|HOST|HOSTNAME|PWD|OLDPWD|TERM.*|DISPLAY|TMPDIR|TMUX.*|_|(SSH|XDG|DBUS|SLURM|BASH_FUNC)_.*)$")
 COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
 
 
@@ -25,7 +45,12 @@ def run(
     script: str = typer.Argument(..., help="Python script"),
     arguments: Optional[List[str]] = typer.Argument(None, help="its arguments"),
     module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
-    workers: int = typer.Option(1, min=1, help="processes"),
+    workers: int = typer.Option(1, min=1, help="processes; with --hosts: on each host"),
+    hosts: Optional[str] = typer.Option(None, help="start them on these hosts over ssh: HOST[:PROCESSES],..."),
+    rdzv: Optional[str] = typer.Option(None, help="HOST:PORT where as many hosts as --nodes meet that run this command"),
+    nodes: int = typer.Option(1, min=1, help="hosts that meet at --rdzv, each with its own --workers"),
+    rdzv_timeout: float = typer.Option(300.0, min=0.1, help="seconds to wait for the other hosts"),
+    ssh: str = typer.Option(SSH, help="the command that is given a host and a command to run there"),
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
     cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form; default: CPU devices"),
     config: Optional[str] = typer.Option(None, help="configuration for wh.init() calls that give none: JSON text or a file"),
@@ -35,26 +60,92 @@ def run(
     grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
     max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
 ) -> None:
-    """Run a script in several processes on this machine, as whale_tf's TF_CONFIG workers.
+    """Run a script in several processes, on this machine or on several hosts, as whale_tf's TF_CONFIG workers.
 
-    Every line of output is prefixed with the number of its process. If a process fails, the others are stopped, and the exit
-    status is that of the failed process. On SIGTERM a script that saves checkpoints saves once more, and all processes end.
+    Every line of output is prefixed with the number of its process, and its host. If a process fails, the others are stopped, and
+    the exit status is that of the failed process. On SIGTERM a script that saves checkpoints saves once more, and all processes
+    end.
     """
     with reported(2):
-        variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
-        if verify:
-            variables[VERIFIED] = "1"
+        room = _room(rdzv, nodes, hosts)
+        places = _places(hosts, ssh, workers)
+        configured = _configured(config, len(places) * nodes, replicate, auto)
+        variables = {VERIFIED: "1"} if verify else {}
+        if room is None:
+            variables.update(_variables(len(places), devices_per_worker, cluster, configured))
+        elif cluster is not None:
+            Cluster.parse(cluster)
+
+    def meet(ports: Sequence[int]) -> Job:
+        """Where the processes of all hosts are."""
+        if room is None:
+            return Job([f"{place.host}:{port}" for place, port in zip(places, ports)], 0, variables)
+        hosts_met, own = room.meet(Host(socket.gethostname(), tuple(ports), devices_per_worker), rdzv_timeout)
+        if len({host.devices for host in hosts_met}) > 1:
+            raise ClusterError("processes have the same number of devices each, but --devices-per-worker is {}".format(
+                ", ".join(f"{host.devices} on {host}" for host in hosts_met)))
+        addresses = [address for host in hosts_met for address in host.addresses]
+        return Job(addresses, sum(len(one.ports) for one in hosts_met[:own]),
+                   dict(variables, **_variables(len(addresses), devices_per_worker, cluster, configured)))
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:
             typer.echo(f"whale run: restarting all processes ({attempt} of {max_restarts})", err=True)
-        group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))], grace)
+        with reported(2):
+            group = Group(command, places, meet, grace)
         status = group.wait()
         if status == 0 or group.interrupted:
             break
     raise typer.Exit(status)
+
+
+def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Room]:
+    """Where hosts meet, if they do.
+
+    Raises:
+        ClusterError: the options contradict each other.
+    """
+    if rdzv is None:
+        if nodes > 1:
+            raise ClusterError(f"--nodes is {nodes}, but there is no address where they meet; add --rdzv HOST:PORT")
+        return None
+    if hosts is not None:
+        raise ClusterError("--hosts and --rdzv are given; give --hosts on one host, which starts all, or --rdzv on every host")
+    return Room(split_meeting_point(rdzv), nodes)
+
+
+def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
+    """Where each process runs: one host's processes after the other's.
+
+    Raises:
+        ClusterError: ``hosts`` or ``ssh`` is not valid.
+    """
+    if hosts is None:
+        if ssh != SSH:
+            raise ClusterError(f"--ssh is {ssh!r}, but no --hosts are given; add --hosts HOST,HOST")
+        return [Place("127.0.0.1")] * workers
+    try:
+        command = shlex.split(ssh)
+    except ValueError as error:
+        raise ClusterError(f"--ssh is {ssh!r}, which a shell cannot read: {error}") from None
+    if not command:
+        raise ClusterError("--ssh is empty, expected a command such as 'ssh -p 2222'")
+    places: List[Place] = []
+    for text in hosts.split(","):
+        match = re.match(r"^(?:([^\s@:]+)@)?([^\s@:\[\]-][^\s@:\[\]]*|\[[0-9a-fA-F:.]+\])(?::([1-9]\d{0,3}))?$", text.strip())
+        if match is None:
+            raise ClusterError(f"--hosts is {hosts!r}, and {text.strip()!r} is not HOST, USER@HOST or HOST:PROCESSES")
+        user, host, count = match.groups()
+        there = f"{user}@{host.strip('[]')}" if user else host.strip("[]")
+        for _ in range(int(count or workers)):
+            places.append(Place(host, (*command, there)))
+    names = {place.host for place in places}
+    if names & LOOPBACK and names - LOOPBACK:
+        raise ClusterError(
+            f"--hosts is {hosts!r}, but other hosts cannot reach {', '.join(sorted(names & LOOPBACK))}; give this host's name")
+    return places
 
 
 def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool) -> Optional[str]:
@@ -93,34 +184,95 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
     return variables
 
 
+class Job(NamedTuple):
+    """What the processes of a host are told.
+
+    Attributes:
+        addresses: of all processes, by rank.
+        first: rank of the host's first process.
+        variables: environment variables, in addition to this process's own.
+    """
+
+    addresses: List[str]
+    first: int
+    variables: Dict[str, str]
+
+
+class Place(NamedTuple):
+    """Where a process runs.
+
+    Attributes:
+        host: the name by which the other processes reach it.
+        ssh: the command that runs another command there; none: this machine.
+    """
+
+    host: str
+    ssh: Tuple[str, ...] = ()
+
+
 class Group:
-    """Processes that run and end together.
+    """Processes that run and end together, each with its keeper.
 
     Args:
         command: the command that each process runs.
-        environments: variables of each process, in addition to this process's own.
+        places: where each runs.
+        meet: says, once the ports of these processes are known, where all processes of the job are.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
         interrupted: whether a signal asked the processes to end.
+
+    Raises:
+        ClusterError: a keeper does not start, or a host does not come.
     """
 
-    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> None:
+    def __init__(self, command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job],
+                 grace_s: float) -> None:
         self._grace_s = grace_s
         self.interrupted = False
         self._interrupted_at: Optional[float] = None
-        self._processes: List[subprocess.Popen] = []
+        self._places = places
+        self._keepers: List[subprocess.Popen] = []
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
-        for rank, variables in enumerate(environments):
-            process = subprocess.Popen(
-                list(command), env=dict(os.environ, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True)
-            self._processes.append(process)
-            for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                thread = threading.Thread(target=self._copy, args=(rank, stream, out), daemon=True)
-                thread.start()
-                self._threads.append(thread)
+        self._told = 0.0
+        self._first = 0  # rank of the first of these processes
+        try:
+            for place in places:
+                self._keepers.append(subprocess.Popen(
+                    [*place.ssh, *_quoted(KEEPER, bool(place.ssh))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, start_new_session=True))
+            for rank, keeper in enumerate(self._keepers):
+                self._follow(rank, keeper.stderr, sys.stderr)
+                self._write(keeper, json.dumps(inspect.getsource(module_of_keeper)))
+            job = meet([self._port(index) for index in range(len(places))])
+            self._first = job.first
+            for index, own in enumerate(tf_configs_at(job.addresses)[job.first:job.first + len(places)]):
+                self._follow(index, self._keepers[index].stdout, sys.stdout)
+                self._write(self._keepers[index], json.dumps(
+                    self._task(command, places[index], dict(job.variables, **own), len(job.addresses) > 1)))
+        except BaseException:
+            self._signal(signal.SIGKILL)
+            for keeper in self._keepers:
+                keeper.kill()
+            raise
+
+    def _task(self, command: Sequence[str], place: Place, variables: Mapping[str, str], has_others: bool) -> Dict[str, Any]:
+        there = {name: value for name, value in os.environ.items() if not OWN_TO_A_HOST.match(name)} if place.ssh else {}
+        return {"command": list(command), "variables": dict(there, **variables), "directory": os.getcwd(),
+                "mimics": not place.ssh, "grace_s": self._grace_s, "lease_s": LEASE_S if place.ssh else NEVER_S,
+                "stopped_s": STOPPED_S if has_others else NEVER_S}
+
+    def _port(self, rank: int) -> int:
+        """The port that a keeper has found; what the host's shell prints before is shown."""
+        keeper = self._keepers[rank]
+        assert keeper.stdout is not None
+        for line in iter(keeper.stdout.readline, b""):
+            if line.startswith(PORT.encode()):
+                return int(line[len(PORT):])
+            self._print(rank, line, sys.stdout)
+        raise ClusterError("process {} cannot be started on {}: {} ended with status {}".format(
+            rank, self._places[rank].host, " ".join(self._places[rank].ssh) or "its keeper", keeper.wait()))
 
     def wait(self) -> int:
         """Wait for all processes to end.  If one fails, stop the others.  Returns 0, or the status of the first that failed."""
@@ -138,51 +290,91 @@ class Group:
     def stop(self) -> None:
         """End all running processes: SIGTERM, then SIGKILL for each process and its children."""
         self._signal(signal.SIGTERM)
-        limit = time.monotonic() + self._grace_s
-        while time.monotonic() < limit and any(process.poll() is None for process in self._processes):
+        if not self._have_ended_in(self._grace_s):
+            self._signal(signal.SIGKILL)
+            self._have_ended_in(KILL_S)
+        for keeper in self._keepers:
+            if keeper.poll() is None:  # its connection is broken, and it will end the process by itself
+                keeper.kill()
+            keeper.wait()
+
+    def _have_ended_in(self, seconds: float) -> bool:
+        limit = time.monotonic() + seconds
+        while any(keeper.poll() is None for keeper in self._keepers):
+            if time.monotonic() > limit:
+                return False
+            self._tell_alive()
             time.sleep(POLL_S)
-        self._signal(signal.SIGKILL, everyone=True)
-        for process in self._processes:
-            process.wait()
+        return True
 
     def _first_failure(self) -> int:
         while True:
-            statuses = [process.poll() for process in self._processes]
+            statuses = [keeper.poll() for keeper in self._keepers]
             failed = [(rank, status) for rank, status in enumerate(statuses) if status]
             if failed:
                 rank, status = failed[0]
-                how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-                sys.stderr.write(f"whale run: process {rank} ended with {how}\n")
+                sys.stderr.write(f"whale run: process {self._first + rank} ended with {self._how(rank, status)}\n")
                 return 128 - status if status < 0 else status
             if all(status == 0 for status in statuses):
                 return 0
             if self._interrupted_at is not None and time.monotonic() - self._interrupted_at > self._grace_s:
                 sys.stderr.write("whale run: processes did not end when asked to\n")
                 return 128 + signal.SIGKILL
+            self._tell_alive()
             time.sleep(POLL_S)
+
+    def _how(self, rank: int, status: int) -> str:
+        place = self._places[rank]
+        number = -status if status < 0 else status - 128 if place.ssh else 0
+        if number in [each.value for each in signal.Signals]:
+            return f"signal {signal.Signals(number).name}"
+        if place.ssh and status == 255:
+            return f"status 255: {place.ssh[0]} has no connection to {place.host}"
+        return f"status {status}"
 
     def _forward(self, number: int, frame: Any) -> None:
         self.interrupted = True
         self._interrupted_at = self._interrupted_at or time.monotonic()
         self._signal(number)
 
-    def _signal(self, number: int, everyone: bool = False) -> None:
-        """Send a signal to the running processes, and (``everyone``) to all processes that they have started."""
-        for process in self._processes:
-            try:
-                if everyone:
-                    os.killpg(process.pid, number)
-                elif process.poll() is None:
-                    process.send_signal(number)
-            except (ProcessLookupError, PermissionError):
-                pass  # it has ended
+    def _signal(self, number: int) -> None:
+        """Send a signal to the running processes, and SIGKILL to all processes that they have started, too."""
+        for keeper in self._keepers:
+            self._write(keeper, f"signal {int(number)}")
+
+    def _tell_alive(self) -> None:
+        """Ask keepers on other hosts for their processes: they end them when nobody does."""
+        if time.monotonic() - self._told > ALIVE_S:
+            self._told = time.monotonic()
+            for keeper, place in zip(self._keepers, self._places):
+                if place.ssh:
+                    self._write(keeper, "alive")
+
+    def _write(self, keeper: subprocess.Popen, line: str) -> None:
+        assert keeper.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(keeper.stdin.fileno(), line.encode() + b"\n")
+
+    def _follow(self, rank: int, stream: Optional[IO[bytes]], out: IO[str]) -> None:
+        thread = threading.Thread(target=self._copy, args=(rank, stream, out), daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _copy(self, rank: int, stream: IO[bytes], out: IO[str]) -> None:
-        prefix = f"[{rank}] "
+        for line in iter(stream.readline, b""):
+            self._print(rank, line, out)
+        stream.close()
+
+    def _print(self, rank: int, line: bytes, out: IO[str]) -> None:
+        place = self._places[rank]
+        prefix = f"[{self._first + rank} {place.host}] " if place.ssh else f"[{self._first + rank}] "
         if out.isatty():
             prefix = f"\033[{COLOURS[rank % len(COLOURS)]}m{prefix}\033[0m"
-        for line in iter(stream.readline, b""):
-            with self._lock:
-                out.write(prefix + line.decode("utf8", "replace").rstrip("\n") + "\n")
-                out.flush()
-        stream.close()
+        with self._lock:
+            out.write(prefix + line.decode("utf8", "replace").rstrip("\n") + "\n")
+            out.flush()
+
+
+def _quoted(command: Sequence[str], for_shell: bool) -> List[str]:
+    """A command as arguments, or as the one argument that ssh gives to a shell."""
+    return [" ".join(map(shlex.quote, command))] if for_shell else list(command)

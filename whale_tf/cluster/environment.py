@@ -216,7 +216,7 @@ def _on_one_host(environ: Mapping[str, str], source: str, keys: _Keys) -> Enviro
     size, rank = _number(environ, keys.size, 1), _number(environ, keys.rank)
     if _number(environ, keys.local_size, 1) != size:
         raise ClusterError(f"{source} started {size} processes ({keys.size}), {environ[keys.local_size]} of them on this host, "
-                           "and does not say where the others are; set TF_CONFIG")
+                           "and does not say where the others are; start `whale run --rdzv` on each host, or set TF_CONFIG")
     first = _number(environ, "MASTER_PORT", 1) + 1 if source == "torchrun" else None
     addresses = tuple("127.0.0.1" + (f":{first + each}" if first else "") for each in range(size))
     return Environment(source, addresses, _rank_in(rank, addresses, keys.rank))

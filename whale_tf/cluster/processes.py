@@ -176,10 +176,14 @@ def free_ports(count: int) -> List[int]:
 
 
 def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
-    """``TF_CONFIG`` of each process at these ports.  A single process gets an empty object, which every reader treats as a local
-    run, whatever other job the environment describes (TensorFlow cannot read an empty string)."""
-    if len(ports) == 1:
+    """``TF_CONFIG`` of each process at these ports of this machine."""
+    return tf_configs_at([f"127.0.0.1:{port}" for port in ports])
+
+
+def tf_configs_at(addresses: Sequence[str]) -> List[Dict[str, str]]:
+    """``TF_CONFIG`` of each process at these addresses.  A single process gets an empty object, which every reader treats as a
+    local run, whatever other job the environment describes (TensorFlow cannot read an empty string)."""
+    if len(addresses) == 1:
         return [{"TF_CONFIG": "{}"}]
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
-            for rank in range(len(ports))]
+    return [{"TF_CONFIG": json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}})}
+            for rank in range(len(addresses))]

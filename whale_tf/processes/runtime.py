@@ -34,6 +34,7 @@ class Runtime:
 
     Args:
         start_timeout_s: seconds that the first Session waits for all processes to start.
+        lost_after_s: seconds without an answer after which a process is lost.
 
     Attributes:
         keys: numbers of this process's collectives; they live as long as the server.
@@ -42,10 +43,11 @@ class Runtime:
         asked_to_end: whether this process was asked to end.
     """
 
-    def __init__(self, processes: Processes, start_timeout_s: float) -> None:
+    def __init__(self, processes: Processes, start_timeout_s: float, lost_after_s: float) -> None:
         self.processes = processes
         self.keys = Keys()
         self.start_timeout_s = start_timeout_s
+        self.lost_after_s = lost_after_s
         self._server: Any = None
         self._devices = 0  # logical CPU devices of the server
         self._watch: Optional[Watch] = None
@@ -97,7 +99,7 @@ class Runtime:
 
     def _watch_others(self) -> None:
         others = {rank: address for rank, address in enumerate(self.processes.addresses) if rank != self.processes.rank}
-        self._watch = Watch(others, asked_to_end=lambda: self.asked_to_end())
+        self._watch = Watch(others, self.lost_after_s, asked_to_end=lambda: self.asked_to_end())
         self._watch.wait_for_all(self.start_timeout_s)
 
     # ---------------------------------------------------------------------------------- functions
@@ -278,7 +280,7 @@ class Runtime:
         if self._watch is None:  # no Session yet
             yield
             return
-        self._watch.must_end = True
+        self._watch.must_end = self._watch.needs_all = True
         with self._guarded():
             self._wait_for_servers()
             yield
@@ -334,6 +336,7 @@ class Runtime:
         with self._watch:
             self._wait_for_servers()
             self._run_alone((), lambda: [_queue(prefix, VERDICT).enqueue(succeeded) for prefix in self._others()])
+        self._watch.needs_all = False
 
     @property
     def _own(self) -> str:
@@ -378,7 +381,7 @@ class _EagerServer(NamedTuple):
 _runtime: Optional[Runtime] = None  # TensorFlow's server cannot be stopped: one for the lifetime of the process
 
 
-def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime]:
+def runtime_of(processes: Processes, start_timeout_s: float, lost_after_s: float) -> Optional[Runtime]:
     """This process's runtime; None if there is only one process.
 
     Raises:
@@ -392,8 +395,8 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
             f"this process is number {_runtime.processes.rank} of {_runtime.processes.addresses}, and cannot become "
             f"number {processes.rank} of {processes.addresses}: start a new process")
     if _runtime is None:
-        _runtime = Runtime(processes, start_timeout_s)
-    _runtime.start_timeout_s = start_timeout_s
+        _runtime = Runtime(processes, start_timeout_s, lost_after_s)
+    _runtime.start_timeout_s, _runtime.lost_after_s = start_timeout_s, lost_after_s
     return _runtime
 
 

@@ -1,13 +1,16 @@
-"""Monitors the other processes: whether they have started and are still alive.
+"""Monitors the other processes: whether they have started, are alive, and answer.
 
-This needs no extra transport, only an idle HTTP/2 connection to the port of each process's TensorFlow server.  The kernel
-closes it when the process dies for any reason.  On a new connection, a server must answer with its settings, which a
-stopped process or a lost host does not.  TensorFlow 1.15 itself waits for a dead member of a collective forever.
+This needs no extra transport, only an HTTP/2 connection to the port of each process's TensorFlow server.  The kernel closes it
+when the process dies for any reason.  Every second the server is asked for a method that it does not have.  A thread of
+TensorFlow answers that, without Python: a process that computes, compiles or loads data for minutes answers at once, while a
+stopped process or a lost host is silent.  TensorFlow itself waits for such a member of a collective forever.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -15,19 +18,21 @@ import socket
 import sys
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 from whale_tf.errors import ClusterError, ProcessLostError
 
 # RFC 7540, 3.5 and 6.5: client preface, empty SETTINGS frame, acknowledgement of the server's
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0"
+# RFC 7541, 6.1 and 6.2.2: POST, http, :path, content-type, te and :authority, all without Huffman codes and dynamic table
+QUESTION = b"\x83\x86\x04\x0f/whale_tf/alive" b"\x0f\x10\x10application/grpc" b"\x00\x02te\x08trailers" b"\x01\x05whale"
 
 TICK_S = 0.5
-ASK_S = 15.0  # a connection silent for this long is replaced by a new one
-SILENT_S = 60.0  # a process that has not answered for this long is lost
-CONNECT_S = 3.0
-GRACE_S = 5.0  # a run in progress when a process is lost may already have all it needs from it
-END_S = 8.0
+ASK_S = 1.0  # between two questions
+AFRESH_S = 2.5  # a connection without an answer for this long is replaced by a new one
+REFUSALS = 3  # as many in a row by the port of a process that had answered: it has ended
+GRACE_S = 2.5  # a run in progress when a process is lost may already have all it needs from it
+END_S = 5.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
 TERMINATED_STATUS = 128 + signal.SIGTERM
 
@@ -46,13 +51,115 @@ def split_address(address: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-def _connect(address: Address, timeout_s: float) -> Optional[socket.socket]:
-    try:
-        connection = socket.create_connection(address, timeout_s)
-        connection.sendall(PREFACE)
-        return connection
-    except OSError:
-        return None
+def question(number: int) -> bytes:
+    """The ``number``-th question on a connection: a HEADERS frame (RFC 7540, 6.2) that opens and ends a stream of its own."""
+    return len(QUESTION).to_bytes(3, "big") + b"\1\5" + (2 * number + 1).to_bytes(4, "big") + QUESTION
+
+
+class _Link:
+    """The connection to one process.
+
+    Attributes:
+        heard: when it last answered or, before its first answer, since when its port has been open; None: it is not open.
+        has_answered: at least once.
+        refusals: how often in a row its port has refused a connection since its last answer.
+    """
+
+    def __init__(self, address: str, selector: selectors.BaseSelector) -> None:
+        self._address = split_address(address)
+        self._selector = selector
+        self._known: Optional[Tuple[Any, ...]] = None  # family and address that have answered
+        self._tried: Tuple[Any, ...] = ()
+        self._attempts = 0
+        self._connection: Optional[socket.socket] = None
+        self._is_connected = False
+        self._opened = self._asked = 0.0
+        self._questions = 0
+        self.heard: Optional[float] = None
+        self.has_answered = False
+        self.refusals = 0
+
+    def step(self, now: float) -> None:
+        """Open a connection if there is none, or if this one is silent; ask, if it is time to."""
+        if self._connection is not None and now - max(self._opened, self.heard or 0.0) > AFRESH_S:
+            self.close()
+        if self._connection is None:
+            self._open(now)
+        elif self._is_connected and now - self._asked > ASK_S:
+            self._asked = now
+            self._send(question(self._questions))
+            self._questions += 1
+
+    def ready(self, now: float) -> None:
+        """The selector has found something to do on the connection."""
+        assert self._connection is not None
+        if not self._is_connected:
+            self._connect(now, self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            return
+        try:
+            alive = bool(self._connection.recv(1 << 16))  # whatever it is
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            alive = False
+        if alive:
+            self.heard, self.refusals, self.has_answered, self._known = now, 0, True, self._tried
+        else:
+            self._fail()
+            self.step(now)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+
+    def _open(self, now: float) -> None:
+        self._opened, self._asked, self._questions, self._is_connected = now, now, 0, False
+        try:
+            found = [self._known] if self._known else [
+                (each[0], each[4]) for each in socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)]
+        except OSError:  # a host that is not known yet
+            return
+        self._tried = found[self._attempts % len(found)]
+        self._attempts += 1
+        family, address = self._tried
+        try:
+            self._connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # this process has too many files open; it tries again
+            return
+        self._connection.setblocking(False)
+        self._selector.register(self._connection, selectors.EVENT_WRITE, self)
+        problem = self._connection.connect_ex(address)
+        if problem not in (0, errno.EINPROGRESS):
+            self._connect(now, problem)
+
+    def _connect(self, now: float, problem: int) -> None:
+        """An attempt to connect has ended, with the number of an error or 0."""
+        assert self._connection is not None
+        if problem:
+            self.refusals += self.has_answered and problem in (errno.ECONNREFUSED, errno.ECONNRESET)
+            self._fail()
+            return
+        self._is_connected = True
+        self._selector.modify(self._connection, selectors.EVENT_READ, self)
+        if self.heard is None:
+            self.heard = now
+        self._send(PREFACE)
+
+    def _send(self, data: bytes) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send(data)
+        except BlockingIOError:
+            pass  # many questions without an answer
+        except OSError:
+            self._fail()
+
+    def _fail(self) -> None:
+        self.close()
+        if not self.has_answered:  # a proxy may accept connections for a process that has not started
+            self.heard = None
 
 
 class Watch:
@@ -60,56 +167,61 @@ class Watch:
 
     Args:
         addresses: ``host:port`` of each process to watch, by rank.
+        silent_s: a process that has not answered for this long is lost.
         end: ends this process with a message and a status; called from the watching thread.
         asked_to_end: whether this process was asked to end; it then ends after process 0.
 
     Attributes:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
+        needs_all: so it must whatever it does, even if it is not told.
     """
 
-    def __init__(self, addresses: Dict[int, str], end: Optional[Callable[[str, int], None]] = None,
+    def __init__(self, addresses: Dict[int, str], silent_s: float, end: Optional[Callable[[str, int], None]] = None,
                  asked_to_end: Callable[[], bool] = lambda: False) -> None:
-        self._addresses = {rank: split_address(address) for rank, address in addresses.items()}
+        self._selector = selectors.DefaultSelector()
+        self._links = {rank: _Link(address, self._selector) for rank, address in addresses.items()}
         self._names = addresses
+        self._silent_s = silent_s
         self._end = end or end_process
         self._asked_to_end = asked_to_end
-        self._connections: Dict[int, socket.socket] = {}
-        self._heard: Dict[int, float] = {}
-        self._lost: Dict[int, float] = {}
+        self._lost: Dict[int, Tuple[float, str]] = {}  # when, and what has become of it
+        self._runs = 0  # in progress, that wait for the other processes
         self._waiting_since: Optional[float] = None
+        self._lock = threading.Lock()
         self._told: Optional[float] = None  # when an exception told this process of a loss
-        self.must_end = False
-        self._selector = selectors.DefaultSelector()
+        self.must_end = self.needs_all = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
 
     def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until every process's server accepts connections, then start to watch.
+        """Watch from now on, and wait until every process's server has answered.
 
         Raises:
             ClusterError: a process has not started in time.
+            ProcessLostError: a process has started, and is lost before the others have.
         """
         limit = time.monotonic() + timeout_s
-        missing = sorted(self._addresses)
-        while missing:
-            for rank in list(missing):
-                if self._open(rank):
-                    missing.remove(rank)
-            if missing and time.monotonic() > limit:
+        self._thread.start()
+        atexit.register(self._end_in_time)
+        while True:
+            self.check()
+            missing = [rank for rank, link in self._links.items() if not link.has_answered]
+            if not missing:
+                return
+            if time.monotonic() > limit:
                 raise ClusterError(
                     f"{self._describe(missing)} did not start within {timeout_s:.0f} s: start all "
-                    f"{len(self._addresses) + 1} processes, check their addresses, or raise "
+                    f"{len(self._links) + 1} processes, check their addresses, or raise "
                     "communication.start_timeout_s")
-            if missing:
-                time.sleep(TICK_S / 2)
-        self._thread.start()
+            time.sleep(TICK_S / 5)
 
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        for connection in self._connections.values():
-            connection.close()
+        atexit.unregister(self._end_in_time)
+        for link in self._links.values():
+            link.close()
         self._selector.close()
 
     # -------------------------------------------------------------------------------------------------- runs
@@ -120,11 +232,17 @@ class Watch:
             ProcessLostError: a process is lost.
         """
         self.check()
-        self._waiting_since = time.monotonic()
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._waiting_since = time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._waiting_since = None
+        with self._lock:
+            self._runs -= 1
+            if not self._runs:
+                self._waiting_since = None
 
     @property
     def lost(self) -> bool:
@@ -151,79 +269,67 @@ class Watch:
         return self.lost
 
     def _message(self) -> str:
-        return (
-            f"{self._describe(sorted(self._lost))} has ended or no longer answers, and this process cannot train without it; "
-            "look at its log, and start all processes again from the last checkpoint")
+        fates: Dict[str, list] = {}  # in the order of their losses
+        for rank, (_, fate) in list(self._lost.items()):
+            fates.setdefault(fate, []).append(rank)
+        return "{}, and this process cannot train without it; look at its log, and start all processes again from the last " \
+            "checkpoint".format(", and ".join(f"{self._describe(sorted(ranks))} {fate}" for fate, ranks in fates.items()))
 
-    def _describe(self, ranks: List[int]) -> str:
+    def _describe(self, ranks: Iterable[int]) -> str:
         return " and ".join(f"process {rank} ({self._names[rank]})" for rank in ranks)
 
     # ------------------------------------------------------------------------------------------------ the thread
     def _watch(self) -> None:
+        before = time.monotonic()
         while not self._stop.is_set():
-            for key, _ in self._selector.select(TICK_S):
-                self._read(key.data)
+            self._look(self._selector.select(TICK_S))
             now = time.monotonic()
-            for rank in self._addresses:
-                if rank not in self._lost and now - self._heard[rank] > ASK_S:
-                    self._ask(rank)
-            self._end_if_waiting_in_vain(time.monotonic())
+            if now - before > 2 * TICK_S:  # this process itself was stopped, or its Python was: it could not have heard
+                for link in self._links.values():
+                    link.heard = None if link.heard is None else min(now, link.heard + now - before)
+            before = now
+            for rank, link in self._links.items():
+                if rank not in self._lost:
+                    link.step(now)
+                    self._judge(rank, link, now)
+            self._end_if_waiting_in_vain(now)
+
+    def _look(self, ready: Iterable[Tuple[selectors.SelectorKey, int]]) -> None:
+        now = time.monotonic()
+        for key, _ in ready:
+            key.data.ready(now)
+
+    def _judge(self, rank: int, link: _Link, now: float) -> None:
+        if link.refusals >= REFUSALS:
+            self._lost[rank] = now, "has ended"
+        elif link.heard is not None and now - link.heard > self._silent_s:
+            self._lost[rank] = now, (
+                f"has not answered for {self._silent_s:g} s (communication.lost_after_s), because it is stopped, or its host or "
+                "the network is down")
+        else:
+            return
+        link.close()
 
     def _follows_process_0(self) -> bool:
         """Whether this process was asked to end and process 0 has ended: after a last checkpoint, so this is no error."""
         return 0 in self._lost and self._asked_to_end()
 
     def _end_if_waiting_in_vain(self, now: float) -> None:
-        since = self._waiting_since
+        since = self._waiting_since if self._waiting_since is not None or not self.needs_all else 0.0
         if since is not None and self._follows_process_0():
             self._end("SIGTERM: ending after process 0", TERMINATED_STATUS)
-        if since is not None and self._lost and now - max(since, min(self._lost.values())) > GRACE_S:
+        if since is not None and self._lost and now - max(since, min(when for when, _ in self._lost.values())) > GRACE_S:
             self._end(self._message(), EXIT_STATUS)
         if self.must_end and self._told is not None and now - self._told > END_S:
             self._end(self._message(), EXIT_STATUS)
 
-    def _read(self, rank: int) -> None:
-        """Note that a process is alive; the content it sent is ignored."""
-        try:
-            alive = bool(self._connections[rank].recv(1 << 16))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            alive = False
-        if alive:
-            self._heard[rank] = time.monotonic()
-        else:
-            self._ask(rank)
-
-    def _ask(self, rank: int) -> None:
-        """Reconnect: the port of a dead process refuses connections."""
-        self._close(rank)
-        for _ in range(3):
-            if self._open(rank):
-                silent = time.monotonic() - self._heard[rank]
-                if silent > SILENT_S:
-                    break
-                return
-            if self._stop.wait(TICK_S):
-                return
-        self._close(rank)
-        self._lost[rank] = time.monotonic()
-
-    def _open(self, rank: int) -> bool:
-        connection = _connect(self._addresses[rank], CONNECT_S)
-        if connection is None:
-            return False
-        connection.setblocking(False)
-        self._connections[rank] = connection
-        self._selector.register(connection, selectors.EVENT_READ, rank)
-        self._heard.setdefault(rank, time.monotonic())
-        return True
-
-    def _close(self, rank: int) -> None:
-        connection = self._connections.pop(rank, None)
-        if connection is not None:
-            self._selector.unregister(connection)
-            connection.close()
+    def _end_in_time(self) -> None:
+        """Ends a process that knows of a loss though TensorFlow waits for the lost process while Python shuts down: then this
+        thread no longer runs, and no handler either."""
+        if self._told is not None or (self.needs_all and self._lost):
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.setitimer(signal.ITIMER_REAL, END_S)
 
 
 def end_process(message: str, status: int = EXIT_STATUS) -> None:

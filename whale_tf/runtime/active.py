@@ -59,7 +59,7 @@ class Active:
         self.plan = plans.get("")  # for everything
         self.plans = plans
         self.processes = processes
-        self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.runtime = runtime_of(processes, config.communication.start_timeout_s, config.communication.lost_after_s)
         self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
         self.estimators = Estimators(processes, self.runtime)
         self.termination = Termination(processes, self.runtime)
