@@ -83,7 +83,7 @@ def test_what_is_chosen_fits_and_computes_the_local_numbers(
     else:
         assert plan.schedule == measure and len(plan.task_graphs) > len({task.devices for task in plan.task_graphs})
     if memory < AMPLE:
-        assert len(plan.estimate.without) == 1 and "does not fit by" in plan.estimate.without[0]
+        assert len(plan.estimate.without) == 1 and " too large" in plan.estimate.without[0]
 
 
 class Searches:
