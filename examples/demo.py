@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, Deque, Dict, Iterator, List
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,16 +25,21 @@ from rich.table import Table
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-LAYERS, LENGTH, WIDTH = 4, 32, 64
-EPOCHS, STEPS, BATCH = 8, 8, 32  # steps of each epoch
+LENGTH, WIDTH = 32, 64
+STEPS, BATCH = 8, 32  # of each epoch
 CLUSTER = "cpu:4"
 TOLERANCE = 1e-4  # relative, of float32 losses after 64 steps of Adam
+
+
+class Size(NamedTuple):
+    layers: int
+    epochs: int
 
 
 # -- the script that is trained, in a process of its own ---------------------------------------------------------------
 
 
-def build(annotate: bool) -> Any:
+def build(annotate: bool, layers_of_each: int) -> Any:
     """The whole model; what ``annotate`` adds is what whale_tf needs of a user."""
     import whale_tf as wh
 
@@ -59,10 +64,10 @@ def build(annotate: bool) -> Any:
     tokens = keras.Input((LENGTH,), dtype="int32")
     with stage():
         x = layers.Embedding(BYTE_VOCAB, WIDTH)(tokens) + layers.Embedding(LENGTH, WIDTH)(keras.ops.arange(LENGTH))
-        for _ in range(LAYERS // 2):
+        for _ in range(layers_of_each):
             x = block(x)
     with stage():
-        for _ in range(LAYERS // 2):
+        for _ in range(layers_of_each):
             x = block(x)
         logits = layers.Dense(BYTE_VOCAB)(x)
     model = keras.Model(tokens, logits)
@@ -70,11 +75,11 @@ def build(annotate: bool) -> Any:
     return model
 
 
-def train(annotate: bool) -> None:
+def train(annotate: bool, size: Size) -> None:
     """Trains and prints a JSON line for each step and each epoch, and the plan's explanation as the last one."""
     import whale_tf as wh
 
-    model = build(annotate)
+    model = build(annotate, size.layers // 2)
 
     import keras
 
@@ -93,7 +98,7 @@ def train(annotate: bool) -> None:
             print(json.dumps({name: float(value) for name, value in logs.items()}), flush=True)
 
     text = language_model_examples(STEPS * BATCH + 64, LENGTH)
-    model.fit(text.tokens[64:], text.labels[64:], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[Report()],
+    model.fit(text.tokens[64:], text.labels[64:], batch_size=BATCH, epochs=size.epochs, verbose=0, callbacks=[Report()],
               validation_data=(text.tokens[:64], text.labels[:64]))
     print(json.dumps({"explain": str(wh.explain()) if annotate else ""}), flush=True)
 
@@ -101,13 +106,14 @@ def train(annotate: bool) -> None:
 # -- the show ----------------------------------------------------------------------------------------------------------
 
 
-def messages(mode: str) -> Iterator[Dict[str, Any]]:
+def messages(mode: str, size: Size) -> Iterator[Dict[str, Any]]:
     """What the process that trains in ``mode`` prints, line by line.
 
     Raises:
         RuntimeError: it failed; with the end of what else it wrote.
     """
-    command = [sys.executable, os.path.abspath(__file__), "--run", mode]
+    command = [sys.executable, os.path.abspath(__file__), "--run", mode,
+               "--layers", str(size.layers), "--epochs", str(size.epochs)]
     other: Deque[str] = collections.deque(maxlen=40)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           universal_newlines=True) as process:
@@ -133,7 +139,7 @@ def has_keras_3() -> bool:
         return False
 
 
-def show() -> int:
+def show(size: Size) -> int:
     """Runs both and prints the comparison; 0 if the losses agree."""
     console = Console()
     columns = (TextColumn("{task.description:10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -144,12 +150,12 @@ def show() -> int:
     if not has_keras_3():
         console.print("The demo trains with Keras 3 (TensorFlow 2.16 and later); with this TensorFlow run examples/pipeline.py")
         return 1
-    console.print(f"A {LAYERS}-layer transformer on Python's own source text, by Keras' fit: {EPOCHS} epochs of {STEPS} steps of "
-                  f"{BATCH} examples.", highlight=False)
+    console.print(f"A {size.layers}-layer transformer on Python's own source text, by Keras' fit: {size.epochs} epochs of "
+                  f"{STEPS} steps of {BATCH} examples.", highlight=False)
     with Progress(*columns, console=console) as progress:
         for mode, records in epochs.items():
-            task = progress.add_task(mode, total=EPOCHS * STEPS, loss="")
-            for message in messages(mode):
+            task = progress.add_task(mode, total=size.epochs * STEPS, loss="")
+            for message in messages(mode, size):
                 if "explain" in message:
                     explanation = message["explain"] or explanation
                 elif "verified" in message:
@@ -211,8 +217,11 @@ def draw(epochs: Dict[str, List[Dict[str, float]]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", choices=["local", "parallel"], help="train in this process, printing JSON lines")
-    mode = parser.parse_args().run
-    if mode:
-        train(annotate=mode == "parallel")
+    parser.add_argument("--layers", type=int, default=4, help="of the transformer, an even number")
+    parser.add_argument("--epochs", type=int, default=8)
+    given = parser.parse_args()
+    size = Size(given.layers, given.epochs)
+    if given.run:
+        train(given.run == "parallel", size)
     else:
-        sys.exit(show())
+        sys.exit(show(size))

@@ -70,13 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """TensorFlow's graph optimizer takes longer than the small steps that tests in ``SMALL_STEPS`` run. It stays where the mark
-    ``graph_optimizer`` asks for it: order, fusion and memory, sessions, loops, every fifth plan of the matrix, generated models,
-    four processes. It also stays in the other folders, and in scripts that tests start."""
+    ``graph_optimizer`` asks for it: order, fusion and memory, sessions, loops, a fixed half of the matrix, generated models,
+    four processes. It also stays in the other folders, and in scripts that tests start. (For functions it is turned by
+    ``tests/functions/conftest.py``.)"""
     if "tensorflow" in sys.modules:
         from tests import graph_optimizer
 
-        stays = item.get_closest_marker("graph_optimizer") is not None
-        graph_optimizer.turn(stays or _folder(item) not in SMALL_STEPS)
+        graph_optimizer.turn(graph_optimizer.stays(item, _folder(item) not in SMALL_STEPS))
 
 
 def is_pure(item: Any) -> bool:

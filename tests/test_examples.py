@@ -4,11 +4,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-import subprocess
 import sys
 from typing import Sequence
 
 import pytest
+
+from tests.multiprocess.launch import printed
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "auto_pipeline", "split_classifier",
@@ -20,14 +21,6 @@ KERAS = ("image_classification", "structured_data", "metric_learning", "knowledg
 MORE_KERAS = ("text_transformer", "gan", "autoencoder", "timeseries")
 
 
-def run(*arguments: str) -> str:
-    result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, universal_newlines=True)
-    assert result.returncode == 0, result.stdout[-5000:]
-    return result.stdout
-
-
-# One process runs several examples: importing TensorFlow takes longer than most of them.
 RUN_ALL = """
 import os, runpy, sys
 import tensorflow.compat.v1 as tf
@@ -46,7 +39,7 @@ for path in sys.argv[1:]:
     pytest.param(EXAMPLES, id="in one process"), *[pytest.param((name,), id=name, marks=pytest.mark.full) for name in EXAMPLES]])
 def test_examples(names: Sequence[str]) -> None:
     paths = [os.path.join("examples", name + ".py") for name in names]
-    outputs = [run(*paths)] if len(paths) == 1 else run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
+    outputs = [printed(*paths)] if len(paths) == 1 else printed("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
     assert len(outputs) == len(names)
     for name, output in zip(names, outputs):
         losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
@@ -61,7 +54,7 @@ has_keras_3 = pytest.mark.skipif(sys.version_info < (3, 8), reason="TensorFlow 1
 @pytest.mark.parametrize("names", [KERAS, pytest.param(MORE_KERAS, marks=pytest.mark.full)], ids=["some", "more"])
 def test_keras_examples(names: Sequence[str]) -> None:
     paths = [os.path.join("examples", "keras", name + ".py") for name in names]
-    outputs = run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
+    outputs = printed("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
     assert len(outputs) == len(names)
     for name, output in zip(names, outputs):
         losses = [float(text) for text in re.findall(r" (?:g_)?loss: ([\d.]+)", output)]
@@ -74,7 +67,7 @@ def test_keras_examples(names: Sequence[str]) -> None:
 @pytest.mark.slow
 @has_keras_3
 def test_keras_example() -> None:
-    output = run(os.path.join("examples", "keras_fit.py"))
+    output = printed(os.path.join("examples", "keras_fit.py"))
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) == 6 and losses[-1] < 0.5 * losses[0], output
     assert "2 TaskGraph(s) on 4 of 4 devices" in output
@@ -84,7 +77,7 @@ def test_keras_example() -> None:
 @pytest.mark.slow
 def test_m6_example() -> None:
     """Eight stages times 35 micro-batches are many ops: ten steps have to do."""
-    output = run(os.path.join("examples", "m6_pipeline.py"))
+    output = printed(os.path.join("examples", "m6_pipeline.py"))
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) == 3 and losses[-1] < 0.95 * losses[0], output
     assert "8 TaskGraph(s) on 8 of 8 devices" in output and "35 micro-batch(es)" in output
@@ -93,9 +86,9 @@ def test_m6_example() -> None:
 @pytest.mark.once
 @pytest.mark.slow
 def test_demo() -> None:
-    output = run("-m", "examples.demo")
+    output = printed("-m", "examples.demo", "--layers", "2", "--epochs", "2", anew=True)
     lines = output.strip().splitlines()
-    assert lines[0].startswith("A 4-layer transformer"), "nothing of TensorFlow's log"
+    assert lines[0].startswith("A 2-layer transformer"), "nothing of TensorFlow's log"
     assert "verify: the first step of tf.function 'one_step_on_data' equals the local one" in output
     assert lines[-2].startswith("Shown: ") and "the losses agree" in lines[-2] and lines[-1].startswith("Next: ")
     assert os.path.exists(os.path.join(ROOT, lines[-1].split()[2]))

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests.multiprocess.launch import printed
 from whale_tf import _tf_compat
 from whale_tf.capture import hooks
 from whale_tf.errors import UnsupportedTensorFlowError
@@ -86,9 +87,6 @@ except wh.WhaleError as error:
      ["tensorflow.python.summary.writer.event_file_writer.EventFileWriter, tensorflow.python.ops.gradients_util,"])],
     ids=["version", "method", "modules"])
 def test_the_message_comes_where_init_is_called(change: str, parts: Any) -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT.format(change=change)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         universal_newlines=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    line = run.stdout.strip().splitlines()[-1]
+    line = printed("-c", SCRIPT.format(change=change)).strip().splitlines()[-1]
     assert line.startswith("UnsupportedTensorFlowError TensorFlow ")
     assert [part for part in parts if part not in line] == []

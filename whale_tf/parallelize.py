@@ -58,7 +58,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process's collectives, if there are several processes.
-        early: Sessions that have already taken over the graph's ops; None: there are none.
+        early: Sessions into which the graph has already been extended; None: there are none.
         warn: gives the warnings of inexact ops and idle devices.
 
     Returns:

@@ -90,7 +90,7 @@ def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch
     ((one,), (other,)) = used.task_graphs, made.task_graphs
     assert replace(one, variables=other.variables) == other, "of one replica both mean the same"
     text = run("explain", output).output
-    assert "found by rhino" in text and "Sharding patterns" in text and "Not taken: rhino: mesh 2, " in text
+    assert "found by rhino" in text and "Sharding patterns" in text and "Rejected: rhino: mesh 2, " in text
 
 
 @pytest.mark.slow

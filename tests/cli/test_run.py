@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 
 from tests.cli.scripts import PUBLISHED
-from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter
+from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter, printed
 from whale_tf.cluster.processes import free_ports
 
 LIMIT_S = 30
@@ -19,7 +19,7 @@ LIMIT_S = 30
 
 @pytest.fixture
 def starter() -> Iterator[Starter]:
-    with Starter() as found:
+    with Starter(anew=True) as found:
         yield found
 
 
@@ -238,22 +238,20 @@ def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> Non
 @pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name, option", [("keep_prob", "--replicate"), ("halves", "--auto"), ("python_input", "--replicate")])
-def test_published_scripts_run_unchanged(starter: Starter, tmp_path: Any, name: str, option: str) -> None:
+def test_published_scripts_run_unchanged(tmp_path: Any, name: str, option: str) -> None:
     """``tests/numeric/test_published.py`` compares their numbers."""
     path = tmp_path / f"{name}.py"
     path.write_text(PUBLISHED[name])
-    run = starter.start(*WHALE_RUN, option, "--devices-per-worker", "2", str(path))
-    assert run.wait(3 * LIMIT_S) == 0, run.output
-    assert len(re.findall(r"value .*loss \S+", run.output)) >= 4
+    output = printed(*WHALE_RUN, option, "--devices-per-worker", "2", str(path))
+    assert len(re.findall(r"value .*loss \S+", output)) >= 4
 
 
 @pytest.mark.half
 @pytest.mark.slow
-def test_a_script_that_trains_nothing_is_told_so(starter: Starter, tmp_path: Any) -> None:
+def test_a_script_that_trains_nothing_is_told_so(tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("import sys; print('arguments', sys.argv[1:], __name__)")
-    run = starter.start(*WHALE_RUN, "--replicate", str(tmp_path / "nothing.py"), "a")
-    assert run.wait(2 * LIMIT_S) == 0 and "arguments ['a'] __main__" in run.output
-    assert "trained nothing in a TensorFlow graph" in run.output
+    output = printed(*WHALE_RUN, "--replicate", str(tmp_path / "nothing.py"), "a")
+    assert "arguments ['a'] __main__" in output and "trained nothing in a TensorFlow graph" in output
 
 
 def until(condition: Callable[[], bool]) -> None:

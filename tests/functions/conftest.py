@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import whale_tf as wh
+from tests import graph_optimizer
 from tests.functions.equality import clear_keras
 from tests.numeric.races import unordered
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
@@ -51,6 +52,15 @@ def eager() -> Iterator[None]:
     with context.eager_mode():
         yield
         wh.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def function_optimizer(request: Any) -> Iterator[None]:
+    """TensorFlow's graph optimizer, but for tests with the mark ``no_graph_optimizer``."""
+    on = graph_optimizer.stays(request.node, True)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture

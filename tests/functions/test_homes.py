@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests import graph_optimizer
 from tests.functions.equality import Build, Scope, Way, batches, check, clear_keras
 from tests.functions.test_training_steps import (
     called,
@@ -26,6 +27,7 @@ from whale_tf.cluster import Cluster, Processes
 from whale_tf.config import Config
 from whale_tf.runtime import functions
 
+pytestmark = pytest.mark.no_graph_optimizer  # it takes longer than these steps; with it, variables are divided where they can be
 keras = tf.keras
 LEVELS: Dict[str, Dict[str, Any]] = {"v1": {"zero": "v1"}, "v2": {"zero": "v2"}, "v3": {"zero": "v3"},
                                      "states": {"offload": "states"}, "v0": {"offload": "v0"}}
@@ -68,7 +70,7 @@ RUN = {  # every build, way and level, and most pairs of them
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way, level", [
     pytest.param(build, way, level, marks=[pytest.mark.full] * ((build, way, level) not in RUN)
-                 + [pytest.mark.graph_optimizer] * way.startswith("split"))
+                 + (graph_optimizer.marks(f"{build}-{way}-{level}") if not WAYS[way].split else [pytest.mark.graph_optimizer]))
     for build in BUILDS for way in WAYS for level in LEVELS])
 def test_steps(build: str, way: str, level: str) -> None:
     chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
@@ -102,18 +104,6 @@ def test_variables_with_their_stages(build: str, way: str) -> None:
     assert [set(task.homes.values()) for task in outcome.plan.task_graphs] == [{0}, {1}]
 
 
-@pytest.fixture(autouse=True)
-def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than a few small steps; it stays where variables are divided, which need it, and with --full.  Without it,
-    they are whole, which some tests look at."""
-    marks = {mark.name for mark in request.node.iter_markers()}
-    stays = "graph_optimizer" in marks or request.config.getoption("--full")
-    off = not stays or "no_graph_optimizer" in marks
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
 # -- places ------------------------------------------------------------------------------------------------------------
 def place(variable: tf.Variable) -> int:
     """The number of the only device that has a value of the variable."""
@@ -140,7 +130,6 @@ def one_step(build: Build, config: Dict[str, Any], devices: int) -> Tuple[List[t
     return list(variables), step, step.get_concrete_function(*batch).graph
 
 
-@pytest.mark.no_graph_optimizer
 @pytest.mark.parametrize("level, expected", [
     ("v1", [0, 2, 1, 3]), ("v2", [0, 2, 1, 3]), ("v3", [0, 2, 1, 3]), ("states", [4] * 4), ("v0", [4] * 4)])
 def test_what_is_at_home(level: str, expected: List[int]) -> None:
@@ -164,7 +153,6 @@ def test_what_is_at_home(level: str, expected: List[int]) -> None:
     assert added_up == (set(expected) if level in ("v2", "v3") else {None})  # None: where a replica computes them
 
 
-@pytest.mark.no_graph_optimizer
 @pytest.mark.slow
 def test_functions_that_share_variables() -> None:
     """Each may have them in places of its own, which a plan says, but not inside of one another."""
@@ -274,7 +262,6 @@ def compare(script: Script, way: Way, at_home: bool = True, in_parts: bool = Fal
         np.testing.assert_allclose(other, one, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.no_graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("way, level", [
     pytest.param(Way((), 2, {}), "v2", marks=pytest.mark.full), (Way((1, 1), 4, {"num_micro_batch": 2}), "v3"),

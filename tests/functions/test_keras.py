@@ -31,6 +31,7 @@ def float64() -> Iterator[None]:
 Make = Callable[[Sequence[Scope]], Any]
 RNG = np.random.RandomState(0)
 X, LABELS = RNG.randn(40, 6), RNG.randint(0, 3, 40)  # three mini-batches of 16, the last of 8
+EVEN = 32  # examples of the first two, which have one trace
 TOKENS, IMAGES = RNG.randint(0, 20, (40, 7)), RNG.randn(40, 6, 6, 1)
 
 
@@ -214,15 +215,22 @@ class Outcome(NamedTuple):
     weights: List[np.ndarray]
 
 
-def everything(make: Make, x: np.ndarray, way: Optional[Way], **fit: Any) -> Outcome:
-    """What ``fit``, ``train_on_batch``, ``evaluate`` and ``predict`` return, and all weights."""
+def trained(make: Make, x: np.ndarray, way: Optional[Way], everything: bool = False, **fit: Any) -> Outcome:
+    """What ``fit`` and ``predict`` return, and all weights.
+
+    Args:
+        everything: also what ``train_on_batch`` and ``evaluate`` return; and the last mini-batch of ``fit`` is smaller. Each of
+            them is one more trace.
+    """
     with trained_in(way) as stages:
         keras.utils.set_random_seed(0)
         model = make(stages)
+        count = len(x) if everything else EVEN
         options = dict({"batch_size": 16, "epochs": 1, "validation_data": (x[:12], LABELS[:12])}, **fit)
-        values = dict(model.fit(x, LABELS, verbose=0, **options).history)
-        values["train_on_batch"] = model.train_on_batch(x[:16], LABELS[:16])
-        values["evaluate"] = model.evaluate(x, LABELS, verbose=0)
+        values = dict(model.fit(x[:count], LABELS[:count], verbose=0, **options).history)
+        if everything:
+            values["train_on_batch"] = model.train_on_batch(x[:16], LABELS[:16])
+            values["evaluate"] = model.evaluate(x, LABELS, verbose=0)
         values["predict"] = model.predict(x[:5], verbose=0)
         return Outcome(values, [weight.numpy() for weight in model.weights + model.optimizer.variables])
 
@@ -244,8 +252,8 @@ def trained_in(way: Optional[Way]) -> Iterator[List[Scope]]:
             wh.shutdown()
 
 
-def check(make: Make, x: np.ndarray, way: Way, **fit: Any) -> None:
-    local, parallel = everything(make, x, None, **fit), everything(make, x, way, **fit)
+def check(make: Make, x: np.ndarray, way: Way, everything: bool = False, **fit: Any) -> None:
+    local, parallel = [trained(make, x, each, everything, **fit) for each in (None, way)]
     assert local.values.keys() == parallel.values.keys() and len(local.weights) == len(parallel.weights)
     for name, expected in local.values.items():
         np.testing.assert_allclose(parallel.values[name], expected, rtol=1e-6, atol=1e-9, err_msg=name)  # metrics: float32
@@ -258,7 +266,7 @@ def check(make: Make, x: np.ndarray, way: Way, **fit: Any) -> None:
     pytest.param(name, marks=[pytest.mark.full] if name in OTHERS else []) for name in MODELS])
 def test_models(model: str) -> None:
     make, x = MODELS[model]
-    check(make, x, PIPELINE)
+    check(make, x, PIPELINE, everything=model == "functional", epochs=2)
 
 
 @pytest.mark.slow
@@ -268,7 +276,7 @@ def test_models(model: str) -> None:
     pytest.param("text", "pipeline 2 nested 2, 2 micro-batches", marks=pytest.mark.full)])
 def test_models_in_other_ways(model: str, way: str) -> None:
     make, x = MODELS[model]
-    check(make, x, WAYS[way])
+    check(make, x, WAYS[way], epochs=2)
 
 
 @pytest.mark.slow
@@ -284,7 +292,8 @@ def test_arguments_of_fit(fit: Dict[str, Any]) -> None:
                       weighted_metrics=["accuracy"], steps_per_execution=fit.get("steps_per_execution", 1))
         return model
 
-    check(make, X, PIPELINE, **{name: value for name, value in fit.items() if name != "steps_per_execution"})
+    given = {name: value for name, value in fit.items() if name != "steps_per_execution"}
+    check(make, X, PIPELINE, everything="class_weight" not in fit, **given)
 
 
 @pytest.mark.slow
@@ -306,7 +315,7 @@ def test_mixed_precision(policy: str, tolerance: float) -> None:
         return compiled(keras.Model(inputs, outputs), optimizer=adam)
 
     x = X.astype(np.float32)
-    local, parallel = everything(make, x, None, epochs=2), everything(make, x, PIPELINE, epochs=2)
+    local, parallel = trained(make, x, None, epochs=2), trained(make, x, PIPELINE, epochs=2)
     np.testing.assert_allclose(parallel.values["predict"], local.values["predict"], rtol=tolerance, atol=tolerance)
     for expected, found in zip(local.weights, parallel.weights):
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
@@ -320,7 +329,7 @@ def test_mixed_precision(policy: str, tolerance: float) -> None:
     pytest.param("own_step", Way((2, 1), 3, {}, split=(0,)), marks=pytest.mark.full)], ids=str)
 def test_divided_layers(model: str, way: Way) -> None:
     make, x = MODELS[model]
-    check(make, x, way)
+    check(make, x, way, everything=model == "functional", epochs=2)
 
 
 # -- callbacks and files -------------------------------------------------------------------------------------------------
@@ -333,7 +342,7 @@ def test_files_are_the_local_ones(way: Way, tmp_path: Any) -> None:
     def go_on(model: Any) -> List[np.ndarray]:
         model.load_weights(str(tmp_path / "1.weights.h5"))
         model.layers[1].kernel.assign(0.5 * model.layers[1].kernel)
-        model.fit(X, LABELS, batch_size=16, shuffle=False, verbose=0)
+        model.fit(X[:EVEN], LABELS[:EVEN], batch_size=16, shuffle=False, verbose=0)
         return [weight.numpy() for weight in model.weights]
 
     with trained_in(way) as stages:
@@ -342,17 +351,18 @@ def test_files_are_the_local_ones(way: Way, tmp_path: Any) -> None:
         callbacks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True),
                      keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True),
                      keras.callbacks.EarlyStopping(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (epoch + 1))]
-        model.fit(X, LABELS, batch_size=16, epochs=3, verbose=0, callbacks=callbacks, validation_data=(X, LABELS))
+        model.fit(X[:EVEN], LABELS[:EVEN], batch_size=16, epochs=3, verbose=0, callbacks=callbacks,
+                  validation_data=(X[:16], LABELS[:16]))
         model.save(tmp_path / "model.keras")
         tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
-        expected = model.predict(X, verbose=0)
+        expected = model.predict(X[:EVEN], verbose=0)
         trained_on = go_on(model)
     keras.utils.set_random_seed(1)
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded.predict(X, verbose=0), expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(loaded.predict(X[:EVEN], verbose=0), expected, rtol=TOLERANCE)
     restored = functional([contextlib.nullcontext, contextlib.nullcontext])
     tf.train.Checkpoint(model=restored).restore(str(tmp_path / "checkpoint")).expect_partial()
-    np.testing.assert_allclose(restored.predict(X, verbose=0), expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(restored.predict(X[:EVEN], verbose=0), expected, rtol=TOLERANCE)
     for found, one in zip(go_on(loaded), trained_on):
         np.testing.assert_allclose(found, one, rtol=TOLERANCE, atol=TOLERANCE)
     assert os.path.exists(tmp_path / "best.keras")
@@ -367,8 +377,8 @@ def test_tensorboard_has_the_local_numbers(tmp_path: Any) -> None:
             clear_keras()
             keras.utils.set_random_seed(0)
             board = keras.callbacks.TensorBoard(str(tmp_path / name), histogram_freq=1, update_freq=1)
-            functional(stages).fit(X, LABELS, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=(X, LABELS),
-                                   callbacks=[board])
+            functional(stages).fit(X[:EVEN], LABELS[:EVEN], batch_size=16, epochs=2, shuffle=False, verbose=0,
+                                   validation_data=(X[:16], LABELS[:16]), callbacks=[board])
         logged[name] = {
             (os.path.basename(os.path.dirname(file)), value.tag, event.step): tf.make_ndarray(value.tensor)
             for file in map(str, (tmp_path / name).rglob("events*")) for event in tf.compat.v1.train.summary_iterator(file)
@@ -391,7 +401,7 @@ def test_training_goes_on_after_an_interruption(tmp_path: Any) -> None:
             keras.utils.set_random_seed(0)
             model = functional(stages)
             with contextlib.suppress(KeyboardInterrupt):
-                model.fit(X, LABELS, batch_size=16, shuffle=False, epochs=3, verbose=0,
+                model.fit(X[:EVEN], LABELS[:EVEN], batch_size=16, shuffle=False, epochs=3, verbose=0,
                           callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path / folder)), *callbacks])
         return [weight.numpy() for weight in model.weights + model.optimizer.variables]
 

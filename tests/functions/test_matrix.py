@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests import graph_optimizer
 from tests.functions.equality import Scope, Way, clear_keras
 
 if not hasattr(tf.keras.optimizers, "AdamW"):
@@ -32,6 +33,7 @@ PLANS: Dict[str, Way] = {
     "split of the second half": Way((2, -2), 2, {}),
     "auto_parallel": Way((), 4, {"auto_parallel": True}),
 }
+DIVIDING = "split of the second half", "auto_parallel"
 LOOPS = ("fit", "custom")
 
 
@@ -112,15 +114,6 @@ def by_hand(model: Any, case: Case) -> Dict[str, Any]:
     return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
 
 
-@pytest.fixture(autouse=True)
-def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than five small steps; it stays with --full, and where variables are divided."""
-    off = not request.config.getoption("--full") and "split" not in request.node.name and "auto" not in request.node.name
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
 local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
 in_float32 = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name]._replace(policy="float32"), loop, None))
 
@@ -148,12 +141,16 @@ def compare(case: Case, expected: Outcome, found: Outcome, exact: Optional[Outco
 
 
 def rows() -> Iterator[Any]:
-    """Every model, loop and plan; without the mark ``full`` every model once, and every plan in every loop."""
+    """Every model, loop and plan; without the mark ``full`` every model once, and every plan in every loop.  Plans that may
+    divide variables need the graph optimizer; of the others, a fixed half has it."""
     pairs = [(loop, plan) for plan in PLANS for loop in LOOPS]
     for i, name in enumerate(CASES):
         for k, (loop, plan) in enumerate(pairs):
-            marks = [] if k == i % len(pairs) or i == k % len(CASES) else [pytest.mark.full]
-            yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
+            row = f"{name}-{loop}-{plan}"
+            marks = [] if plan in DIVIDING else graph_optimizer.marks(row)
+            if k != i % len(pairs) and i != k % len(CASES):
+                marks.append(pytest.mark.full)
+            yield pytest.param(name, loop, plan, marks=marks, id=row)
 
 
 @pytest.mark.slow

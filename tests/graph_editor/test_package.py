@@ -1,5 +1,9 @@
-"""The example of the package's docstring."""
+"""The example of the package's docstring, and those of its page."""
 from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
 
 import numpy as np
 
@@ -23,5 +27,16 @@ def test_the_example_does_what_it_draws():
     np.testing.assert_allclose(run(graph, "loss:0", {"x:0": [3.0, -1.0]}), 12.0)
 
 
-def test_everything_exported_exists():
-    assert all(hasattr(ge, name) for name in ge.__all__)
+def test_the_page_runs_and_names_everything():
+    """Its examples are tests: what each prints is what the page says."""
+    page = (Path(__file__).parents[2] / "docs" / "graph_editor.md").read_text(encoding="utf8")
+    assert [name for name in ge.__all__ if not (hasattr(ge, name) and re.search(rf"\b{name}\b", page))] == []
+    was_v2 = v1.control_flow_v2_enabled()
+    try:
+        test = doctest.DocTestParser().get_doctest(page, {}, "graph_editor.md", None, 0)
+        report = []
+        runner = doctest.DocTestRunner(verbose=False)
+        runner.run(test, out=report.append)
+    finally:
+        (v1.enable_control_flow_v2 if was_v2 else v1.disable_control_flow_v2)()
+    assert not runner.failures and len(test.examples) > 50, "".join(report)

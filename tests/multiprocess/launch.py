@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
+from tests.multiprocess.preloaded import Fork
 from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIGHT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "light")  # has a sitecustomize.py
 WHALE_RUN = ("-m", "whale_tf.cli", "run")
 
 
@@ -23,13 +23,17 @@ class Process:
         status: set by ``wait``.
     """
 
-    def __init__(self, arguments: Sequence[str], variables: Optional[Dict[str, str]] = None) -> None:
-        self._output = tempfile.TemporaryFile()
+    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str], anew: bool) -> None:
+        self._output = tempfile.NamedTemporaryFile()
         environment = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "WHALE_CLUSTER")}
-        environment.update(variables or {}, PYTHONPATH=os.pathsep.join([ROOT, LIGHT]), PYTHONUNBUFFERED="1")
-        self._process = subprocess.Popen([sys.executable, "-W", "ignore"] + list(arguments), cwd=ROOT, env=environment,
-                                         stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
-                                         start_new_session=True)
+        environment.update(variables, PYTHONPATH=ROOT, PYTHONUNBUFFERED="1")
+        command = ["-W", "ignore", *arguments]
+        self._process: Union[subprocess.Popen, Fork]
+        if anew:
+            self._process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                                             stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True)
+        else:
+            self._process = Fork(command, environment, ROOT, self._output.name)
         self.status: Optional[int] = None
 
     @property
@@ -71,9 +75,15 @@ class Process:
 
 
 class Starter:
-    """Starts processes; as a context manager ends all of them."""
+    """Starts processes; as a context manager ends all of them.
 
-    def __init__(self) -> None:
+    Args:
+        anew: as a user starts them, which takes seconds where TensorFlow is imported; otherwise they are forks of a process that
+            has imported it (:mod:`tests.multiprocess.preloaded`).
+    """
+
+    def __init__(self, anew: bool = False) -> None:
+        self._anew = anew
         self._started: List[Process] = []
 
     def __enter__(self) -> Starter:
@@ -84,12 +94,20 @@ class Starter:
             process.kill()
 
     def start(self, *arguments: str, **variables: str) -> Process:
-        process = Process(arguments, variables)
+        process = Process(arguments, variables, self._anew)
         self._started.append(process)
         return process
 
     def workers(self, count: int) -> List[Worker]:
         return [Worker(self, variables) for variables in tf_configs(free_ports(count))]
+
+
+def printed(*arguments: str, timeout_s: float = 300, anew: bool = False) -> str:
+    """What a Python program prints, which must succeed."""
+    with Starter(anew) as starter:
+        process = starter.start(*arguments)
+        assert process.wait(timeout_s) == 0, process.output[-5000:]
+        return process.output
 
 
 class Worker(NamedTuple):

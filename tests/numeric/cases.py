@@ -1,13 +1,13 @@
 """The models of the equality matrix: single-device scripts of a few small layers, at least four blocks each."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from models import bert, layers
-from tests.numeric.script import BATCH, STEPS, Arrays, Script, Stages, dense, rng, weight
+from tests.numeric.script import BATCH, STEPS, Arrays, Script, Stages, dense, joined, rng, weight
 
 Inputs = Dict[str, tf.Tensor]
 FEATURES, HIDDEN, CLASSES, TOKENS, VOCAB = 6, 8, 5, 4, 12
@@ -31,6 +31,24 @@ class Case(NamedTuple):
     @property
     def ragged(self) -> bool:
         return len(set(self.sizes)) > 1
+
+
+_by_name: Dict[str, Case] = {}
+
+
+def register(cases: Mapping[str, Case]) -> Dict[str, Case]:
+    """Lets :func:`find_case` find more cases.
+
+    Raises:
+        ValueError: another case has one of the names.
+    """
+    _by_name.update(joined(_by_name, cases))
+    return dict(cases)
+
+
+def find_case(name: str) -> Case:
+    """The case of that name, of any module that has been imported."""
+    return _by_name[name]
 
 
 def minimised(optimizer: tf.train.Optimizer, loss: tf.Tensor, outputs: Dict[str, tf.Tensor]) -> Script:
@@ -325,7 +343,7 @@ def gradient_penalty(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 
 RAGGED: Sequence[int] = (48, 37, 40, 48, 33)
 
-CASES: Dict[str, Case] = {
+CASES = register({
     "mlp_mean": Case(vectors, mlp_mean),
     "mlp_sum": Case(vectors, mlp_sum),
     "sum_with_l2": Case(vectors, sum_with_l2),
@@ -344,7 +362,7 @@ CASES: Dict[str, Case] = {
     "gradient_penalty": Case(vectors, gradient_penalty),
     "ragged": Case(vectors, mlp_mean, sizes=tuple(RAGGED)),
     "ragged_sum": Case(vectors, sum_with_l2, sizes=tuple(RAGGED)),
-}
+})
 
 # models with batch statistics: equal under sync_batch_norm only
-SYNCHRONISED: Dict[str, Case] = {"batch_norm": Case(images, batch_norm, config={"sync_batch_norm": True})}
+SYNCHRONISED = register({"batch_norm": Case(images, batch_norm, config={"sync_batch_norm": True})})

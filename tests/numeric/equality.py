@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from tests.numeric.cases import CASES, SYNCHRONISED, Case
+from tests.numeric import section_cases  # noqa: F401 (registers cases)
+from tests.numeric.cases import Case, find_case
 from tests.numeric.plans import Parallel
 from tests.numeric.races import no_races
 from tests.numeric.script import Script, Setting, Stages, source
-from tests.numeric.section_cases import SECTIONS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 are_initial_equal = [True]  # on GPUs not: random numbers differ in the last bit between a GPU and the host
@@ -32,10 +32,6 @@ class Outcome(NamedTuple):
     final: Dict[str, np.ndarray]
     losses: Dict[str, List[np.ndarray]]
     outputs: Dict[str, List[np.ndarray]]
-
-
-def find_case(name: str) -> Case:
-    return next(cases[name] for cases in (CASES, SYNCHRONISED, SECTIONS) if name in cases)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, differences
 from tests.numeric.script import Arrays, Setting
 
 PARTS = 4
-EXAMPLES = 16  # beside TensorFlow 2, half of that on Python 3.7, where the profile does not ask for random ones
+EXAMPLES = 8  # beside TensorFlow 2, half of that on Python 3.7, where the profile does not ask for random ones
 # one part runs with TensorFlow's graph optimizer
 PARAMETERS = [pytest.param(part, marks=[] if part else [pytest.mark.graph_optimizer]) for part in range(PARTS)]
 

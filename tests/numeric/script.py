@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -37,6 +37,21 @@ class Setting(NamedTuple):
     dataset: bool = False
     runner: str = "session"
     outputs: bool = True
+
+
+def joined(*groups: Mapping[str, Any]) -> Dict[str, Any]:
+    """All entries of several dictionaries.
+
+    Raises:
+        ValueError: two of them have the same name.
+    """
+    found: Dict[str, Any] = {}
+    for group in groups:
+        twice = sorted(set(found) & set(group))
+        if twice:
+            raise ValueError(f"there is another {twice[0]!r} already; choose another name")
+        found.update(group)
+    return found
 
 
 class Stages:

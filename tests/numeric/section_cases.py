@@ -7,8 +7,8 @@ from typing import Dict, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tests.numeric.cases import Case, Inputs
-from tests.numeric.script import Arrays, Script, Stages, dense, rng, weight
+from tests.numeric.cases import Case, Inputs, register
+from tests.numeric.script import Arrays, Script, Stages, dense, joined, rng, weight
 from tests.numeric.section_papers import PAPERS
 from tests.numeric.section_styles import CLASSES, STYLES, WIDTH, Loss
 
@@ -224,15 +224,13 @@ def scan(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     return tf.reduce_mean(tf.square(states - inputs["target"]))
 
 
-LOSSES: Dict[str, Loss] = {
+LOSSES: Dict[str, Loss] = joined({
     loss.__name__: loss for loss in (
         in_batch_negatives, contrastive, triplets, ranking, rmse, correlation, cosine_of_means, dice, jaccard, barlow_twins,
         vicreg, covariance, log_sum_exp, ratio, extremes, hardest, sorted_losses, ranked_by_score, reverse_and_stride,
         running_sums, unique_labels, masked_mean, segment_means, neighbours, first_and_rest, batch_normalised, conditional,
         centres, several, clipped_gradient, scan)
-}
-LOSSES.update(STYLES)
-LOSSES.update(PAPERS)
+}, STYLES, PAPERS)
 
 
 def _build(loss: Loss, inputs: Inputs, stages: Stages, dtype: str) -> Script:
@@ -251,5 +249,5 @@ def case_of(loss: Loss, last: int = SIZE) -> Case:
     return Case(_examples, functools.partial(_build, loss), sizes=(SIZE,) * (STEPS - 1) + (last,))
 
 
-SECTIONS: Dict[str, Case] = {name: case_of(loss) for name, loss in LOSSES.items()}
+SECTIONS = register({name: case_of(loss) for name, loss in LOSSES.items()})
 assert np.lcm.reduce([2, 3, 4]) == SIZE, "divides by every number of parts"

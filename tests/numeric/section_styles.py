@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.numeric.cases import Inputs
-from tests.numeric.script import dense, weight
+from tests.numeric.script import dense, joined, weight
 
 Loss = Callable[[tf.Tensor, Inputs], tf.Tensor]
 STYLES: Dict[str, Loss] = {}
@@ -15,7 +15,7 @@ WIDTH, CLASSES = 4, 3
 
 
 def style(loss: Loss) -> Loss:
-    STYLES[loss.__name__] = loss
+    STYLES.update(joined(STYLES, {loss.__name__: loss}))
     return loss
 
 

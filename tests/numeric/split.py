@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models.optimizers import Adafactor, Lamb
-from tests.numeric.cases import CASES, SYNCHRONISED, Case, Inputs, cross_entropy, layer, minimised, rng
+from tests.numeric.cases import Case, Inputs, cross_entropy, layer, minimised, register, rng
 from tests.numeric.equality import Outcome, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense, weight
 from tests.numeric.unequal import described
@@ -45,10 +45,6 @@ def run_split(case: Case, setting: Setting, split: Split, plan: Optional[Any] = 
         return Ran(outcome, wh.current_plan(), wh.explain())
     finally:
         wh.shutdown()
-
-
-def find(name: str) -> Case:
-    return {**CASES, **SYNCHRONISED, **SPLIT_CASES}[name]
 
 
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
@@ -199,7 +195,7 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
     return build
 
 
-SPLIT_CASES: Dict[str, Case] = {
+register({
     "transformer": Case(_sequences, _transformer),
     "masked": Case(_vectors, _masked),
     "between": Case(_vectors, _between),
@@ -208,4 +204,4 @@ SPLIT_CASES: Dict[str, Case] = {
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),
     **{"classifier_" + name: Case(_vectors, _classifier(make, False)) for name, make in OPTIMIZERS.items()},
     **{"look_up_" + name: Case(_sequences, _look_up(make)) for name, make in OPTIMIZERS.items()},
-}
+})

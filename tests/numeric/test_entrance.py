@@ -184,6 +184,7 @@ SOME = [(text, None, "data parallel"), (text, BATCH, "two stages"), (text, None,
         (whole_steps, None, "data parallel"), (learned_crops, None, "two stages"), (learned_crops, BATCH, "data parallel")]
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("entrance, batch, plan", SOME, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_layers_behind_an_entrance_are_divided(entrance: Entrance, batch: Optional[int], plan: str) -> None:
     found, explained = trained(entrance, batch, plan)

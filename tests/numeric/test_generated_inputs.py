@@ -1,4 +1,4 @@
-"""Programs over several inputs of open sizes equal the local script, or are refused: 16 in `make test`, 5,000 in `make fuzz`."""
+"""Programs over several inputs of open sizes equal the local script, or are refused: a few, and 5,000 in `make fuzz`."""
 from __future__ import annotations
 
 import random

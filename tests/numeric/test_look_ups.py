@@ -71,6 +71,7 @@ def local(words: Callable[[Dict], tf.Tensor]) -> List[np.ndarray]:
     return entrances.trained(words, BATCH, None, None)[0]
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("words", [dense, cleaned, lines, sparse], ids=lambda words: words.__name__)
 def test_look_ups_follow_their_keys(words: Callable[[Dict], tf.Tensor], plan: str) -> None:

@@ -92,6 +92,7 @@ def session() -> Iterator[tf.Session]:
         yield one
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("inputs", [two_datasets, python_function])
 @pytest.mark.parametrize("plan", PLANS)
 def test_inputs_of_different_sizes(plan: str, inputs: Inputs) -> None:
@@ -102,6 +103,7 @@ def test_inputs_of_different_sizes(plan: str, inputs: Inputs) -> None:
             one.run(train, feeds)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("combined", [in_a_loop, in_a_condition, with_all_examples])
 @pytest.mark.parametrize("plan", ["replicas", "called", "micro_batches"])
 def test_where_they_meet(plan: str, combined: Callable) -> None:
@@ -125,6 +127,7 @@ def test_fed_in_proportion(plan: str) -> None:
         one.run(train, feeds)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("plan", ["replicas", "called", "micro_batches"])
 @pytest.mark.parametrize("combined", [
     lambda x, y: tf.concat([x, np.ones([8, 2])], 1),

@@ -1,4 +1,4 @@
-"""Plans are compared as played: the chosen one is never slower than the undivided graph or data parallelism."""
+"""Plans are compared in simulation: the chosen one is never slower than the undivided graph or data parallelism."""
 from __future__ import annotations
 
 import functools
@@ -12,7 +12,7 @@ from whale_tf.capture.captured import capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.decide.decision import Request
-from whale_tf.decide.search import HOPE, Search, best_plan
+from whale_tf.decide.search import OPTIMISM, Search, best_plan
 
 SMALL = ("MLP, tiny", "MLP, wide", "encoder, tiny", "MoE, tiny", "ResNet, digits", "embedding, tiny")
 CASES = [case for case in played_cases() if case.name in SMALL]
@@ -42,7 +42,7 @@ def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None
     plans, objective_s = results(case)
     if "division" in plans:
         found = plans["division"]
-        assert found.is_played and HOPE * objective_s <= found.latency_s <= 1.2 * objective_s
+        assert found.is_played and OPTIMISM * objective_s <= found.latency_s <= 1.2 * objective_s
 
 
 @pytest.mark.once

@@ -11,10 +11,11 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import gpt2
+from tests.numeric import split  # noqa: F401 (registers cases)
+from tests.numeric.cases import find_case
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.section_cases import SECTIONS
-from tests.numeric.split import find
 from whale_tf.cluster import Cluster
 from whale_tf.decide import played_steps
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
@@ -42,12 +43,12 @@ def only_rhino(monkeypatch: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def local(name: str, setting: Setting) -> Outcome:
-    return run_local(find(name), setting)
+    return run_local(find_case(name), setting)
 
 
 def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, cluster: Any = None, **config: Any) -> Plan:
     """The case as the search divides it equals the local script; returns the plan."""
-    case = find(name)
+    case = find_case(name)
     keys = {key.replace("__", "."): value for key, value in config.items()}
     wh.init(dict({"auto_parallel": "rhino"} if plan is None else {}, **dict(keys, **(case.config or {}))),
             cluster=cluster or slow_devices(count), plan=plan)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from tests.numeric.cases import CASES, Inputs
+from tests.numeric.cases import Inputs, register
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
@@ -60,8 +60,9 @@ def test_sections_among_calls(name: str, plan: str) -> None:
     assert_equal(run_parallel(SECTIONS[name], setting, called), run_local(SECTIONS[name], setting), TOLERANCE["float64"])
 
 
-def test_names_are_not_those_of_other_cases() -> None:
-    assert not set(SECTIONS) & set(CASES)
+def test_names_of_cases_are_their_own() -> None:
+    with pytest.raises(ValueError, match="there is another 'mlp_mean' already"):
+        register({"mlp_mean": SECTIONS["masked_mean"]})
 
 
 @pytest.mark.slow

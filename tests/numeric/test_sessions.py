@@ -4,8 +4,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import subprocess
-import sys
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
@@ -17,6 +15,7 @@ from tensorflow.python.ops import gradients_impl, gradients_util
 from tensorflow.python.training import monitored_session, optimizer, saver
 
 import whale_tf as wh
+from tests.multiprocess.launch import printed
 from tests.numeric.script import dense, rng
 
 pytestmark = pytest.mark.graph_optimizer
@@ -344,9 +343,7 @@ t.assert_same(t.locally_and_parallel(body, resource=False))
 @pytest.mark.slow
 def test_with_version_2_behaviour_switched_off() -> None:
     """As a TensorFlow 1 script runs on TensorFlow 2: no eager execution, loops as dataflow ops, reference variables."""
-    result = subprocess.run([sys.executable, "-c", V2_OFF], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            universal_newlines=True)
-    assert result.returncode == 0, result.stdout
+    printed("-c", V2_OFF)
 
 
 # -- estimators (TensorFlow 1.15 only: 2.x has none) -------------------------------------------------------------------

@@ -11,10 +11,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.numeric.cases import find_case
 from tests.numeric.checkpoints import HALF, train_half
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, relative, run_local
 from tests.numeric.script import Setting, Stages, dense, source
-from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
+from tests.numeric.split import CLASSES, OPTIMIZERS, Split, run_split
 from whale_tf.decide import split as division
 from whale_tf.planner import sharding
 
@@ -32,14 +33,14 @@ def in_turn(*axes: Sequence[Any]) -> List[Any]:
 
 @functools.lru_cache(maxsize=None)
 def local(name: str, setting: Setting, model_replicas: int = 1) -> Outcome:
-    return run_local(find(name), setting, model_replicas)
+    return run_local(find_case(name), setting, model_replicas)
 
 
 def check(name: str, counts: Tuple[int, ...], total: int, setting: Setting = FEDS, **config: Any) -> Dict[str, str]:
     """The case under a plan equals the local script; returns the patterns chosen, by op."""
     split = Split(counts, total, tuple((key.replace("__", "."), value) for key, value in config.items()))
     replicas = total // sum(map(abs, counts)) if setting.dataset else 1
-    ran = run_split(find(name), setting, split, model_replicas=replicas)
+    ran = run_split(find_case(name), setting, split, model_replicas=replicas)
     assert_equal(ran.outcome, local(name, reference(setting), replicas), TOLERANCE[setting.dtype])
     return dict(ran.plan.shards)
 
@@ -218,7 +219,7 @@ def test_default_strategy_around_a_split() -> None:
             with tf.Graph().as_default():
                 if split:
                     wh.set_default_strategy(wh.replicate(2))
-                case = find("classifier_adam")
+                case = find_case("classifier_adam")
                 inputs, feeds = source(case.examples(sum(case.sizes), "float64"), case.sizes, FEDS)
                 hidden = tf.tanh(dense(inputs["x"], 12, "in"))
                 scope = wh.split(2) if split else Stages().scopes[0]()
@@ -244,7 +245,7 @@ def test_default_strategy_around_a_split() -> None:
 
 @pytest.mark.slow
 def test_a_saved_plan_gives_the_same_shards() -> None:
-    case = find("transformer")
+    case = find_case("transformer")
     first = run_split(case, FEDS, Split((1, -2), 3, (("num_micro_batch", 2),)))
     again = run_split(case, FEDS, Split((1, -2), 3), plan=first.plan.to_json())
     assert again.plan == first.plan
@@ -253,7 +254,7 @@ def test_a_saved_plan_gives_the_same_shards() -> None:
 
 @pytest.mark.slow
 def test_edited_shards_are_run_or_refused() -> None:
-    case, split = find("classifier_sgd"), Split((-2,), 2)
+    case, split = find_case("classifier_sgd"), Split((-2,), 2)
     plan = run_split(case, FEDS, split, None).plan
     assert plan.shards["classes/MatMul"] == "row"
     edited = replace(plan, shards=dict(plan.shards, **{"classes/MatMul": "column"}))
@@ -273,7 +274,7 @@ PLANS: Dict[str, Any] = {"local": None, "split2": Split((-2,), 2), "split3": Spl
 
 
 def train(plan: str, first: int, setting: Setting, restore: str = "", save: str = "") -> Tuple[List[float], List[str]]:
-    case, split = find("classifier_adam"), PLANS[plan]
+    case, split = find_case("classifier_adam"), PLANS[plan]
     if split is None:
         return train_half(case, setting, first, restore, save)
     return train_half(case, setting, first, restore, save, split.total, dict(split.config), split.scopes)
@@ -444,5 +445,5 @@ def test_refuses_batch_of_rows_that_the_data_choose() -> None:
 
 def test_refuses_colocation_in_a_pipeline() -> None:
     with pytest.raises(wh.AnnotationError, match="each stage of a pipeline needs its own devices"):
-        run_split(find("classifier_sgd"), FEDS, Split((1, -2), 2, (("cluster.colocate_split_and_replicate", True),
+        run_split(find_case("classifier_sgd"), FEDS, Split((1, -2), 2, (("cluster.colocate_split_and_replicate", True),
                                                                   ("num_micro_batch", 2))))

@@ -11,7 +11,7 @@ import whale_tf as wh
 from tests.numeric import equality
 from tests.numeric.equality import TOLERANCE, assert_equal, find_case, local_outcome, reference, run_local
 from tests.numeric.script import Setting, Stages
-from tests.numeric.split import Split, find, run_split
+from tests.numeric.split import Split, run_split
 from tests.numeric.unequal import described
 
 pytestmark = pytest.mark.half
@@ -119,8 +119,8 @@ SHARDS: Dict[str, Tuple[str, Tuple[int, ...], Devices, Dict[str, Any], List[Any]
 def run_shards(name: str, setting: Setting, plan: Any = None) -> wh.Plan:
     """A case of ``SHARDS`` equals the local script; ``plan`` in place of the planner's."""
     case, counts, devices, config, _ = SHARDS[name]
-    ran = run_split(find(case), setting, Split(counts, len(devices), tuple(config.items()), devices), plan)
-    assert_equal(ran.outcome, run_local(find(case), setting, 1), TOLERANCE[setting.dtype])
+    ran = run_split(find_case(case), setting, Split(counts, len(devices), tuple(config.items()), devices), plan)
+    assert_equal(ran.outcome, run_local(find_case(case), setting, 1), TOLERANCE[setting.dtype])
     return ran.plan
 
 

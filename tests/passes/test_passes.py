@@ -189,7 +189,7 @@ class TestForm:
 
     @pytest.mark.parametrize("emit", [INLINE, CALL])
     def test_what_is_asked_for(self, emit: str) -> None:
-        assert self.form(emit=emit) == (emit, "asked for")
+        assert self.form(emit=emit) == (emit, "set by emit")
 
     def test_memory_decides_against_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 31)

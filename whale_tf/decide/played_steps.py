@@ -31,13 +31,13 @@ from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of
 from whale_tf.profiler.graph_profile import Source
 from whale_tf.transforms.recompute import recompute
 
-MISSES = 1.5  # times the available memory: a plan that needs more, judged by its layers, is not played as a Program
+MOST_OVERSHOOT = 1.5  # times the available memory: a plan whose layers need more is not played as a Program
 SMALLEST = 3  # number of smallest plans to play if nothing fits, for the message
 FOLDED = 3  # number of plans with several TaskGraphs per device to play, the fastest by layers
 
 
 def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
-    """A candidate with its plan, and its time and peaks as played.
+    """A candidate with its plan, and its time and peaks in simulation.
 
     Args:
         region: a region whose graph has the static shapes of a whole mini-batch of all model replicas.
@@ -157,7 +157,7 @@ class Automatic(Steps):
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         if (measures.recompute, measures.zero, measures.offload) != (NONE, NONE, NONE):
             estimated = self._layers.play(found, measures)
-            if not estimated.why_not and _over(estimated, self.cluster) > MISSES:
+            if not estimated.why_not and _over(estimated, self.cluster) > MOST_OVERSHOOT:
                 return estimated
         return super().play(found, measures)
 

@@ -30,7 +30,7 @@ from whale_tf.planner.recompute import NONE
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.transforms.shard.problem import divided_dims
 
-HOPE = 0.8  # of the objective of Rhino's search; few divisions take less as played (one of 16 measured, with 0.70)
+OPTIMISM = 0.8  # times the objective of Rhino's search: few divisions take less in simulation (1 of 16 measured took 0.70)
 
 
 def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Candidate]:
@@ -84,7 +84,7 @@ class Played(NamedTuple):
 
 @garbage_collection_paused()
 def best_plan(captured: Captured, request: Request) -> Tuple[Candidate, Decision]:
-    """The fastest candidate as played, among divisions of every op (if rhino is requested) and plans of TaskGraphs.  Data
+    """The fastest candidate in simulation, among divisions of every op (if rhino is requested) and plans of TaskGraphs.  Data
     parallelism and the undivided graph are candidates too, unless a number of TaskGraphs or a pattern is requested.
 
     Raises:
@@ -155,7 +155,7 @@ class Search:
 def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
     """Whether a division that has not been played may turn out best.  Its search adds up times of devices that work in
     parallel."""
-    hopeful = replace(division, latency_s=HOPE * division.latency_s)
+    hopeful = replace(division, latency_s=OPTIMISM * division.latency_s)
     return not division.why_not and ranked([hopeful, *others])[0] is hopeful
 
 
@@ -166,7 +166,7 @@ def settled(config: Config) -> Config:
 
 
 def _divided(found: Candidate, captured: Captured, batch: int, request: Request) -> Played:
-    """A division of every op with its plan, its time as played, and peaks from the parts' own tensors."""
+    """A division of every op with its plan, its time in simulation, and peaks from the parts' own tensors."""
     request = request._replace(config=settled(request.config))
     try:
         division = carry_out(initialised(whole_division(captured, found, request.cluster), request.config.init))

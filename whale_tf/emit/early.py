@@ -1,8 +1,8 @@
 """Sessions that ran before their graph was rewritten, because the ranks of its inputs were not known then.
 
-Such a session has taken over the graph's ops and has the variables on their old devices.  If the plan only clones ops, the
-session goes on: ops whose edges move are replaced with copies (``StagedEdit.copy_instead``).  If the plan divides variables or
-puts them elsewhere, the session begins anew, which the script does not notice::
+The graph has already been extended into such a session, which has the variables on their old devices.  If the plan only clones
+ops, the session goes on: ops whose edges move are replaced with copies (``StagedEdit.copy_instead``).  If the plan divides
+variables or puts them elsewhere, the session begins anew, which the script does not notice::
 
     read variables ──> rewrite ──> another session of TensorFlow's ──> initialise tables and iterators ──> load variables
 

@@ -88,7 +88,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         devices: TensorFlow device string of each of the cluster's devices.
         processes: all processes, and which of them this is.
         keys: numbers of this process's collectives, if there are several processes.
-        has_run: a Session has already taken over the graph's ops, and would not notice that their edges move.
+        has_run: the graph has already been extended into a Session, which would not notice that edges move.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.

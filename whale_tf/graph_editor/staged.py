@@ -215,7 +215,7 @@ class StagedEdit(Stage):
 
     def copy_instead(self, prefix: str) -> Dict[str, str]:
         """Leave the graph's ops as they are: copy those whose edges were to move, and all ops that depend on these, and give the
-        copies the moved edges.  This is for a graph whose ops a Session has taken over: it ignores moves, but sees new ops.
+        copies the moved edges.  This is for a graph already extended into a Session, which ignores moves but sees new ops.
 
         Returns:
           Name of the original -> name of the copy.

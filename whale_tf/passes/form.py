@@ -49,7 +49,7 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     size = inlined_ops(region, plan)
     xla = any(task.xla for task in plan.task_graphs)
     if plan.emit == INLINE and not xla:
-        return Form(INLINE, "asked for")
+        return Form(INLINE, "set by emit")
     if plan.emit != CALL and not xla and not is_large(region, plan):
         return Form(INLINE, f"the step has {size} ops in its calls, and up to {MOST_INLINED_OPS} are inlined")
     peaks = plan.estimate.called_peak_memory_bytes
@@ -66,7 +66,7 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
         return Form(CALL, "XLA compiles calls")
     if obstacle:
         return Form(INLINE, f"not called: {obstacle}")
-    return Form(CALL, "asked for" if plan.emit == CALL else f"the step would have {size} ops inlined")
+    return Form(CALL, "set by emit" if plan.emit == CALL else f"the step would have {size} ops inlined")
 
 
 def inlined_ops(region: Region, plan: Plan) -> int:

@@ -1,4 +1,4 @@
-"""Makes bodies leaner for calls of functions.  A call's arguments live until it ends, so tensors that cross cost memory.
+"""Trims bodies that are emitted as functions.  A call's arguments live until it ends, so tensors that cross cost memory.
 
 A TaskGraph's forward body does not pass two kinds of tensors to its backward body:
 

@@ -144,7 +144,7 @@ def _estimate(estimate: Estimate) -> List[str]:
     batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
     lines = [f"Estimated: {seconds_text(estimate.latency_s)} for a step{batch}{peak}{how}."]
     lines += [f"{text[0].upper()}{text[1:]}." for text in estimate.without]
-    return lines + ["Not taken: " + text for text in estimate.runners_up]
+    return lines + ["Rejected: " + text for text in estimate.runners_up]
 
 
 def _precision(plan: Plan, region: Optional[Region]) -> List[str]:

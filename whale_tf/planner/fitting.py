@@ -23,7 +23,7 @@ def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Cho
     """A plan that does not fit, with the least recomputation that makes it fit; if nothing does, with as little kept as possible.
 
     Args:
-        plain: the plan as played with everything kept.
+        plain: the plan in simulation, with everything kept.
         rows: its stages; several may share devices.
         again: plays the plan with a choice for each row.
     """

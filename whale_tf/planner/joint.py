@@ -1,4 +1,4 @@
-"""Decides partition, schedule, recomputation, ZeRO, offloading and precision together: the fastest plan that fits, as played.
+"""Decides partition, schedule, recomputation, ZeRO, offloading and precision together: the fastest plan that fits, in simulation.
 
 The model is a :class:`Playable`: either layers (:mod:`whale_tf.planner.layers`), played by the simulator, or a captured graph
 (``whale_tf.decide.played_steps``), whose Programs are played.
@@ -71,7 +71,7 @@ class Playable(abc.ABC):
         name: name in messages.
         schedules: the schedules to try under ``auto``, the cheapest first.
         again: under one division, the number of fastest plans for which recomputation is tried; more are tried if none fits.
-        rooms: parts of a device's memory that a search may use; the next one is used if nothing fits as played.
+        rooms: parts of a device's memory that a search may use; the next one is used if nothing fits in simulation.
         bounds_hold: whether plans are played with the memory that searches count, so that both lack the same number of bytes.
     """
 
@@ -108,7 +108,7 @@ class Playable(abc.ABC):
         """Plays a plan under measures.  Under ``auto`` it recomputes the least that makes it fit, if anything does."""
 
     def least_seconds(self, found: Candidate, measures: Measures) -> float:
-        """A lower bound of the time of a plan under measures, as played."""
+        """A lower bound of the time of a plan under measures, in simulation."""
         return 0.0
 
     def least_fitting_seconds(self, found: Candidate) -> float:
@@ -119,17 +119,17 @@ class Playable(abc.ABC):
         """A lower bound of the time of a plan that recomputes what does not fit.
 
         Args:
-            plain: the plan as played, without.
+            plain: the plan in simulation, without.
         """
         return plain.latency_s
 
     def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
-        """The plans from which to choose, with their final times and memory.  They are those as played, unless what plays the
-        plans of a search is only near to what they cost."""
+        """The plans from which to choose, with their final times and memory.  They are those of the simulation, unless what
+        plays the plans of a search is only near to what they cost."""
         return list(found)
 
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
-        """Among plans that do not fit, the ones to report, as played."""
+        """Among plans that do not fit, the ones to report, by simulation."""
         return list(found)
 
 
@@ -260,7 +260,7 @@ class Joint:
         return bool(times) and min(times) >= quickest_s
 
     def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:
-        """The plans as played, without those that are too slow to be taken or reported; the fastest one, however slow it is."""
+        """The simulated plans, without those that are too slow to be taken or reported; the fastest one, however slow it is."""
         found: Dict[int, Candidate] = {}
         bounds = [self._least_s(one, measures) for one in plans]
         for place in sorted(range(len(plans)), key=bounds.__getitem__):
@@ -336,7 +336,7 @@ class Joint:
             if fast is not None:
                 lines.append(f"without {label}: {seconds_text(fast)} ({fast / taken.latency_s:.2f} times)")
             else:
-                lines.append(f"without {label}: does not fit by {memory_text(self._lacking(least, others))}")
+                lines.append(f"without {label}: {memory_text(self._lacking(least, others))} too large")
         return lines
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:

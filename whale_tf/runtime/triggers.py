@@ -75,7 +75,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         keys = state.runtime.keys if state.runtime is not None else None
         script = script_of(graph) if calls and state.verifies else None
         try:
-            has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
+            has_run = bool(annotations_of(graph).shapes)  # the graph was extended into a Session before its first training step
             early = [known for session, known in state.early.items() if session.graph is graph] if has_run else None
             done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, early, state.say)
         except UnknownShapeError as error:

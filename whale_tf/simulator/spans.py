@@ -1,4 +1,4 @@
-"""Calls of functions as played: a function begins when all its arguments are there, which live until it ends, and its results
+"""Calls of functions in simulation: a function begins when all its arguments are there, which live until it ends, and its results
 appear when it ends. It cannot write its results over its arguments, because its end counts as a reader of these. A donated tensor
 (:mod:`whale_tf.passes.donate`) has to be there too, but its last reader frees it or overwrites it."""
 

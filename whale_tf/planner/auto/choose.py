@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
            source: Optional[Source] = None) -> Candidate:
-    """The best plan for a model, as played with the times of its layers.  See :func:`candidates`.
+    """The best plan for a model in simulation, with the times of its layers.  See :func:`candidates`.
 
     Args:
         source: the model, if it is more than its layers, which ``pieces`` has too; prices the answer.

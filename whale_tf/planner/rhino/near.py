@@ -1,8 +1,8 @@
 """An answer that costs the search nearly as little as the best one.
 
-The objective adds up what devices do beside each other, so answers of nearly equal cost may take different times as played.  A
-step of few products is played within a fraction of a second, so one of these answers is handed over with the best one.  It
-differs from it in the pattern of at least one product; everything else is chosen anew.
+The objective adds up what devices do beside each other, so answers of nearly equal cost may differ in simulation.  A step of few
+products is played within a fraction of a second, so one of these answers is handed over with the best one.  It differs from it
+in the pattern of at least one product; everything else is chosen anew.
 """
 
 from __future__ import annotations
