@@ -50,7 +50,7 @@ from whale_tf.simulator.laws import (
     fitted,
     waiting_seconds,
 )
-from whale_tf.simulator.model_graph import Optimizer
+from whale_tf.simulator.model_graph import OPTIMIZERS, Optimizer
 from whale_tf.simulator.simulate import collectives
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.zoo.transformers import transformer
@@ -67,10 +67,8 @@ PROFILES = {"vgg-19-pbs-32": "vgg-19@dapple", "bert-24-pbs-6": "bert-large@dappl
             "gnmt-16-pbs-64": "gnmt-16", "amoeba-36-pbs-1": "amoebanet-36"}
 # What `python -m benchmarks.accuracy` printed (benchmarks/README.md): steps made of a script's own ops, timed by themselves
 OWN_OPS = TestedError(times=MEASURED, device="CPU", precision="fp32", points=33, mean=0.047, largest=0.132)
-# What `python -m benchmarks.one_gpu` measured on an H200 (benchmarks/README.md): all precisions, op by op but for one run
-H200 = tuple(TestedError(times=KERNELS, device="H200", precision=precision, points=points, mean=mean, largest=largest)
-             for precision, points, mean, largest in (
-                 ("fp32", 2, 0.766, 1.168), ("tf32", 3, 0.304, 0.516), ("fp16", 4, 1.009, 1.756)))
+# Written by `python -m benchmarks.hopper --fit --write`: steps on an H200, op by op
+HOPPER = tuple(one for one in default_laws().errors if one.device == "H200")
 DLPERF = "4xV100-16GB:8"
 AMP = {"homogeneous": "amp-homogeneous", "het_cluster": "amp-het"}
 
@@ -115,8 +113,8 @@ def dlperf_cluster() -> Cluster:
 
 
 def dlperf(data: Optional[str]) -> List[Point]:
-    """DLPerf: data parallelism with Horovod, synthetic data.  NVIDIA's script of BERT sends gradients in 16 bits under mixed
-    precision (its optimization.py: ``hvd.Compression.fp16``), that of ResNet does not."""
+    """DLPerf: data parallelism with Horovod, synthetic data, BERT by Adam (its run_pretraining_adam.sh).  NVIDIA's script of BERT
+    sends gradients in 16 bits under mixed precision (its optimization.py: ``hvd.Compression.fp16``), that of ResNet does not."""
     found, cluster = read(data, "simulator", "dlperf_dev.json"), dlperf_cluster()
     points: List[Point] = []
     for row in found["series"] if found else ():
@@ -126,6 +124,7 @@ def dlperf(data: Optional[str]) -> List[Point]:
         halved = name == "bert-base" and precision == "fp16"
         for gpus, rate in zip(found["gpus"], row["throughput"]):
             model = as_run(built_in_model(name, row["batch_per_gpu"] * gpus), precision, row["xla"])
+            model = model._replace(optimizer=OPTIMIZERS["adamw"]) if name == "bert-base" else model
             strategy = uniform_3d(model, gpus)._replace(fp16_gradients=halved)
             points.append(Point("DLPerf", what, precision, gpus, rate, strategy, cluster, row["xla"]))
     return points
@@ -332,6 +331,8 @@ def fit(points: Sequence[Point]) -> Laws:
 
     def laws_of(values: np.ndarray) -> Laws:
         changes = dict(zip(FREE, np.exp(values).tolist()))
+        for kind in ("matmul", "convolution"):  # TF32 is fitted to nothing: as in 16 bits
+            changes[f"{kind}_tf32"] = changes[f"{kind}_half"]
         return fitted(start, **changes)  # of one kind of device; of others nothing is known but their units
 
     prior = np.log([PRIOR[name] for name in FREE])
@@ -528,7 +529,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         without = leave_one_out(points, laws)
         left = answered(points, lambda point: without[group_of(point)])
         console.print(table("Not fitted: laws of all other sources", COLUMNS, by_series(left)))
-        laws = replace(laws, errors=errors_of(left) + H200 + tested_layers + (OWN_OPS,))
+        laws = replace(laws, errors=errors_of(left) + HOPPER + tested_layers + (OWN_OPS,))
         for one in errors_of(left):
             console.print(f"not fitted, {one.device}, {one.precision}: {one.points} points, mean {one.mean:.1%}, largest "
                           f"{one.largest:.1%}")

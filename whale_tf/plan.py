@@ -148,6 +148,7 @@ class Estimate(Record):
         times: the kind of times that priced a built-in model (``kernels``: as TensorFlow runs it; ``layers``: those of its
             profile); empty for a graph.
         xla: whether XLA fuses its ops.
+        host: that the host, which starts kernels, is the bottleneck, and what would help; empty if it is not.
     """
 
     search: str = "annotated"
@@ -159,6 +160,7 @@ class Estimate(Record):
     without: Tuple[str, ...] = ()
     times: str = ""
     xla: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from whale_tf.simulator.laws import (
     waiting_seconds,
 )
 from whale_tf.simulator.model_graph import ACTIVATION, PARAMETER
+from whale_tf.simulator.result import Simulation
 from whale_tf.simulator.step_graph import StepGraph
 
 pytestmark = pytest.mark.once
@@ -94,14 +95,58 @@ def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -
     assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
 
 
-def test_layer_normalisation_op_by_op_keeps_its_factor_for_every_element() -> None:
-    """``x * (rsqrt(variance) * gamma)``: the backward pass reads both operands; fused, the input alone."""
+def test_layer_normalisation_keeps_its_factor_for_every_element() -> None:
+    """``x * (rsqrt(variance) * gamma)``: the backward pass reads both operands; XLA keeps them in 16 bits."""
     model = built_in_model("bert-base", 4)
     number = next(number for number, op in enumerate(model.ops) if op.kind == "norm")
     size = model.tensors[model.ops[number].outputs[0].tensor].size
     kept = [as_run(model, precision, xla).ops[number].scratch_bytes / size
             for precision, xla in (("fp32", False), ("fp32", True), ("fp16", False), ("fp16", True))]
-    assert kept == [4.0, 0.0, 8.0, 0.0]
+    assert kept == [4.0, 4.0, 8.0, 2.0]
+
+
+def test_kernels_with_indices_take_cycles_on_a_gpu_whose_memory_is_fast() -> None:
+    """Layer normalisation: 7.1 cycles of a multiprocessor for an element, unless its bytes take longer."""
+    model = as_run(built_in_model("bert-base", 32), "fp32", False)
+    number = next(number for number, op in enumerate(model.ops) if op.kind == "norm")
+    elements = model.tensors[model.ops[number].outputs[0].tensor].size
+    laws = Laws.parse({"devices": {"GPU": {"units": 100, "clock_hz": 1e9, "memory": 1.0}}, "framework": {"launch_s": 0.0}})
+    h200 = Cluster.parse("H200:1").devices[0]
+    assert Kernels(model, laws, False).seconds(number, 1.0, 1e3, 1.0, False, h200) == pytest.approx(elements * 7.1e-11)
+    assert Kernels(model, laws, False).seconds(number, 1.0, 48e9, 1.0, False, h200) == pytest.approx(4 * 1e-2)
+
+
+def test_few_channels_keep_few_multiprocessors_busy_and_16_bits_are_transposed() -> None:
+    """cuDNN's batch normalisation has a block for each channel, and channels first."""
+    model = as_run(built_in_model("resnet-50", 64), "fp32", False)
+    number = op_number(model, "stem/conv_bn")
+    elements = model.tensors[model.ops[number].outputs[0].tensor].size
+    laws = Laws.parse({"devices": {"GPU": {"units": 128, "clock_hz": 1e9}}, "framework": {"launch_s": 0.0}})
+    h200 = Cluster.parse("H200:1").devices[0]
+    seconds = [Kernels(as_run(model, precision, False), laws, False).seconds(number, 1.0, 0.0, 1.0, False, h200)
+               for precision in ("fp32", "fp16")]
+    assert seconds == pytest.approx([elements * 2 * 1.15 / 128e9, elements * (2 * 1.15 + 2 * 0.65) / 128e9])
+
+
+def test_a_step_takes_as_long_as_the_host_that_starts_its_kernels() -> None:
+    def run(count: int, xla: bool = False) -> Simulation:
+        strategy = uniform_3d(as_run(built_in_model("bert-base", 8 // count), "tf32", xla), num_micro_batch=count)
+        return simulate(strategy, Cluster.parse("H200:1"), Options(xla=xla))
+
+    whole, parts, fused = run(1), run(4), run(4, True)
+    assert parts.is_limited_by_host and parts.step_time_s == parts.kernels * default_laws().framework.host_s
+    assert "fewer micro-batches than 4 or an optimizer with a kernel for each variable" in parts.bottleneck()
+    assert "or XLA" in parts.bottleneck() and "micro-batches" not in whole.host_words()
+    assert not fused.is_limited_by_host and fused.host_words() == "" and fused.kernels < whole.kernels < parts.kernels
+    assert not simulate(uniform_3d(built_in_model("bert-base", 1)), Cluster.parse("H200:1")).kernels, "no law, no host"
+
+
+def test_an_update_op_by_op_holds_what_waits_for_no_gradient() -> None:
+    """LAMB: both moments times their decay, and the variable times its own: 12 bytes a parameter."""
+    cluster, model = Cluster.parse("H200:1"), as_run(built_in_model("bert-base", 8), "fp32", False)
+    without = model._replace(optimizer=model.optimizer._replace(early_bytes=0))
+    held = [simulate(uniform_3d(one), cluster, Options(xla=False)).program.static_bytes[0] for one in (model, without)]
+    assert sum(held[0].values()) - sum(held[1].values()) == pytest.approx(12 * model.parameter_count)
 
 
 def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:

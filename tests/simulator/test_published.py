@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.published import (
-    H200,
+    HOPPER,
     MEGATRON,
     OWN_OPS,
     answered,
@@ -50,7 +50,7 @@ def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
 
 
 def test_the_packages_laws_know_the_errors_of_our_own_measurements() -> None:
-    assert {*H200, OWN_OPS} <= set(default_laws().errors)
+    assert HOPPER and {*HOPPER, OWN_OPS} <= set(default_laws().errors)
 
 
 def summed_bytes(found: Simulation) -> float:

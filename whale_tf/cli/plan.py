@@ -275,6 +275,8 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for row in picture(found, cluster):
         out.print(row)
     out.print(", ".join(_facts(found)))
+    if found.host:
+        out.print("bottleneck: " + found.host)
     for line in found.without:
         out.print(line)
     for place, text in enumerate((found.told, *found.runners_up), 1):

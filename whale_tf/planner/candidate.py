@@ -60,7 +60,7 @@ class Candidate:
         runners_up: the plans that were not chosen, in words, best first.
         without: the search's answers without each of the measures, in words.
         why_not: the reason why the search found no plan; then nothing else is known.
-        times, xla: as in :class:`~whale_tf.plan.Estimate`.
+        times, xla, host: as in :class:`~whale_tf.plan.Estimate`.
         profile: the layers in which the stages are given; None if every op is divided.
         assignment: how every op is divided.
         plan: the plan for a captured graph; None if it follows from the profile.
@@ -87,6 +87,7 @@ class Candidate:
     why_not: str = ""
     times: str = ""
     xla: bool = False
+    host: str = ""
     profile: Optional[ModelProfile] = None
     assignment: Optional[Assignment] = None
     plan: Optional[Plan] = None
@@ -104,7 +105,7 @@ class Candidate:
         """The part of the candidate that a Plan keeps."""
         return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
                         peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without,
-                        times=self.times, xla=self.xla)
+                        times=self.times, xla=self.xla, host=self.host)
 
     def to_dict(self) -> Dict[str, Any]:
         """The candidate as plain values, with the devices of a stage in one list."""

@@ -143,7 +143,7 @@ def _estimate(estimate: Estimate) -> List[str]:
     how = "" if not estimate.times else f", {PRICED[estimate.times]}" + " under XLA" * estimate.xla
     batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
     lines = [f"Estimated: {seconds_text(estimate.latency_s)} for a step{batch}{peak}{how}."]
-    lines += [f"{text[0].upper()}{text[1:]}." for text in estimate.without]
+    lines += [f"{text[0].upper()}{text[1:]}." for text in (*filter(None, [estimate.host]), *estimate.without)]
     return lines + ["Rejected: " + text for text in estimate.runners_up]
 
 

@@ -78,7 +78,7 @@ def _as_played(found: Candidate, played: Simulation, times: str) -> Candidate:
     for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
         peaks[device] = int(peak)
     return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom, is_played=True,
-                   times=times)
+                   times=times, host=played.host_words())
 
 
 def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:

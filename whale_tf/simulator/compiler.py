@@ -93,6 +93,7 @@ class Compiler:
         parts = self.parts_of(config)
         instruction.parts = parts
         instruction.seconds = self._seconds(number, parts, op.flops, self._traffic(op, op.inputs + op.outputs, config))
+        instruction.kernels = self.estimator.kernels_of(number, False, self.cluster.devices[parts.devices[0]])
         self.place(instruction)
         for use in op.outputs:
             written = tensor_config(config, use.dims, True)
@@ -170,7 +171,9 @@ class Compiler:
         instruction.parts = self.parts_of(config)
         moved = self._traffic(op, read + targets + op.outputs, config)
         instruction.seconds = self._seconds(number, instruction.parts, flops, moved, True, share)
+        instruction.kernels = self.estimator.kernels_of(number, True, self.cluster.devices[instruction.parts.devices[0]])
         instruction.sum_seconds = self._sum_seconds(instruction.parts, targets, config)
+        instruction.sum_kernels = float(sum(map(self._is_parameter, targets)))
         self.place(instruction)
         for use in targets:
             tensor = self.model.tensors[use.tensor]
@@ -251,6 +254,7 @@ class Compiler:
         instruction.parts = self.parts_of(config)
         instruction.seconds = tuple(self._roofline(config.devices[first], (len(group) + 1) * size * fractions(config)[first])
                                     for first in instruction.parts.first)
+        instruction.kernels = 1.0
         self.place(instruction)
         return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
 

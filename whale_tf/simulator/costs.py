@@ -75,6 +75,31 @@ class OpEstimator:
             return self.kernels.seconds(part.op, part.flops, part.size_bytes, part.fraction, part.backward, device)
         return self.roofline(device, part.flops, part.size_bytes, KINDS[self.model.ops[part.op].kind].compute_bound)
 
+    def kernels_of(self, number: int, backward: bool, device: Device) -> float:
+        """The kernels that an op starts, in the backward pass for each of its gradients."""
+        return self.kernels.kernels(number, backward, device) if self.kernels is not None and device.kind == "GPU" else 1.0
+
+    def update_kernels(self) -> float:
+        """The kernels that the update of a variable starts."""
+        return self.kernels.update_kernels() if self.kernels is not None else 1.0
+
+    def update_seconds(self, device: Device, moved: float) -> float:
+        """Time of a variable's update, which reads and writes ``moved`` bytes."""
+        if self.kernels is None or device.kind != "GPU":
+            return self.roofline(device, 0.0, moved)
+        return self.kernels.update_seconds(device, moved)
+
+    def returned_bytes(self, parameter: ModelTensor) -> float:
+        """Bytes of a parameter's gradient that are in memory besides its sum over micro-batches: a function that XLA compiled
+        returns all gradients of a micro-batch at once, under mixed precision in 16 bits."""
+        if self.kernels is None or not self.kernels.xla:
+            return 0.0
+        return parameter.gradient_bytes * (min(1.0, 2 / parameter.itemsize) if self.kernels.half else 1.0)
+
+    def early_bytes(self) -> float:
+        """Bytes per parameter of results of its update that are in memory for the whole step."""
+        return 0.0 if self.kernels is None else self.model.optimizer.early_bytes
+
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
         """``matrix``: whether it runs on the matrix units (the precision's own peak); everything else runs in float32."""
         known = self.calibration

@@ -61,19 +61,21 @@ class Instruction:
         label: its label in a timeline: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
         parts, seconds: a computation's devices, and the time for each class of them.
         sum_seconds: if it computes gradients of parameters, the time to add them to those of earlier micro-batches.
+        kernels, sum_kernels: the kernels that a computation starts on each of its devices, and those of ``sum_seconds``.
         groups, size_bytes: for a communication.
         dependencies: instructions whose results it needs (on the same devices).
         reads: buffers that it reads.
     """
 
-    __slots__ = ("id", "name", "block", "lane", "label", "parts", "seconds", "sum_seconds", "groups", "size_bytes",
-                 "dependencies", "reads")
+    __slots__ = ("id", "name", "block", "lane", "label", "parts", "seconds", "sum_seconds", "kernels", "sum_kernels", "groups",
+                 "size_bytes", "dependencies", "reads")
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
         self.id, self.name, self.block, self.lane, self.label = id, name, block, lane, label
         self.parts = Parts((), (), ())
         self.seconds: Tuple[float, ...] = ()
         self.sum_seconds: Tuple[float, ...] = ()
+        self.kernels = self.sum_kernels = 0.0
         self.groups: Tuple[Group, ...] = ()
         self.size_bytes = 0.0
         self.dependencies: List[int] = []
@@ -101,6 +103,15 @@ class Program(NamedTuple):
     buffers: Tuple[Buffer, ...]
     static_bytes: Mapping[int, Mapping[str, float]]
     stages: Tuple[Tuple[int, ...], ...]
+
+    def kernels(self, num_micro_batch: int) -> Dict[int, float]:
+        """Device -> the kernels that it starts in a step."""
+        found: Dict[int, float] = {}
+        for one in self.instructions:
+            count = one.kernels * (1 if one.block[1] == UPDATE else num_micro_batch) + one.sum_kernels * (num_micro_batch - 1)
+            for device in one.parts.devices if count else ():
+                found[device] = found.get(device, 0.0) + count
+        return found
 
     def stage_of(self) -> Dict[int, int]:
         """Device -> its stage; if it has several, the first."""

@@ -1,8 +1,10 @@
 """Times of TensorFlow's kernels on GPUs: a law for an op's time, and its parameters for each kind of device.
 
-An op consists of kernels that move its tensors ``passes`` times, and a contraction also of one that computes::
+An op consists of kernels that move its tensors ``passes`` times or, if that takes longer, issue so many cycles for each element;
+a contraction also consists of one that computes::
 
-    seconds = max(flops / (peak x efficiency x occupancy), bytes / bandwidth) + extra bytes / bandwidth + kernels x launch
+    seconds = max(flops / (peak x efficiency x occupancy), bytes / bandwidth, elements x cycles / (units x clock))
+              + kernels x launch
 
 * **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves.
   The last wave and the tiles at the edges are not full, and a short ``k`` does not fill the pipelines: ``k / (k + depth)``.
@@ -10,6 +12,10 @@ An op consists of kernels that move its tensors ``passes`` times, and a contract
   If all tiles together do not fill a wave, they also cut ``k`` (split-K).
 * **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; products that are not eligible run at
   twice float32's rate.  Devices without tensor cores reach float32's share of their 16-bit rate.
+* **cycles**: a kernel that computes indices for every element (broadcasts, reductions, transpositions) is limited by the
+  instructions that the units issue, not by the memory, on GPUs whose memory is fast.  cuDNN's batch normalisation has a block of
+  threads for each channel, so that few channels keep few units busy.
+* **the host** starts kernels one after the other, and a step takes the longer of the GPU's time and the host's.
 * **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, but tensor cores'
   convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation), so in TF32 operands and result
   are transposed.  TensorFlow times cuDNN's kernels and takes the fastest, which can be the one in float32.
@@ -38,7 +44,7 @@ from whale_tf.documents import Record, field, parsed, read
 from whale_tf.errors import PlanError
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
-from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph, ModelOp
+from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.network import Protocol
 from whale_tf.simulator.step_graph import StepGraph
 
@@ -50,6 +56,10 @@ ANY = "GPU"  # the row for devices without a row of their own
 TILES = {False: ((128, 1.0), (64, 0.97), (32, 0.85)), True: ((128, 1.0), (64, 0.85), (32, 0.6))}
 PARTS = (1, 2, 4, 8, 16)  # of a product's length, which units compute beside each other if tiles are few
 TWICE = 2.0  # float32's rate: that of 16-bit products without tensor cores, at most
+TRANSPOSED_CYCLES, HEADS_CYCLES, CAST_CYCLES = 0.65, 1.9, 0.9  # for an element: of images, of heads among tokens, to another type
+MOVING_AVERAGES = 6  # kernels of a batch normalisation's: a difference, a product and an update for mean and variance
+UNSCALING = 3  # kernels of float16 for a variable: its gradient is divided by the loss scale, and tested
+LANES = 8  # channels that kernels of convolutions read together
 CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative to that of reading and writing it
 
 
@@ -60,29 +70,36 @@ PRICED = {KERNELS: "priced as TensorFlow runs it", LAYERS: "priced by the layers
 
 
 class Passes(NamedTuple):
-    """An op kind's kernels, and its traffic relative to reading operands and writing results once; both forward and backward."""
+    """An op kind's kernels, its traffic relative to reading operands and writing results once, and the cycles of a multiprocessor
+    that its kernels issue for an element of its result; all forward and backward."""
 
     kernels: Tuple[float, float]
     traffic: Tuple[float, float]
+    cycles: Tuple[float, float] = (0.0, 0.0)
 
 
 ONCE = Passes((1, 1), (1.0, 1.0))
 # Counts of the tensors that each op reads and writes, in TensorFlow's layers and in BERT's released code (GELU by tanh, layer
-# normalisation by moments and batch_normalization, dropout by random_uniform, floor and div).
+# normalisation by moments and batch_normalization, dropout by random_uniform, floor and div).  Cycles: measured on an H200
+# (benchmarks/one_gpu.py), where the largest tensors take 4 to 7 times as long as their bytes.
 OP_BY_OP: Mapping[str, Passes] = {
-    "norm": Passes((1, 1), (1.5, 1.67)),  # cuDNN's batch normalisation reads its input twice
-    "layer_norm": Passes((9, 14), (4.0, 4.0)),
-    "softmax": Passes((1, 4), (1.5, 3.0)),
-    "activation": Passes((8, 12), (9.0, 7.0)),
-    "dropout": Passes((5, 2), (3.5, 2.2)),
+    "norm": Passes((3, 3), (1.5, 1.67), (1.15, 1.75)),  # cuDNN's batch normalisation reads its input twice
+    "layer_norm": Passes((9, 22), (4.0, 4.0), (7.1, 18.0)),
+    "softmax": Passes((1, 4), (1.5, 3.0), (2.0, 3.5)),
+    "activation": Passes((8, 12), (9.0, 7.0), (6.3, 8.3)),
+    "erf": Passes((5, 11), (5.0, 4.0), (4.0, 6.8)),
+    "dropout": Passes((5, 2), (3.5, 2.2), (3.2, 0.0)),
     "scale": Passes((2, 1), (2.0, 1.0)),
+    "bias": Passes((1, 1), (1.0, 1.0), (1.0, 1.1)),
+    "pool": Passes((1, 1), (1.0, 1.0), (1.7, 7.7)),
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
 FUSED: Mapping[str, Passes] = {
-    "norm": OP_BY_OP["norm"],  # cuDNN's is still a call
+    "norm": Passes((1, 1), (1.5, 1.67)),  # cuDNN's is still a call
     "layer_norm": Passes((3, 4), (1.5, 1.5)),
     "softmax": Passes((3, 3), (1.5, 1.5)),
     "activation": Passes((1, 1), (0.75, 0.75)),
+    "erf": Passes((1, 1), (0.75, 0.75)),
     "dropout": Passes((1, 1), (0.75, 0.75)),
     "scale": Passes((0, 0), (0.0, 0.0)),
     "relu": Passes((1, 1), (0.6, 0.6)),
@@ -90,26 +107,34 @@ FUSED: Mapping[str, Passes] = {
     "bias": Passes((0, 1), (0.0, 1.0)),
     "loss": Passes((3, 2), (1.5, 1.0)),
 }
-# The fraction of the traffic of a layer's element-wise ops that remains under XLA, with the same weight for all kinds above.
-FUSED_SHARE = sum(FUSED[name].traffic[0] for name in OP_BY_OP) / sum(passes.traffic[0] for passes in OP_BY_OP.values())
-IN_FLOAT32 = ("softmax", "layer_norm", "activation", "loss")  # under mixed precision
+# The fraction of the traffic of a layer's element-wise ops that remains under XLA, with the same weight for all these kinds.
+ELEMENT_WISE = ("norm", "layer_norm", "softmax", "activation", "dropout", "scale", "loss")
+FUSED_SHARE = sum(FUSED[name].traffic[0] for name in ELEMENT_WISE) / sum(OP_BY_OP[name].traffic[0] for name in ELEMENT_WISE)
+IN_FLOAT32 = ("softmax", "layer_norm", "activation", "erf", "loss")  # under mixed precision
 
 
 @dataclass(frozen=True)
 class DeviceLaw(Record):
     """Attributes:
     units: streaming multiprocessors.
+    clock_hz: at which they issue instructions (boost).
     matmul_fp32, matmul_half, convolution_fp32, convolution_half: share of the precision's peak that full tiles reach.
+    matmul_tf32, convolution_tf32: the same on tensor cores in TF32.
+    backward_tf32: what the backward pass reaches of these, because gradients of weights read both operands the other way round.
     winograd: the factor by which a 3 x 3 convolution of stride 1 takes fewer multiplications in float32.
     memory: share of the bandwidth that streaming kernels reach.
     depth: length of a product at which its pipelines are half full.
     """
 
     units: int = field(80, at_least=1)
+    clock_hz: float = field(1.5e9, above=0, finite=True)
     matmul_fp32: float = field(0.8, above=0, finite=True)
     matmul_half: float = field(0.6, above=0, finite=True)
     convolution_fp32: float = field(0.8, above=0, finite=True)
     convolution_half: float = field(0.5, above=0, finite=True)
+    matmul_tf32: float = field(0.6, above=0, finite=True)
+    convolution_tf32: float = field(0.5, above=0, finite=True)
+    backward_tf32: float = field(1.0, above=0, finite=True)
     winograd: float = field(1.0, above=0, finite=True)
     memory: float = field(0.8, above=0, finite=True)
     depth: float = field(64.0, at_least=0, finite=True)
@@ -120,7 +145,10 @@ class FrameworkLaw(Record):
     """The time that running TensorFlow itself adds.
 
     Attributes:
-        launch_s: per kernel: executor and launch.
+        launch_s: per kernel, on the GPU: the least time that it takes, and until the next one starts; at the clock of the row
+            ``GPU``.
+        host_s: per kernel, on the host: executor and launch.  A step takes at least so long for each of its kernels.
+        cluster_s: per call of what XLA compiled, on the host.
         jitter: relative standard deviation of a device's step time; a step of many devices ends with the slowest.
         cycle_s, fusion_bytes: Horovod looks for ready gradients once per cycle, and sums at most this many bytes of them with one
             collective.
@@ -134,6 +162,8 @@ class FrameworkLaw(Record):
     """
 
     launch_s: float = field(5e-6, at_least=0, finite=True)
+    host_s: float = field(0.0, at_least=0, finite=True)
+    cluster_s: float = field(0.0, at_least=0, finite=True)
     jitter: float = field(0.0, at_least=0, finite=True)
     cycle_s: float = field(5e-3, above=0, finite=True)
     fusion_bytes: float = field(64.0 * 2**20, above=0, finite=True)
@@ -196,6 +226,10 @@ class Laws(Record):
         """The row whose name is the longest prefix of the type's."""
         names = [name for name in self.devices if device_type.startswith(name)]
         return self.devices[max(names, key=len) if names else ANY]
+
+    def launch_s(self, device_type: str) -> float:
+        """The time of a kernel that does nothing, which takes so many cycles of the clock."""
+        return self.framework.launch_s * self.devices[ANY].clock_hz / self.of(device_type).clock_hz
 
     def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
         """The errors on that kind of device in that precision; if there are none, the largest in that precision on any device;
@@ -264,9 +298,9 @@ def occupancy(product: Product, units: int, depth: float, half: bool) -> float:
     return best
 
 
-def is_eligible(product: Product) -> bool:
-    """Whether tensor cores compute it in 16 bits."""
-    return product.n % 8 == 0 and product.k % 8 == 0
+def is_eligible(product: Product, multiple: int = 8) -> bool:
+    """Whether tensor cores compute it; ``multiple``: 8 in 16 bits, 4 in TF32."""
+    return product.n % multiple == 0 and product.k % multiple == 0
 
 
 class Kernels:
@@ -285,48 +319,131 @@ class Kernels:
         """Time of the ``fraction`` of an op that a device does."""
         op, law = self.model.ops[number], self.laws.of(device.type)
         per_byte = 1.0 / (device.memory_bandwidth_bytes_per_s * law.memory)
-        if KINDS[op.kind].compute_bound and len(op.inputs) > 1:
-            return self._product(number, op, flops, size_bytes, fraction, device, law, per_byte)
-        name = "layer_norm" if op.kind == "norm" and op.whole else op.kind
+        launches_s = self.kernels(number, backward, device) * self.laws.launch_s(device.type)
+        if self._is_product(op):
+            return launches_s + self._product(number, op, flops, size_bytes, fraction, backward, device, law, per_byte)
+        name = _name(op)
         passes = (FUSED if self.xla else OP_BY_OP).get(name, ONCE)
-        traffic = passes.traffic[backward]
+        traffic, cycles = passes.traffic[backward], passes.cycles[backward]
         if self.half and name in IN_FLOAT32 and not self.xla:
-            traffic = 2 * traffic + CAST
-        return size_bytes * traffic * per_byte + passes.kernels[backward] * self.laws.framework.launch_s
+            traffic, cycles = 2 * traffic + CAST, cycles + 2 * CAST_CYCLES
+        if name == "norm" and not self.xla:
+            cycles /= min(1.0, self.model.tensors[op.outputs[0].tensor].shape[-1] / law.units)
+            if self._is_transposed_norm(device):
+                cycles += (2, 3)[backward] * TRANSPOSED_CYCLES
+        elements = fraction * max(self.model.tensors[use.tensor].size for use in (*op.inputs, *op.outputs)) if cycles else 0.0
+        return launches_s + max(size_bytes * traffic * per_byte, elements * cycles / (law.units * law.clock_hz))
 
-    def _product(self, number: int, op: ModelOp, flops: float, size_bytes: float, fraction: float, device: Device,
-                 law: DeviceLaw, per_byte: float) -> float:
+    def kernels(self, number: int, backward: bool, device: Device) -> float:
+        """The kernels that an op starts, in the backward pass for each of its gradients."""
+        op = self.model.ops[number]
+        if self._is_product(op):
+            weights = sum(self.model.tensors[use.tensor].role == PARAMETER for use in op.inputs)
+            count = 4.0 if op.kind == "convolution" and self._is_transposed(number, backward, device) else 1.0
+            if self.xla:
+                return count
+            if op.kind == "convolution":
+                count += 1.0  # the filter's axes are in no kernel's order
+            elif not weights:
+                count += (2.0, 1.0)[backward]
+            if backward and weights:  # the gradient of the weights, which is one of two, is added up of parts
+                count += 0.5
+            if self.half and weights:  # the value is cast, and its gradient, which is one of two
+                count += (1.0, 0.5)[backward]
+            return count
+        name = _name(op)
+        count = (FUSED if self.xla else OP_BY_OP).get(name, ONCE).kernels[backward]
+        if self.half and name in IN_FLOAT32 and not self.xla:
+            count += 2
+        if name == "norm" and not self.xla:
+            count += (0 if backward else MOVING_AVERAGES) + ((2, 3)[backward] if self._is_transposed_norm(device) else 0)
+        return count
+
+    def update_seconds(self, device: Device, moved: float) -> float:
+        """Time of a variable's update, which reads and writes ``moved`` bytes; the device waits for calls of clusters."""
+        bytes_s = moved / (device.memory_bandwidth_bytes_per_s * self.laws.of(device.type).memory)
+        if self._update_clusters:
+            return max(bytes_s, self._update_clusters * self.laws.framework.cluster_s)
+        return bytes_s + self.update_kernels() * self.laws.launch_s(device.type)
+
+    def update_kernels(self) -> float:
+        """The kernels of a variable's update."""
+        if self._update_clusters:
+            return float(self._update_clusters)
+        return self.model.optimizer.kernels + (UNSCALING if self.model.precision == "fp16" and not self.xla else 0)
+
+    @property
+    def _update_clusters(self) -> int:
+        """Clusters that XLA makes of the update of a variable, if that is written with elementary ops: one of those that wait for
+        its gradient, and one of the others."""
+        optimizer = self.model.optimizer
+        return (2 if optimizer.early_bytes else 1) if self.xla and optimizer.kernels > 1 else 0
+
+    @staticmethod
+    def _is_product(op: ModelOp) -> bool:
+        return KINDS[op.kind].compute_bound and len(op.inputs) > 1
+
+    def _is_transposed_norm(self, device: Device) -> bool:
+        """Whether channels are last, where TensorFlow's batch normalisation has them first."""
+        return self._on_tensor_cores(device)
+
+    def _is_transposed(self, number: int, backward: bool, device: Device) -> bool:
+        """Whether the fastest kernel of a convolution has channels last where TensorFlow has them first."""
+        op, law = self.model.ops[number], self.laws.of(device.type)
+        size_bytes = sum(self.model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs))
+        per_byte = 1.0 / (device.memory_bandwidth_bytes_per_s * law.memory)
+        product = self._products.setdefault(number, product_of(op))
+        return self._fastest(op, product, product, op.flops, size_bytes * per_byte, backward, device, law)[1]
+
+    def _product(self, number: int, op: ModelOp, flops: float, size_bytes: float, fraction: float, backward: bool,
+                 device: Device, law: DeviceLaw, per_byte: float) -> float:
         product = self._products.setdefault(number, product_of(op))
         part = product._replace(m=max(1.0, product.m * fraction)) if product.products <= 1 else \
             product._replace(products=max(1.0, product.products * fraction))
-        bytes_s, launch_s = size_bytes * per_byte, self.laws.framework.launch_s
-        transposed_s = 2 * bytes_s + 3 * launch_s
-        share = occupancy(part, law.units, law.depth, self._on_tensor_cores(device))
-        seconds = launch_s + min(max(flops / (rate * share) if flops else 0.0, bytes_s) + (transposed_s if is_transposed else 0.0)
-                                 for rate, is_transposed in self._choices(op, product, device, law))
+        bytes_s = size_bytes * per_byte
+        seconds = self._fastest(op, product, part, flops, bytes_s, backward, device, law)[0]
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
-            # TensorFlow multiplies batches of matrices with the heads first, so operands and result are transposed
-            seconds += transposed_s
+            # TensorFlow multiplies batches of matrices with the heads first, so tensors that have tokens first are transposed:
+            # two in the forward pass, and the gradients of these in the backward pass
+            shared = tuple(dim for dim in op.inputs[0].dims if all(dim in use.dims for use in (*op.inputs, *op.outputs)))
+            moved = fraction * sum(self.model.tensors[use.tensor].size for use in (*op.inputs, *op.outputs)
+                                   if use.dims[:len(shared)] != shared) / (2 if backward else 1)
+            bytes_moved = 2 * moved * self.model.tensors[op.outputs[0].tensor].itemsize
+            seconds += max(bytes_moved * per_byte, moved * HEADS_CYCLES / (law.units * law.clock_hz))
         return seconds
+
+    def _fastest(self, op: ModelOp, product: Product, part: Product, flops: float, bytes_s: float, backward: bool, device: Device,
+                 law: DeviceLaw) -> Tuple[float, bool]:
+        """(seconds, whether operands and result are transposed) of the fastest kernel for a part of a product."""
+        share = occupancy(part, law.units, law.depth, self._on_tensor_cores(device))
+        products_s = flops / share
+        return min((max(products_s / rate, bytes_s) + (2 * bytes_s if is_transposed else 0.0), is_transposed)
+                   for rate, is_transposed in self._choices(op, product, backward, device, law))
 
     def _on_tensor_cores(self, device: Device) -> bool:
         """Whether the model is in 16 bits and the device has tensor cores for them."""
         peaks = device.peak_flops_per_s
         return self.half and peaks[self.model.precision] > 1.1 * TWICE * peaks["fp32"]  # tables round
 
-    def _choices(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> List[Tuple[float, bool]]:
+    def _choices(self, op: ModelOp, product: Product, backward: bool, device: Device, law: DeviceLaw) -> List[Tuple[float, bool]]:
         """(FLOP/s with full tiles, whether operands and result are transposed) of the kernels, of which the fastest runs."""
         peaks, precision, is_convolution = device.peak_flops_per_s, self.model.precision, op.kind == "convolution"
-        on_tensor_cores = law.convolution_half if is_convolution else law.matmul_half
         share = law.convolution_fp32 if is_convolution else law.matmul_fp32
+        if is_convolution:
+            channels = self.model.tensors[op.inputs[0].tensor].shape[-1]
+            share *= channels / (LANES * math.ceil(channels / LANES))  # what is read of too few channels is in part nothing
         if self._on_tensor_cores(device):
-            if is_eligible(product):
-                return [(peaks[precision] * on_tensor_cores, False)]
+            if is_eligible(product) or (is_convolution and self.xla):  # XLA pads the channels of images for tensor cores
+                return [(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half), False)]
             return [(TWICE * peaks["fp32"] * share, False)]
         found = []
         if precision == TF32 and peaks[TF32] > peaks["fp32"]:
             # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
-            found.append((peaks[TF32] * on_tensor_cores, is_convolution))
+            on_tensor_cores = law.convolution_tf32 if is_convolution else law.matmul_tf32
+            rate = peaks[TF32] * on_tensor_cores * (law.backward_tf32 if backward else 1.0)
+            if not is_eligible(product, 4):
+                rate = min(rate, TWICE * peaks["fp32"] * share)
+            found.append((rate, is_convolution))
         plain = peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: up to twice that of float32
         return [*found, (plain * share * (law.winograd if _can_be_winograd(op) else 1.0), False)]
 
@@ -336,6 +453,11 @@ class Kernels:
         peaks, precision = device.peak_flops_per_s, self.model.precision
         is_on_tensor_cores = self._on_tensor_cores(device) or (precision == TF32 and peaks[TF32] > peaks["fp32"])
         return 1.0 if is_on_tensor_cores or not _can_be_winograd(self.model.ops[number]) else self.laws.of(device.type).winograd
+
+
+def _name(op: ModelOp) -> str:
+    """The kind of an op in the tables above."""
+    return "layer_norm" if op.kind == "norm" and op.whole else op.kind
 
 
 def _can_be_winograd(op: ModelOp) -> bool:
@@ -377,28 +499,32 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
     """The model as TensorFlow runs it.
 
     In 16 bits that is its mixed precision: activations and their gradients are kept in 16 bits, variables and their gradients in
-    float32.  Op by op, the backward pass reads more than that of a fused kernel: GELU keeps its input, tanh's result and the
-    cumulative distribution, dropout keeps its mask in the tensor's own type, layer normalisation keeps its input and, of the same
-    size, the factor by which it was multiplied (tf.nn.batch_normalization multiplies the inverse of each example's deviation by
-    gamma first), and under mixed precision, values that are computed in float32 are kept in float32.
+    float32.  The backward pass reads more than that of a kernel written by hand: GELU keeps its input, tanh's result and the
+    cumulative distribution, layer normalisation keeps its input and, of the same size, the factor by which it was multiplied
+    (tf.nn.batch_normalization multiplies the inverse of each example's deviation by gamma first).  Op by op, dropout keeps its
+    mask in the tensor's own type, and under mixed precision, values that are computed in float32 are kept in float32; XLA fuses
+    casts.
     """
     half = precision in HALF and model.precision not in HALF
     tensors = tuple(tensor._replace(itemsize=2) if half and tensor.role == ACTIVATION else tensor for tensor in model.tensors)
     ops = []
     for op in model.ops:
-        elements = model.tensors[op.outputs[0].tensor].size
-        name = "layer_norm" if op.kind == "norm" and op.whole else op.kind
-        more = 0.0
-        if not xla and name == "activation":
-            more = elements * (10 if half else 2 * model.tensors[op.outputs[0].tensor].itemsize)
-        elif not xla and name == "dropout":
-            more = elements * (1 if half else model.tensors[op.outputs[0].tensor].itemsize - 1)
-        elif not xla and name == "layer_norm":
-            more = elements * (8.0 if half else model.tensors[op.outputs[0].tensor].itemsize)
-        elif not xla and half and name in IN_FLOAT32:
-            more = elements * 4.0
-        ops.append(op._replace(scratch_bytes=op.scratch_bytes + more))
+        tensor = model.tensors[op.outputs[0].tensor]
+        ops.append(op._replace(scratch_bytes=op.scratch_bytes + tensor.size * _kept_bytes(_name(op), tensor.itemsize, half, xla)))
     return model._replace(precision=precision, tensors=tensors, ops=tuple(ops))
+
+
+def _kept_bytes(name: str, itemsize: int, half: bool, xla: bool) -> float:
+    """Bytes for each element of an op's result that the backward pass reads besides operands and result."""
+    if name in ("activation", "erf"):
+        return 10.0 if half and not xla else 2.0 * itemsize / (2 if half else 1)
+    if name == "layer_norm":
+        return 8.0 if half and not xla else itemsize / (2.0 if half else 1.0)
+    if xla:
+        return 0.0
+    if name == "dropout":
+        return 1.0 if half else itemsize - 1.0
+    return 4.0 if half and name in IN_FLOAT32 else 0.0
 
 
 def layers_with(profile: ModelProfile, laws: Laws, cluster: Cluster, precision: str, xla: bool) -> ModelProfile:
@@ -450,5 +576,8 @@ def step_with(step: StepGraph, laws: Laws, device: Device, precision: str, xla: 
 
 
 def fitted(laws: Laws, **changes: Any) -> Laws:
-    """The laws with other parameters for all kinds of devices."""
-    return replace(laws, devices={name: replace(row, **changes) for name, row in laws.devices.items()})
+    """The laws with other parameters for all kinds of devices that have none of their own."""
+    plain = laws.devices[ANY]
+    return replace(laws, devices={
+        name: replace(row, **{key: value for key, value in changes.items() if getattr(row, key) == getattr(plain, key)})
+        for name, row in laws.devices.items()})

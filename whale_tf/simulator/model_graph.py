@@ -78,6 +78,7 @@ KINDS: Dict[str, Kind] = {
     "convolution": Kind("each", "inputs", compute_bound=True),
     "bias": Kind("parameters"),
     "activation": Kind("one", "inputs"),
+    "erf": Kind("one", "inputs"),  # GELU by the error function
     "relu": Kind("one", "outputs"),
     "dropout": Kind("one", "mask"),
     "scale": Kind("one"),
@@ -157,11 +158,18 @@ class ModelGraph(NamedTuple):
 
 class Optimizer(NamedTuple):
     """Per parameter: ``state_bytes`` that are kept besides value and gradient, and an update's ``passes`` over memory (in
-    parameters read or written)."""
+    parameters read or written).
+
+    ``kernels``: of a variable's update, op by op.  ``early_bytes``: of the results of an update's ops that wait for no gradient
+    (a moment times its decay, a variable times that of weights): TensorFlow runs them at the start of the step, so they are in
+    memory until the update.
+    """
 
     name: str
     state_bytes: float
     passes: float
+    kernels: float = 1
+    early_bytes: float = 0
 
 
 OPTIMIZERS: Dict[str, Optimizer] = {
@@ -171,10 +179,10 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     "rmsprop": Optimizer("rmsprop", 8, 7),
     "adam": Optimizer("adam", 8, 7),
     # Written with elementary ops (BERT's released code, and DAPPLE's): like LAMB without corrections, norms and clipping.
-    "adamw": Optimizer("adamw", 8, 39),
+    "adamw": Optimizer("adamw", 8, 39, 15, 12),
     # Written with elementary ops (NVIDIA's optimization.py).  Tensors read and written: moments 16, their corrections 4,
     # direction 7, decay 5, norms 6, step 5, assignments 6, clipping and unscaling 6.
-    "lamb": Optimizer("lamb", 8, 55),
+    "lamb": Optimizer("lamb", 8, 55, 31, 12),
     "adafactor": Optimizer("adafactor", 0, 4),  # row and column sums only: about sqrt(size) numbers
 }
 

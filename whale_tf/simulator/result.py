@@ -7,10 +7,10 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import memory_text
+from whale_tf.errors import memory_text, seconds_text
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.instructions import COMPUTATION, Program, Subject
+from whale_tf.simulator.instructions import COMPUTATION, UPDATE, Program, Subject
 from whale_tf.simulator.memory import MemoryCurve
 
 
@@ -48,6 +48,9 @@ class Simulation(NamedTuple):
             stands for it.
         links: busiest first.
         usable_bytes: memory that a step may take on each simulated device.
+        is_limited_by_host, is_fused: whether the step takes as long as the host takes, and whether XLA fuses its kernels.
+        kernels, host_s: the most kernels that a device starts in a step, and the time that its host takes to start them; zero
+            where the laws of TensorFlow's kernels do not apply.
         steady: whether the step time was extrapolated from fewer micro-batches (see :mod:`steady`).
     """
 
@@ -65,6 +68,10 @@ class Simulation(NamedTuple):
     compile_seconds: float
     simulate_seconds: float
     steady: bool = False
+    kernels: float = 0.0
+    host_s: float = 0.0
+    is_limited_by_host: bool = False
+    is_fused: bool = False
 
     @property
     def samples_per_s(self) -> float:
@@ -129,6 +136,8 @@ class Simulation(NamedTuple):
             "steady_state": self.steady,
             "compile_seconds": self.compile_seconds,
             "simulate_seconds": self.simulate_seconds,
+            "kernels": self.kernels,
+            "host_s": self.host_s,
             "bottleneck": self.bottleneck(),
         }
 
@@ -138,6 +147,8 @@ class Simulation(NamedTuple):
         """Which stage or link limits the step, and what to change."""
         if self.oom:
             return self._memory_words()
+        if self.is_limited_by_host:
+            return self.host_words()
         slowest = max(self.devices, key=lambda use: use.computation_s)
         busy = (f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the "
                 "step")
@@ -151,6 +162,25 @@ class Simulation(NamedTuple):
         if idle > 0.1:
             return f"{busy}; {self._idle_words(idle)}"
         return f"{busy}; there is little else to gain: only faster devices, less arithmetic or more devices help"
+
+    def host_words(self) -> str:
+        """That the host is the bottleneck, and what would help; empty if it is not."""
+        if not self.is_limited_by_host:
+            return ""
+        busy_s = max(use.computation_s for use in self.devices)
+        updates: Dict[int, float] = {}
+        for one in self.program.instructions:
+            if one.block[1] == UPDATE and one.lane == COMPUTATION:
+                for device in one.parts.devices:
+                    updates[device] = updates.get(device, 0.0) + one.kernels
+        most, help_ = max(updates.values(), default=0.0), []
+        if self.subject.num_micro_batch > 1:
+            help_.append(f"fewer micro-batches than {self.subject.num_micro_batch}")
+        if most > 0.25 * self.kernels:
+            help_.append(f"an optimizer with a kernel for each variable (its updates start {most:,.0f} of them)")
+        help_.append("XLA" if not self.is_fused else "a larger batch")
+        return (f"the host starts {self.kernels:,.0f} kernels on a device in {seconds_text(self.host_s)}, which the device runs "
+                f"in {seconds_text(busy_s)}: use {' or '.join(help_)}")
 
     def _memory_words(self) -> str:
         place = max(range(len(self.devices)), key=lambda i: self.devices[i].peak_memory_bytes / self.usable_bytes[i])

@@ -114,7 +114,24 @@ class Simulator:
         result = result or self._simulate(strategy, compiled, compiled_s)
         if not self._in_tensorflow:
             return result
-        return self._with_waiting(self._with_holes(result))
+        return self._with_waiting(self._with_host(self._with_holes(result), strategy.num_micro_batch))
+
+    def _with_host(self, result: Simulation, num_micro_batch: int) -> Simulation:
+        """The result with the time of the host, which starts the kernels of each device one after the other.
+
+        What XLA compiled starts its own kernels, faster than devices run them; the host calls the clusters of a micro-batch and
+        of the updates.
+        """
+        law = self.laws.framework
+        counts = result.program.kernels(num_micro_batch)
+        count = max((counts.get(use.device, 0.0) for use in result.devices), default=0.0)
+        host_s = law.cluster_s * (num_micro_batch + 1) if self.options.xla else count * law.host_s
+        step_time_s = max(result.step_time_s, host_s)
+        more_s = step_time_s - result.step_time_s
+        devices = tuple(use._replace(bubble_s=use.bubble_s + more_s, mfu=use.mfu * result.step_time_s / step_time_s)
+                        for use in result.devices)
+        return result._replace(step_time_s=step_time_s, devices=devices, kernels=count, host_s=host_s,
+                               is_limited_by_host=more_s > 0, is_fused=bool(self.options.xla))
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
@@ -242,7 +259,7 @@ class Simulator:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         rest = tuple(value for name, value in strategy._asdict().items() if name not in UNFOLDED)
         key = (_Same(strategy.model), _Same(estimator), stages, rest, sums_every_micro_batch(strategy),
-               schedule_of(strategy.schedule).splits)
+               bool(self.options.xla) and strategy.num_micro_batch > 1, schedule_of(strategy.schedule).splits)
         found = self._programs.pop(key, None)
         if found is None:
             kernels = Kernels(strategy.model, self.laws, bool(self.options.xla)) if self._in_tensorflow else None

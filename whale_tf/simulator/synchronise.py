@@ -202,6 +202,7 @@ class Synchroniser:
         instruction.seconds = tuple(
             self._update_seconds(device, moved * share, copied * share)
             for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first))
+        instruction.kernels = self.compiler.estimator.update_kernels()
         self.compiler.place(instruction)
         return instruction.id
 
@@ -214,7 +215,7 @@ class Synchroniser:
         cluster = self.compiler.cluster
         one = cluster.devices[device]
         if self.strategy.offload == "none":
-            return self.compiler.estimator.roofline(one, 0.0, moved)
+            return self.compiler.estimator.update_seconds(one, moved)
         host_s = moved * len(cluster.nodes[one.node]) / HOST_BYTES_PER_S if one.kind == "GPU" else (
             self.compiler.estimator.roofline(one, 0.0, moved))
         return max(host_s, host_link(cluster, device).seconds(copied))
@@ -235,12 +236,15 @@ class Synchroniser:
         per_element = self.optimizer.state_bytes
         if tensor.itemsize < 4:
             per_element += STATE_BYTES_PER_MASTER
+        returned = self.compiler.estimator.returned_bytes(tensor) if self.strategy.num_micro_batch > 1 else 0.0
         held = (
             ("parameters", tensor.bytes, cut if zero >= 3 else one.value),
             ("gradients", tensor.gradient_bytes, cut if zero >= 2 else one.gradient),
-            ("optimizer state", tensor.size * per_element, cut))
+            ("optimizer state", tensor.size * per_element, cut),
+            ("gradients of a micro-batch", returned, one.gradient),
+            ("early results of updates", tensor.size * self.compiler.estimator.early_bytes(), cut))
         for category, size, config in held:
-            if offload == "v0" or (category == "optimizer state" and offload == "states"):
+            if not size or offload == "v0" or (offload == "states" and category not in ("parameters", "gradients")):
                 continue
             for device, share in zip(config.devices, fractions(config)):
                 table = self.static_bytes[device]

@@ -22,6 +22,8 @@ class Sizes(NamedTuple):
         inner: width of the feed-forward layers; None: four times ``hidden``, or 8/3 of it, rounded up to 256, if they are gated.
         gated: SwiGLU, no biases, root-mean-square normalisation and rotary positions, as in LLaMA.
         predicted: positions that the loss covers; 0: all.
+        dropout: whether blocks drop elements of their results and of attention's weights.
+        erf: GELU by the error function; otherwise by tanh, as in BERT's released code.
     """
 
     layers: int
@@ -39,6 +41,8 @@ class Sizes(NamedTuple):
     experts: int = 0
     decoder_layers: int = 0
     predicted: int = 0
+    dropout: bool = True
+    erf: bool = False
 
     @property
     def width(self) -> int:
@@ -120,7 +124,7 @@ def _gated_feed_forward(b: Builder, x: int, inner: int) -> int:
     return b.op("contract", "matmul", "b s f, f o -> b s o", (y, weight), split="f")
 
 
-def _attention(b: Builder, x: int, heads: int, memory: Optional[int] = None) -> int:
+def _attention(b: Builder, x: int, heads: int, sizes: Sizes, memory: Optional[int] = None) -> int:
     """Self-attention over ``x`` (b s h), or attention to ``memory`` (b t h)."""
     hidden = int(b.tensors[x].shape[-1])
     size = hidden // heads
@@ -134,22 +138,26 @@ def _attention(b: Builder, x: int, heads: int, memory: Optional[int] = None) -> 
     scores = b.op("scores", "matmul", "b s n e, b t n e -> b n s t", (query, key))
     scores = b.pointwise("scale_mask", "scale", scores, flops=2.0)
     weights = b.pointwise("softmax", "softmax", scores, flops=5.0, whole=("t",))
-    weights = b.pointwise("weights_dropout", "dropout", weights, mask=True)
+    weights = _dropped(b, weights, sizes, "weights_dropout")
     context = b.op("context", "matmul", "b n s t, b t n e -> b s n e", (weights, value))
     assert length == int(b.tensors[value].shape[1])
     weight = b.parameter("projection_w", "n e o", (heads, size, hidden))
     y = b.op("projection", "matmul", "b s n e, n e o -> b s o", (context, weight), split="n")
-    return b.pointwise("dropout", "dropout", b.bias("projection_bias", y), mask=True)
+    return _dropped(b, b.bias("projection_bias", y), sizes)
 
 
-def _feed_forward(b: Builder, x: int, inner: int) -> int:
+def _dropped(b: Builder, x: int, sizes: Sizes, name: str = "dropout") -> int:
+    return b.pointwise(name, "dropout", x, mask=True) if sizes.dropout else x
+
+
+def _feed_forward(b: Builder, x: int, inner: int, sizes: Sizes) -> int:
     hidden = int(b.tensors[x].shape[-1])
     weight = b.parameter("expand_w", "h f", (hidden, inner))
     y = b.bias("expand_bias", b.op("expand", "matmul", "b s h, h f -> b s f", (x, weight), split="f"))
-    y = b.pointwise("gelu", "activation", y, flops=8.0)
+    y = b.pointwise("gelu", "erf" if sizes.erf else "activation", y, flops=8.0)
     weight = b.parameter("contract_w", "f o", (inner, hidden))
     y = b.bias("contract_bias", b.op("contract", "matmul", "b s f, f o -> b s o", (y, weight), split="f"))
-    return b.pointwise("dropout", "dropout", y, mask=True)
+    return _dropped(b, y, sizes)
 
 
 def _experts(b: Builder, x: int, inner: int, experts: int, capacity_factor: float, top_k: int) -> int:
@@ -172,14 +180,15 @@ def _experts(b: Builder, x: int, inner: int, experts: int, capacity_factor: floa
     return b.op("combine", "concat", "e b k o, b s e -> b s o", (y, gates), 2.0 * moved, whole=("s", "e", "k"))
 
 
-def _embedding(b: Builder, prefix: str, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
+def _embedding(b: Builder, prefix: str, sizes: Sizes) -> Tuple[int, int]:
     """The embedded tokens, and the table of tokens, which is alone in its layer so that the head can share it."""
+    hidden, length = sizes.hidden, sizes.seq
     with b.scope(prefix + "embedding"):
-        x, table = _look_up(b, hidden, length, vocabulary)
+        x, table = _look_up(b, hidden, length, sizes.vocabulary)
     with b.scope(prefix + "positions"):
         positions = b.parameter("positions", "s h", (length, hidden))
         x = b.op("add_positions", "bias", "b s h, s h -> b s h", (x, positions), float(b.tensors[x].size))
-        return b.pointwise("dropout", "dropout", x, mask=True), table
+        return _dropped(b, x, sizes), table
 
 
 def _look_up(b: Builder, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
@@ -204,21 +213,23 @@ def _gated_block(b: Builder, x: int, sizes: Sizes) -> int:
         return b.add("residual", x, _gated_feed_forward(b, b.layer_norm("norm", x), sizes.width))
 
 
-def _block(b: Builder, x: int, heads: int, inner: int, pre_norm: bool, memory: Optional[int] = None, experts: int = 0,
+def _block(b: Builder, x: int, sizes: Sizes, memory: Optional[int] = None, experts: int = 0,
            capacity_factor: float = 1.25, top_k: int = 1) -> int:
+    heads, inner, pre_norm = sizes.heads or max(1, sizes.hidden // 64), sizes.width, sizes.pre_norm
+
     def residual(name: str, value: int, layer) -> int:  # type: ignore[no-untyped-def]
         with b.scope(name):
             y = layer(b.layer_norm("norm", value) if pre_norm else value)
             y = b.add("residual", value, y)
             return y if pre_norm else b.layer_norm("norm", y)
 
-    x = residual("attention", x, lambda y: _attention(b, y, heads))
+    x = residual("attention", x, lambda y: _attention(b, y, heads, sizes))
     if memory is not None:
         source = memory
-        x = residual("cross_attention", x, lambda y: _attention(b, y, heads, source))
+        x = residual("cross_attention", x, lambda y: _attention(b, y, heads, sizes, source))
     if experts:
         return residual("experts", x, lambda y: _experts(b, y, inner, experts, capacity_factor, top_k))
-    return residual("feed_forward", x, lambda y: _feed_forward(b, y, inner))
+    return residual("feed_forward", x, lambda y: _feed_forward(b, y, inner, sizes))
 
 
 def transformer(name: str, batch: int, *sizes: Any, **more: Any) -> ModelGraph:
@@ -232,22 +243,21 @@ def of_sizes(name: str, batch: int, sizes: Sizes) -> ModelGraph:
     If there are ``decoder_layers``, these blocks with cross-attention follow those of the encoder.
     """
     b = Builder(name, batch, sizes.precision, sizes.optimizer)
-    hidden, length, vocabulary, heads = sizes.hidden, sizes.seq, sizes.vocabulary, sizes.heads or max(1, sizes.hidden // 64)
+    hidden, length, vocabulary = sizes.hidden, sizes.seq, sizes.vocabulary
     if sizes.gated:
         with b.scope("embedding"):
             x, table = _look_up(b, hidden, length, vocabulary)
     else:
-        x, table = _embedding(b, "", hidden, length, vocabulary)
+        x, table = _embedding(b, "", sizes)
     for layer in range(sizes.layers):
         with b.scope(f"block{layer}"):
-            x = _gated_block(b, x, sizes) if sizes.gated else _block(
-                b, x, heads, sizes.width, sizes.pre_norm, experts=sizes.experts)
+            x = _gated_block(b, x, sizes) if sizes.gated else _block(b, x, sizes, experts=sizes.experts)
     if sizes.decoder_layers:
         memory = x
-        x, table = _embedding(b, "decoder_", hidden, length, vocabulary)
+        x, table = _embedding(b, "decoder_", sizes)
         for layer in range(sizes.decoder_layers):
             with b.scope(f"decoder_block{layer}"):
-                x = _block(b, x, heads, sizes.width, sizes.pre_norm, memory, sizes.experts)
+                x = _block(b, x, sizes, memory, sizes.experts)
     if sizes.pre_norm:
         with b.scope("final_norm"):
             x = b.layer_norm("norm", x)
