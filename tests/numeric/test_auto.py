@@ -7,8 +7,9 @@ from typing import Any, Dict, Optional, Tuple
 import pytest
 import tensorflow.compat.v1 as tf
 
+import tests.numeric.split  # noqa: F401  # registers its cases
 import whale_tf as wh
-from tests.numeric import equality, split
+from tests.numeric import equality
 from tests.numeric.cases import Inputs
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome, reference
 from tests.numeric.script import Setting, Stages, dense
@@ -90,7 +91,7 @@ def with_slow_links(count: int) -> Dict[str, Any]:
 
 @pytest.mark.slow
 def test_all_searches_and_rhino_is_the_fastest() -> None:
-    case = split.find("classifier_adam")
+    case = find_case("classifier_adam")
     wh.init({"auto_parallel": True, "init": "sharded"}, cluster=with_slow_links(2))
     try:
         outcome, plan = equality.run_script(case, SETTING, Stages(), 1, 1), wh.current_plan()

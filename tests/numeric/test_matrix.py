@@ -94,13 +94,7 @@ def run(row: Dict[str, Any]) -> None:
 
 def named(rows: Iterable[Dict[str, Any]]) -> List[Any]:
     """The rows under their names, a fixed half of them with TensorFlow's graph optimizer."""
-    return [pytest.param(row, id=name_of(row), marks=[pytest.mark.no_graph_optimizer] if is_wrong_with_the_optimizer(row)
-                         else graph_optimizer.marks(name_of(row))) for row in rows]
-
-
-def is_wrong_with_the_optimizer(row: Dict[str, Any]) -> bool:
-    """With TensorFlow 1.15's graph optimizer: a known limit (CHANGELOG.md)."""
-    return IS_OLD and row["case"] == "gan" and row["schedule"] == "zero_bubble_v" and not row["resource"]
+    return [pytest.param(row, id=name_of(row), marks=graph_optimizer.marks(name_of(row))) for row in rows]
 
 
 @pytest.mark.half
@@ -115,6 +109,15 @@ def test_reference_variables_are_updated_after_they_are_read() -> None:
     """The backward steps recompute all that they read, so that data does not order them behind the forward steps."""
     run(dict(case="convolution", shape="counts3:1", micro_batches=2, schedule="zero_bubble_h1", dtype="float32", resource=False,
              static_batch=True, dataset=False, runner="session", variables="auto", emit="inline", recompute="full", homes="none"))
+
+
+@pytest.mark.slow
+@pytest.mark.graph_optimizer
+def test_reference_variables_are_updated_after_they_are_read_in_runs_of_some_updates() -> None:
+    """Closed gates must not cut the only path from a reader to an update."""
+    run(dict(case="gan", shape="folded2x2", micro_batches=2, schedule="zero_bubble_v", dtype="float64", resource=False,
+             static_batch=True, dataset=False, runner="session", variables="mirrored", emit="inline", recompute="none",
+             homes="none"))
 
 
 @pytest.mark.half

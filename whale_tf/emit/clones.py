@@ -32,6 +32,7 @@ class _Part(NamedTuple):
     pinned: Sequence[str]  # names of ops that run where their variable is
     guarded: Sequence[int]  # batch-level ops, which may read several inputs
     with_bodies: Sequence[Op]  # those of them that have bodies
+    kept: Sequence[Tuple[Op, Sequence[Op]]]  # ops with the ops of this part for which they still wait, though others do not
 
 
 def clone_region(context: Context, operands: Operands, order: Order, guard: Guard, after: Set[int]) -> Calls:
@@ -90,7 +91,9 @@ def _part(context: Context, task_graph: int, batch_level: bool, sections: bool =
     pinned = [op.name for op in ops if op.name in context.pinned]
     guarded = ops if batch_level else []
     with_bodies = [op for op in guarded if op.type in FUNCTIONAL]
-    return _Part(templates, boundary, waits, random, shaped, functional, pinned, [op.id for op in guarded], with_bodies)
+    kept = [(op, [graph.ops[wait] for wait in op.control_inputs if wait in context.dropped and wait in members]) for op in ops]
+    return _Part(templates, boundary, waits, random, shaped, functional, pinned, [op.id for op in guarded], with_bodies,
+                 [(op, waited) for op, waited in kept if waited])
 
 
 def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, guard: Guard, after: Set[int], task_graph: int,
@@ -102,12 +105,14 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, g
         of_all = place == EVERY and wait in context.region.batch_level
         controls[context.graph.ops[wait].name] = _all_clones(context, operands, wait) if of_all else control_for(
             context, wait, task_graph, place, after)
-    controls.update(dict.fromkeys(context.dropped))
+    controls.update((context.graph.ops[wait].name, None) for wait in context.dropped)
     scope = context.scope(place)
     is_split = context.plan.task_graphs[task_graph].strategy == "split"
     device = context.placement(task_graph, place) if is_split else context.device(task_graph, place)
     context.edit.clone(
         part.templates, scope, device=device, control_map=controls, control_inputs=order.barriers(task_graph, place))
+    for op, waited in part.kept:
+        context.edit.move_waits(f"{scope}/{op.name}", (), [f"{scope}/{other.name}" for other in waited])
     for name, checks in guard.waits_of_each(part.guarded, place).items():
         context.edit.move_waits(f"{scope}/{name}", (), checks)
     for name in part.pinned:

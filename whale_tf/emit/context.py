@@ -56,7 +56,7 @@ class Context:
         owners: which process updates a variable, if homes are divided over several processes.
         gathered: what training reads instead of variables that only one process has.
         pinned: ops that take a shared variable's handle, by name -> its device.
-        dropped: names of ops for which the originals wait, but not the clones.
+        dropped: ops for which some op waits, but not its clones.
         rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
     """
 
@@ -75,7 +75,7 @@ class Context:
         self.owners = Owners()
         self.gathered = Gathered()
         self.pinned: Dict[str, str] = {}
-        self.dropped: Set[str] = set()
+        self.dropped: Set[int] = set()
         self.guards: Set[str] = set()  # tensors for which ops in loops wait (:mod:`whale_tf.emit.guard`)
         self.compiled: Set[str] = set()  # functions of bodies that XLA compiles
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()

@@ -173,7 +173,7 @@ def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, d
     context.variables = step.update.variables
     context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
     context.pinned = _pinned(context, captured)
-    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
+    context.dropped = {wait for op, new in zip(captured.graph.ops, graph.ops) if op is not new
                        for wait in set(op.control_inputs).difference(new.control_inputs)}
     return context, step, form
 

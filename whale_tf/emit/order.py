@@ -14,10 +14,12 @@ last op.  The optimizer removes these after fusing, and gives their edges to the
 A run that makes only some of the updates must not wait for ops that only the others need (:mod:`whale_tf.ir.demand`).  Such ops
 stand before a gate, a constant that a Session feeds in these runs, which cuts the edge::
 
-    B0 of the discriminator ──> gate ──> Switch ──┬──> barrier ──> F1 of the generator
-    B0 of the generator ──────────────────────────┘
+    B0 of the discriminator ──> gate ──> Switch ──> Merge ──┬──> barrier ──> F1 of the generator
+    B0 of the generator ────────────────────────────────────┘
 
-An Identity would not do: the optimizer makes a control edge of it, which feeding does not cut.
+An Identity would not do: the optimizer makes a control edge of it, which feeding does not cut.  Nor would the edge from B0 of the
+generator remain if a longer path led through the gate: the optimizer takes it for superfluous, and then feeding cuts the path.
+It looks for no path through a Merge.
 """
 
 from __future__ import annotations
@@ -182,7 +184,8 @@ class Order:
             self.gates[gate] = tuple(wait.runs for wait in waits)
             anything = self._nodes.const(True, scope + "/anything", tf.bool, context.host)  # nothing reads the Switch's results
             switch = self._nodes.add("Switch", scope + "/open", [anything, gate], context.host, T=tf.bool)
-            self._of_gates[names] = switch.partition(":")[0]
+            self._of_gates[names] = self._nodes.add("Merge", scope + "/passed", [switch + ":0", switch + ":1"], context.host,
+                                                    T=tf.bool, N=2)
         return self._of_gates[names]
 
     def _exits(self, body: Body, clone: Clone, scope: str) -> List[Wait]:
