@@ -72,7 +72,8 @@ class Functions:
         if seen and not self._counts_steps:
             self._counts_steps = True
             with tf.init_scope(), tf.device(self._runtime.processes.host_device):
-                tf.raw_ops.AssignVariableOp(resource=_steps(), value=tf.constant(0, tf.int64))
+                if not tf.raw_ops.VarIsInitializedOp(resource=_steps()):  # after another wh.init others may still wait for it
+                    tf.raw_ops.AssignVariableOp(resource=_steps(), value=tf.constant(0, tf.int64))
         if keeps or seen:
             self._runtime.stay_for_others()
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
