@@ -171,7 +171,7 @@ def test_a_plan_with_parts() -> None:
     with pytest.raises(wh.PlanError, match="has parts of variable 'large', which needs zero v1, v2 or v3"):
         train("adam", {}, plan=saved)
     saved["task_graphs"][0]["homes"] = {}
-    with pytest.raises(wh.PlanError, match="needs one process and zero v1, v2 or v3; zero is 'none', processes: 1"):
+    with pytest.raises(wh.PlanError, match="or model replicas that span processes; zero is 'none', processes: 1"):
         train("adam", {}, plan=saved)
 
 
