@@ -30,11 +30,15 @@ from tests.functions.models import CASES  # noqa: E402
 from tests.functions.test_matrix import LOOPS, check  # noqa: E402
 
 PLANS = {
-    "pipeline": Way((1,) * WORKERS * DEVICES if WORKERS * DEVICES == 2 else (2, 2), 0, {"num_micro_batch": 2}),
+    "pipeline": Way((WORKERS * DEVICES // 2,) * 2, 0, {"num_micro_batch": 2}),
+    "gpipe": Way((1, 1), 0, {"num_micro_batch": 4, "pipeline.schedule": "gpipe"}),
+    "nested": Way((1, 1), 0, {"num_micro_batch": 2}),
+    "unequal": Way((1, WORKERS * DEVICES - 1), 0, {"num_micro_batch": 2}),
+    "recompute": Way((1, WORKERS * DEVICES - 1), 0, {"num_micro_batch": 2, "recompute": "full"}),
+    "called": Way((1, 1), 0, {"num_micro_batch": 2, "emit": "call"}),
     "one stage": Way((WORKERS * DEVICES,), 0, {}),
-    "zero bubble": Way((1, 1) if WORKERS * DEVICES == 2 else (2, 2), 0, {
-        "num_micro_batch": 4, "pipeline.schedule": "zero_bubble_h1"}),
-    "split after replicas": Way((1, -1) if WORKERS * DEVICES == 2 else (2, -2), 0, {}),
+    "zero bubble": Way((WORKERS * DEVICES // 2,) * 2, 0, {"num_micro_batch": 4, "pipeline.schedule": "zero_bubble_h1"}),
+    "split after replicas": Way((WORKERS * DEVICES // 2, -(WORKERS * DEVICES // 2)), 0, {}),
     "auto_parallel": Way((), 0, {"auto_parallel": True}),
     "two TaskGraphs": Way((), 0, {"num_task_graph": 2, "num_micro_batch": 2}),
     "rhino": Way((), 0, {"auto.auto_parallel": "rhino"}),

@@ -34,6 +34,11 @@ from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.transforms.shard import Pieces
 from whale_tf.transforms.shard.checkpoints import Parts
 
+SHARED = "shared"
+XLA = "_XlaMustCompile"
+TAGS = "_whale_"
+_SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
+
 
 class Residence(NamedTuple):
     """Where a captured variable is during steps, if that is not where its user made it.
@@ -68,12 +73,6 @@ class Finished(NamedTuple):
     staged: str
     seen: str = ""
     inputs: Sequence[str] = ()
-
-
-SHARED = "shared"
-XLA = "_XlaMustCompile"
-TAGS = "_whale_"
-_SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
 
 
 def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
