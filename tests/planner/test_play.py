@@ -17,7 +17,7 @@ from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
 from whale_tf.planner.op_price import OpPrices
-from whale_tf.planner.play import _all_at_once, _Prices, called_too_large, played, played_peaks, played_seconds
+from whale_tf.planner.play import StepPrices, _all_at_once, _Costs, called_too_large, played, played_peaks, played_seconds
 from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
 from whale_tf.simulator.instructions import COMPUTATION, Program
@@ -182,8 +182,8 @@ def seconds_of(step: TrainingStep, op: int, cluster: Cluster) -> float:
     return prices.seconds(record, 1.0, (1.0,) * len(record.inputs + record.outputs), cluster.devices[0])
 
 
-def prices(step: TrainingStep) -> _Prices:
-    return _Prices(step, machines(1))
+def prices(step: TrainingStep) -> _Costs:
+    return _Costs(StepPrices(step), machines(1))
 
 
 def test_a_replica_computes_with_its_rows_and_all_weights() -> None:

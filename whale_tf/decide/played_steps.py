@@ -16,6 +16,7 @@ from whale_tf.decide.homes import in_parts, parts_asked_for
 from whale_tf.errors import WhaleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
 from whale_tf.planner.assemble import assemble
@@ -26,7 +27,7 @@ from whale_tf.planner.fitting import Row, fitting
 from whale_tf.planner.homes import with_homes
 from whale_tf.planner.joint import Playable
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
-from whale_tf.planner.play import played
+from whale_tf.planner.play import StepPrices, played
 from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of
 from whale_tf.profiler.graph_profile import Source
 from whale_tf.transforms.recompute import recompute
@@ -36,17 +37,18 @@ SMALLEST = 3  # number of smallest plans to play if nothing fits, for the messag
 FOLDED = 3  # number of plans with several TaskGraphs per device to play, the fastest by layers
 
 
-def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
+def as_played(found: Candidate, captured: Captured, step: TrainingStep, plan: Plan, cluster: Cluster,
+              prices: Optional[StepPrices] = None) -> Candidate:
     """A candidate with its plan, and its time and peaks in simulation.
 
     Args:
-        region: a region whose graph has the static shapes of a whole mini-batch of all model replicas.
+        step: a step whose graph has the static shapes of a whole mini-batch of all model replicas.
+        prices: of its ops, if they are known.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
     """
-    step = captured.step(region)
-    seconds, peaks = played(step, plan, cluster, trained_variables(captured))
+    seconds, peaks = played(step, plan, cluster, trained_variables(captured), prices)
     return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=fit(peaks, cluster), is_played=True)
 
 
@@ -66,6 +68,8 @@ class Steps(Playable):
     def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, request: Request) -> None:
         self.captured, self.region, self.ops, self.batch = captured, region, ops, batch
         self.cluster, self.config, self.options, self.name = request.cluster, request.config, request.options, "the graph"
+        self._known: Dict[int, Tuple[Region, TrainingStep]] = {}
+        self._prices = StepPrices(self._step(captured, region))
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         return (allowed.precision,)
@@ -82,22 +86,30 @@ class Steps(Playable):
         try:
             captured, region = self.with_task_graphs(found)
             config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
-            plan, ops = parts_asked_for(captured, region, self.plan(found, captured, region, config), config), self.ops
-            divided = in_parts(captured, region, plan, self.options)
-            if divided.captured is not captured:
+            plan = parts_asked_for(captured, region, self.plan(found, captured, region, config), config)
+            divided, prices = in_parts(captured, region, plan, self.options), None
+            if divided.captured is captured:
+                step, prices = self._step(captured, region), self._prices
+            else:
                 captured, region = divided.captured, divided.region
-                ops = captured.sized(self.batch)
+                step = captured.step(region._replace(graph=captured.sized(self.batch)))
             plan = with_homes(plan, trained_variables(captured), config)
-            known, bare = region._replace(graph=ops), measures._replace(recompute=NONE)
+            bare = measures._replace(recompute=NONE)
             if measures.recompute != NONE and self._marked(captured):
                 kept = marked_tensors(region, len(plan.task_graphs), self._marked(captured))
                 return self._keeping(found, measures, captured, region, plan, kept)
-            plain = as_played(replace(found, measures=bare), captured, known, plan, self.cluster)
+            plain = as_played(replace(found, measures=bare), captured, step, plan, self.cluster, prices)
             if measures.recompute == NONE or (measures.recompute == AUTO and plain.fits):
                 return plain
-            return self._computing_again(plain, measures, captured, known, region, plan)
+            return self._computing_again(plain, measures, captured, step.region, region, plan)
         except WhaleError as error:
             return no_candidate(found.search, error)
+
+    def _step(self, captured: Captured, region: Region) -> TrainingStep:
+        """The step in these TaskGraphs; one for all plans, which holds what is found about it."""
+        if id(region) not in self._known:  # regions are kept
+            self._known[id(region)] = region, captured.step(region._replace(graph=self.ops))
+        return self._known[id(region)][1]
 
     @staticmethod
     def _marked(captured: Captured) -> Sequence[str]:
@@ -130,7 +142,7 @@ class Steps(Playable):
         redone = recompute(captured, region, plan)
         region = analysed(redone, self.options)
         known = redone.sized(self.batch)
-        return as_played(replace(found, measures=measures), redone, region._replace(graph=known), plan, self.cluster)
+        return as_played(replace(found, measures=measures), redone, redone.step(region._replace(graph=known)), plan, self.cluster)
 
 
 class Automatic(Steps):

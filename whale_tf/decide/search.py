@@ -174,6 +174,6 @@ def _divided(found: Candidate, captured: Captured, batch: int, request: Request)
         step, graph = decision.captured, decision.captured.graph
         sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
         region = decision.region._replace(graph=step._replace(sources=sources, stated=captured.stated).sized(batch))
-        return Played(as_played(found, step, region, decision.plan, request.cluster), found.latency_s, decision)
+        return Played(as_played(found, step, step.step(region), decision.plan, request.cluster), found.latency_s, decision)
     except (PlanError, UnsupportedOpError) as error:
         return Played(no_candidate(found.search, error), found.latency_s)

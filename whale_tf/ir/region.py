@@ -17,6 +17,7 @@ from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Map
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.holder import Holder
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 from whale_tf.ir.walk import reached
@@ -24,7 +25,21 @@ from whale_tf.ir.walk import reached
 GATHER_ATTR = "_whale_gather"  # attribute of an op that puts a variable's parts together for one call
 
 
-class Region(NamedTuple):
+class _Fields(NamedTuple):
+    graph: OpGraph
+    ops: Tuple[int, ...]
+    batch_level: Set[int]
+    task_graph: Sequence[int]
+    late: Set[int]
+    early: Set[int]
+    batch: BatchAxis
+    mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
+    rereads: Mapping[int, FrozenSet[int]] = {}
+    sections: FrozenSet[int] = frozenset()
+    in_function: bool = False
+
+
+class Region(_Fields, Holder):
     """Attributes:
     ops: numbers of the region's ops, in graph order.
     batch_level: ops that are cloned for every micro-batch.
@@ -38,18 +53,6 @@ class Region(NamedTuple):
         generator trains against the discriminator of this step).
     in_function: a tf.function runs the step, always as a whole.
     """
-
-    graph: OpGraph
-    ops: Tuple[int, ...]
-    batch_level: Set[int]
-    task_graph: Sequence[int]
-    late: Set[int]
-    early: Set[int]
-    batch: BatchAxis
-    mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
-    rereads: Mapping[int, FrozenSet[int]] = {}
-    sections: FrozenSet[int] = frozenset()
-    in_function: bool = False
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -69,16 +72,20 @@ class Region(NamedTuple):
         Not included: uses of a while loop's tensors inside that loop, which stay with the original loop, and uses by unused ops,
         which stay with the original tensors.
         """
-        tensors, frames_of = self.graph.tensors, frames(self.graph)
-        found: Dict[int, List[Tuple[int, int]]] = {}
-        for op in self.graph.ops:
-            if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UNUSED):
-                continue
-            for position, tensor in enumerate(op.inputs):
-                producer = tensors[tensor].op
-                if producer in self.batch_level and not frame_of_outputs(self.graph.ops[producer], frames_of):
-                    found.setdefault(tensor, []).append((op.id, position))
-        return {tensor: found[tensor] for tensor in sorted(found)}
+        return self.once(_leaving)
+
+
+def _leaving(region: Region) -> Dict[int, List[Tuple[int, int]]]:
+    tensors, frames_of = region.graph.tensors, frames(region.graph)
+    found: Dict[int, List[Tuple[int, int]]] = {}
+    for op in region.graph.ops:
+        if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UNUSED):
+            continue
+        for position, tensor in enumerate(op.inputs):
+            producer = tensors[tensor].op
+            if producer in region.batch_level and not frame_of_outputs(region.graph.ops[producer], frames_of):
+                found.setdefault(tensor, []).append((op.id, position))
+    return {tensor: found[tensor] for tensor in sorted(found)}
 
 
 def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sources: Sequence[int]) -> Region:

@@ -6,6 +6,7 @@ from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf.ir.across import Across, of_session
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.holder import Holder
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
 from whale_tf.ir.walk import reached
@@ -31,7 +32,16 @@ class Update(NamedTuple):
     variables: Dict[int, int]
 
 
-class TrainingStep(NamedTuple):
+class _Fields(NamedTuple):
+    region: Region
+    sources: Mapping[int, int]
+    update: Update
+    gradients: Tuple[Tuple[int, int], ...] = ()
+    processes: int = 1
+    in_function: Optional[Across] = None
+
+
+class TrainingStep(_Fields, Holder):
     """Attributes:
     region: the ops between the inputs and the gradients.
     sources: batch inputs -> their batch dimension.
@@ -40,13 +50,6 @@ class TrainingStep(NamedTuple):
     processes: number of processes, each with its own Program and mini-batches.
     in_function: if the step is a tf.function's, which values cover the mini-batches of all processes.
     """
-
-    region: Region
-    sources: Mapping[int, int]
-    update: Update
-    gradients: Tuple[Tuple[int, int], ...] = ()
-    processes: int = 1
-    in_function: Optional[Across] = None
 
     @property
     def graph(self) -> OpGraph:
@@ -57,7 +60,7 @@ class TrainingStep(NamedTuple):
         """Which values cover the mini-batches of all processes."""
         if self.processes == 1:
             return Across()
-        return self.in_function or of_session(self.region)
+        return self.in_function or self.region.once(of_session)
 
     @property
     def is_pulled(self) -> bool:

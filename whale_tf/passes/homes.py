@@ -24,7 +24,7 @@ from whale_tf.ir.traits import CONDITIONALS, MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import frames
 from whale_tf.plan import Plan
 
-AHEAD = 2  # number of ops that read variables between the op after which a value is sent and the op that reads it
+PREFETCH = 2  # number of ops that read variables between the op after which a value is sent and the op that reads it
 
 
 class Homes(NamedTuple):
@@ -39,6 +39,10 @@ class Homes(NamedTuple):
 
 def find_homes(step: TrainingStep, plan: Plan) -> Homes:
     """See the module's docstring."""
+    return step.once(_homes, plan)
+
+
+def _homes(step: TrainingStep, plan: Plan) -> Homes:
     graph, region = step.graph, step.region
     variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device
                  for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
@@ -110,7 +114,7 @@ def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
 
 def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
     """The values that a body reads from variables at their homes, with the op of the body after which each value is sent.  That
-    is the op that reads variables :data:`AHEAD` before the value's first reader; for the first values, it is an op from which
+    is the op that reads variables :data:`PREFETCH` before the value's first reader; for the first values, it is an op from which
     the first reader follows.  So few values are on a device at a time, and yet no op waits for one::
 
         reads w0, w1, w2, w3 ...      w2 is sent after the op that reads w0, w3 after the one that reads w1
@@ -129,8 +133,8 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
     readers, may_wait = sorted(first), own - _dead_or_looped(graph, ops)
     found, before = [], -1  # type: List[Tuple[int, int]], int
     for place, reader in enumerate(readers):
-        if place >= AHEAD:
-            before = readers[place - AHEAD]
+        if place >= PREFETCH:
+            before = readers[place - PREFETCH]
         else:
             before = max((op for op in _behind(graph, reader, own) if op not in first), default=before)
         found += [(tensor, before if before in may_wait else -1) for tensor in first[reader]]

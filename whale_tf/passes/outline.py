@@ -13,7 +13,7 @@ after the others.  The optimizer's ops are in several bodies if they go back and
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -35,7 +35,7 @@ NO_HOME = -1  # instead of a device
 def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """The bodies of a step.  Variables, and ops that all clones share (``Region.drawn_once``), stay outside."""
     homes = find_homes(step, plan)
-    cloned = _cloned(step.region, _weight(step.region) if splits_backward(plan) else frozenset())
+    cloned = step.region.once(_cloned, splits_backward(plan))
     if plan.reads_anew:
         cloned = [body._replace(reads=reads_anew(step.graph, homes, body.ops) if body.step in CLONED else ()) for body in cloned]
     return program.with_calls(_once(step, homes) + cloned + _updates(step, homes, find_owners(step, plan).left_out), ())
@@ -53,8 +53,9 @@ def _once(step: TrainingStep, homes: Homes) -> List[Body]:
                   members[task_graph, number, home], home=home) for task_graph, number, home in sorted(members)]
 
 
-def _cloned(region: Region, weight: AbstractSet[int]) -> List[Body]:
-    graph, shared = region.graph, region.drawn_once
+def _cloned(region: Region, is_split: bool) -> List[Body]:
+    """``is_split``: whether gradients of weights are separate bodies."""
+    graph, shared, weight = region.graph, region.drawn_once, _weight(region) if is_split else frozenset()
     rounds = _rounds(region)
     members: Dict[Tuple[int, int, int], List[int]] = {}
     for index in region.ops:
@@ -82,9 +83,12 @@ def splits_backward(plan: Plan) -> bool:
 
 def parted(step: TrainingStep, plan: Plan) -> TrainingStep:
     """The step as passes and emission see it.  If gradients of weights are separate, nothing that is sent waits for them."""
-    if not splits_backward(plan):
-        return step
-    return step._replace(region=without_groups(step.region, _weight(without_groups(step.region))))
+    return step.once(_without_groups) if splits_backward(plan) else step
+
+
+def _without_groups(step: TrainingStep) -> TrainingStep:
+    region = without_groups(step.region, _weight(without_groups(step.region)))
+    return step if region is step.region else step._replace(region=region)
 
 
 def _weight(region: Region) -> Set[int]:
@@ -182,13 +186,17 @@ def step_of(region: Region, index: int) -> str:
     return BACKWARD if index in region.late else FORWARD
 
 
-def read_elsewhere(region: Region) -> Set[int]:
+def read_elsewhere(region: Region) -> FrozenSet[int]:
     """Tensors that ops outside the region or in sections read, and those that are combined over all clones."""
+    return region.once(_read_elsewhere)
+
+
+def _read_elsewhere(region: Region) -> FrozenSet[int]:
     found = set(region.leaving()).union(*(region.graph.ops[index].inputs for index in region.sections))
     for (op, position), conversions in region.batch.conversions.items():
         if any(isinstance(conversion, Reduce) for conversion in conversions):
             found.add(region.graph.ops[op].inputs[position])
-    return found
+    return frozenset(found)
 
 
 def reads_by_handle(graph: OpGraph, tensor: int) -> bool:

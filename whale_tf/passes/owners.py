@@ -138,6 +138,10 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
     Raises:
         UnsupportedOpError: a value that only one process can compute is needed in another one, and cannot be sent.
     """
+    return step.once(_owners, plan)
+
+
+def _owners(step: TrainingStep, plan: Plan) -> Owners:
     if step.processes == 1:
         return Owners()
     graph = step.graph

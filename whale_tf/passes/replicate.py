@@ -18,20 +18,25 @@ from whale_tf.program import ALL, CLONED, EVERY, ORIGINAL, SECTION, Body, Call, 
 def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """The calls of every body, in the order of their examples."""
     number: Dict[Tuple[int, Clone], int] = {}
-    for index, body in enumerate(program.bodies):
-        for clone in _places(plan, body):
+    for index, maker in enumerate(program.bodies):
+        for clone in _places(plan, maker):
             number[index, clone] = len(number)
     body_of = program.body_of()
+    sources = [[(tensor, body_of[op]) for tensor in body.inputs for op in [program.graph.tensors[tensor].op] if op in body_of]
+               for body in program.bodies]
     calls = []
     for index, clone in number:
-        body = program.bodies[index]
-        takes = []
-        for tensor in body.inputs:
-            source = body_of.get(program.graph.tensors[tensor].op)
-            if source is not None:
-                pieces = _pieces(step, plan, program.bodies[source], body, tensor, clone)
-                if pieces:
-                    takes.append(Value(tensor, tuple(number[source, piece] for piece in pieces)))
+        body, takes = program.bodies[index], []
+        alike: Dict[int, Tuple[int, ...]] = {}
+        for tensor, source in sources[index]:
+            found = alike.get(source)
+            if found is None:
+                maker = program.bodies[source]
+                found = tuple([number[source, piece] for piece in _pieces(step, plan, maker, body, tensor, clone)])
+                if not (maker.step in CLONED and body.step in CLONED and is_bridged(plan, maker.task_graph, body.task_graph)):
+                    alike[source] = found  # whatever the tensor
+            if found:
+                takes.append(Value(tensor, found))
         devices = devices_of(plan, body.task_graph, clone) if body.home is None else (body.home,)
         calls.append(Call(index, clone, devices, tuple(takes)))
     return program._replace(calls=tuple(calls))

@@ -23,7 +23,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.ir.parts import even_sizes
-from whale_tf.passes.homes import AHEAD
+from whale_tf.passes.homes import PREFETCH
 from whale_tf.plan import Plan
 
 NONE, STAGE = "none", "stage"
@@ -206,7 +206,7 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
             of = largest.setdefault(device, {})
             of[one.whole or one.name] = of.get(one.whole or one.name, 0) + one.parameter
     for device, sizes in largest.items():
-        found.read[device] += sum(sorted(sizes.values())[-AHEAD - 1:]) if plan.reads_anew else sum(sizes.values())
+        found.read[device] += sum(sorted(sizes.values())[-PREFETCH - 1:]) if plan.reads_anew else sum(sizes.values())
     return found
 
 

@@ -18,9 +18,9 @@ may hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, Device
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import OVERWRITES
@@ -36,8 +36,7 @@ from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.program import Program as Compiled
 from whale_tf.simulator.call_facts import Costs, Kernel
-from whale_tf.simulator.instructions import Program
-from whale_tf.simulator.memory import memory_curves
+from whale_tf.simulator.memory import peak_bytes
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.tasks import Tasks
@@ -45,31 +44,33 @@ from whale_tf.simulator.tasks import Tasks
 
 def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     """Seconds of a step; see :func:`played`."""
-    return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan)))
+    return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan), StepPrices(step)))
 
 
-def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held],
-                 emit: str = INLINE) -> Tuple[int, ...]:
+def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], emit: str = INLINE,
+                 prices: Optional[StepPrices] = None) -> Tuple[int, ...]:
     """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
     plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
-    return _peaks(*_tasks(step, plan, cluster, compile_program(step, plan)), plan, variables)
+    return _peaks(*_tasks(step, plan, cluster, compile_program(step, plan), prices or StepPrices(step)), plan, variables)
 
 
-def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[float, Tuple[int, ...]]:
+def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held],
+           prices: Optional[StepPrices] = None) -> Tuple[float, Tuple[int, ...]]:
     """Seconds of a step, and the most bytes that each device holds at a time, without the host's.  Where the plan leaves the form
     open, these are the bytes of the inlined step, since ``emit: auto`` inlines a step that only fits like that.
 
     Args:
         step: the step with the static shapes of a mini-batch of all model replicas, and with the plan's TaskGraphs.
         plan: the plan of these TaskGraphs.
+        prices: of the step, if they are known.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
     """
-    compiled = compile_program(step, plan)
-    tasks, chains = _tasks(step, plan, cluster, compiled)
+    compiled, prices = compile_program(step, plan), prices or StepPrices(step)
+    tasks, chains = _tasks(step, plan, cluster, compiled, prices)
     is_open = plan.emit != CALL and choose_form(compiled, step.region, plan).is_called
-    peaks = played_peaks(step, plan, cluster, variables) if is_open else _peaks(tasks, chains, plan, variables)
+    peaks = played_peaks(step, plan, cluster, variables, prices=prices) if is_open else _peaks(tasks, chains, plan, variables)
     return _seconds(tasks, chains), peaks
 
 
@@ -116,29 +117,33 @@ def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables:
     for one in variables:
         for device, size in one.kept(plan).items():
             static[device]["parameters"] += size
-    program, graph = Program(tuple(tasks.instructions), tuple(tasks.buffers), static, ()), tasks.graph()
+    graph = tasks.graph()
     runs = [tasks.times(graph)]
     if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
         runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2), chains))
-    peaks = [[int(curve.peak_bytes) for curve in memory_curves(program, graph, times)[:plan.num_devices]] for times in runs]
+    peaks = [[int(peak) for peak in peak_bytes(static, graph, times)[:plan.num_devices]] for times in runs]
     return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
 
 
-def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled) -> Tuple[Tasks, List[Sequence[int]]]:
+def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled,
+           prices: StepPrices) -> Tuple[Tasks, List[Sequence[int]]]:
     """All tasks, each of which runs when its operands are there, and the ops of each call in their order."""
     if plan.offload != "none":
         cluster = cluster.with_host(plan.num_devices)
     tasks = Tasks(cluster, Network(cluster), in_queues=False)
-    return tasks, add_step(tasks, _Prices(step, cluster), step, [(compiled, plan)])
+    return tasks, add_step(tasks, _Costs(prices, cluster), step, [(compiled, plan)])
 
 
-class _Prices(Costs):
-    def __init__(self, step: TrainingStep, cluster: Cluster) -> None:
+class StepPrices:
+    """Prices of a step's ops, which plans of one graph have in common."""
+
+    def __init__(self, step: TrainingStep) -> None:
         gradients = frozenset(tensor for tensor, _ in step.gradients)
         self._prices = OpPrices(step.graph, find_scope(step.graph, gradients=gradients))
         self._needed = set(self._prices.scope.ops)
-        self._batch, self._cluster = step.region.batch, cluster
+        self._batch = step.region.batch
         self._bytes: Dict[int, float] = {}
+        self._kernels: Dict[Tuple[int, float, str], Kernel] = {}
 
     def bytes(self, tensor: int) -> float:
         if tensor not in self._bytes:
@@ -146,12 +151,31 @@ class _Prices(Costs):
             self._bytes[tensor] = 0.0 if is_handle else self._prices.bytes(tensor)
         return self._bytes[tensor]
 
-    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+    def kernel(self, op: Op, part: float, device: Device) -> Kernel:
+        key = op.id, part, device.type
+        if key not in self._kernels:
+            self._kernels[key] = self._kernel(op, part, device)
+        return self._kernels[key]
+
+    def _kernel(self, op: Op, part: float, device: Device) -> Kernel:
         if op.id not in self._needed:
             return Kernel(0.0)  # a variable's value is the variable, and nobody needs the rest
         shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
-        seconds = self._prices.seconds(op, min(shares, default=part), shares, self._cluster.devices[device])
+        seconds = self._prices.seconds(op, min(shares, default=part), shares, device)
         return Kernel(seconds, shares=shares_buffer(op), overwrites=op.type in OVERWRITES)
+
+
+class _Costs(Costs):
+    """A step's prices on the devices of a cluster."""
+
+    def __init__(self, prices: StepPrices, cluster: Cluster) -> None:
+        self._prices, self._cluster = prices, cluster
+
+    def bytes(self, tensor: int) -> float:
+        return self._prices.bytes(tensor)
+
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+        return self._prices.kernel(op, part, self._cluster.devices[device])
 
     def moving(self, device: int, size: float) -> float:
         return op_seconds(OpCost(0.0, size), self._cluster.devices[device], "float32")

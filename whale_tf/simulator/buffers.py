@@ -27,6 +27,9 @@ class BufferTable(NamedTuple):
     may_overwrite: np.ndarray
 
 
+NO_BUFFERS = BufferTable(*[np.zeros(0)] * len(BufferTable._fields))
+
+
 class BufferRows:
     """Buffers of one micro-batch (or of the update), with tasks numbered within their blocks."""
 

@@ -7,7 +7,7 @@ hand it to the communicator, however long this is busy with earlier ones.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -70,13 +70,22 @@ def _overwritten(table: BufferTable, made: np.ndarray, start: np.ndarray, end: n
 def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest: int = 5) -> List[MemoryCurve]:
     """The curve of every simulated device, in the order of ``graph.devices``."""
     born, dies = lifetimes(graph, times)
-    table = graph.buffers
-    by_slot = np.argsort(table.slot, kind="stable")
-    bounds = np.searchsorted(table.slot[by_slot], np.arange(len(graph.devices) + 1))
-    return [
-        _curve(program, graph, device, by_slot[bounds[slot] : bounds[slot + 1]], born, dies, largest)
-        for slot, device in enumerate(graph.devices)
-    ]
+    return [_curve(program, graph, device, rows, born, dies, largest)
+            for device, rows in zip(graph.devices, _rows_by_device(graph))]
+
+
+def peak_bytes(static_bytes: Mapping[int, Mapping[str, float]], graph: ExecutionGraph, times: Times) -> List[float]:
+    """The peak of every simulated device's curve (see :func:`memory_curves`)."""
+    born, dies = lifetimes(graph, times)
+    return [float(_levels(sum(static_bytes[device].values()), graph.buffers.bytes[rows], born[rows], dies[rows])[1].max())
+            for device, rows in zip(graph.devices, _rows_by_device(graph))]
+
+
+def _rows_by_device(graph: ExecutionGraph) -> List[np.ndarray]:
+    """The buffers of every simulated device."""
+    by_slot = np.argsort(graph.buffers.slot, kind="stable")
+    bounds = np.searchsorted(graph.buffers.slot[by_slot], np.arange(len(graph.devices) + 1))
+    return [by_slot[bounds[slot]:bounds[slot + 1]] for slot in range(len(graph.devices))]
 
 
 def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[int]:
@@ -94,16 +103,7 @@ def _curve(program: Program, graph: ExecutionGraph, device: int, rows: np.ndarra
            largest: int) -> MemoryCurve:
     static = program.static_bytes[device]
     base = float(sum(static.values()))
-    sizes = graph.buffers.bytes[rows]
-    when = np.concatenate([dies[rows], born[rows]])  # at one moment, buffers are freed before others are made
-    change = np.concatenate([-sizes, sizes])
-    # a buffer that dies at the moment when it is made still counts, so it is made first
-    brief = dies[rows] <= born[rows]
-    order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])
-    order = np.lexsort((order_key, when))
-    level = base + np.cumsum(change[order])
-    time_s = np.concatenate([[0.0], when[order]])
-    level = np.concatenate([[base], level])
+    time_s, level = _levels(base, graph.buffers.bytes[rows], born[rows], dies[rows])
     top = int(np.argmax(level))
     peak_s = float(time_s[top])
     alive = rows[(born[rows] <= peak_s) & (dies[rows] > peak_s)]
@@ -116,3 +116,13 @@ def _curve(program: Program, graph: ExecutionGraph, device: int, rows: np.ndarra
         names[buffer.name] = names.get(buffer.name, 0.0) + size
     ranked = tuple(sorted(names.items(), key=lambda item: (-item[1], item[0]))[:largest])
     return MemoryCurve(time_s, level, float(level[top]), peak_s, at_peak, ranked, float(level[-1]) - base)
+
+
+def _levels(base: float, sizes: np.ndarray, born: np.ndarray, dies: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """(seconds, bytes) after each change of a device's memory, from ``base`` bytes on."""
+    when = np.concatenate([dies, born])  # at one moment, buffers are freed before others are made
+    change = np.concatenate([-sizes, sizes])
+    # a buffer that dies at the moment when it is made still counts, so it is made first
+    order_key = np.concatenate([np.where(dies <= born, 2, 0), np.ones(len(sizes), np.int64)])
+    order = np.lexsort((order_key, when))
+    return np.concatenate([[0.0], when[order]]), np.concatenate([[base], base + np.cumsum(change[order])])

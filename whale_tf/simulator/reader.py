@@ -6,19 +6,16 @@ op takes and whether it is a task of its own; an op that is none passes on what 
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Hashable, Iterable, List, Sequence, Set, Tuple
 
-from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import READS
 from whale_tf.plan import Plan
-from whale_tf.program import ACCUMULATE, BACKWARD, BATCH_LEVEL, ONCE, WEIGHT, Program
-from whale_tf.simulator.call_facts import Costs, Kernel, Piece
-from whale_tf.simulator.instructions import COMPUTATION, SCRATCH
+from whale_tf.program import ACCUMULATE, Program
+from whale_tf.simulator.body_tasks import BodyTasks, Result, Task, tasks_of
+from whale_tf.simulator.call_facts import Costs
+from whale_tf.simulator.instructions import SCRATCH
 from whale_tf.simulator.recipes import Held, Recipes, Value, together
 from whale_tf.simulator.tasks import NOTHING, START, Tasks
-
-WITH_BUFFERS = (ONCE, *BATCH_LEVEL)
 
 
 def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
@@ -43,48 +40,64 @@ class _Reader(Recipes):
     """The reader of one process' Program.
 
     Attributes:
-        ran: of each call, op -> its task; missing: it is no task of its own.
+        bodies: of each call, the tasks of its body.
+        first: of each call, the number of its first task, which the others follow.
     """
 
     def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
         super().__init__(tasks, costs, step, program, plan)
-        self.ran: List[Dict[int, int]] = [{} for _ in program.calls]
-        self._known: List[Dict[int, Value]] = [{} for _ in program.calls]  # of each call, by tensor
-        self._known_whole: Dict[Tuple[int, int], Value] = {}  # the same of values of the whole mini-batch
-        self._kernels: Dict[Tuple[float, str], Dict[int, Kernel]] = {}
-        self._kernels_of: Dict[Tuple[int, int], Dict[int, Kernel]] = {}  # (call, device) -> those of the call's size
+        known: Dict[Hashable, BodyTasks] = {}
+        self.bodies: List[BodyTasks] = []
+        for number in range(len(program.calls)):
+            kind = self._kind(number)
+            if kind not in known:
+                known[kind] = tasks_of(self, number)
+            self.bodies.append(known[kind])
+        self.first: List[int] = []
+        self._known: List[Dict[int, Value]] = [{} for _ in program.calls]  # of each call, by the key of its source
+        self._handed_on: List[Dict[int, Value]] = [{} for _ in program.calls]  # of each call, by op without a task
         self._donated = [frozenset(body.donated) for body in program.bodies]
+
+    def _kind(self, number: int) -> Hashable:
+        """What the tasks of a call's body depend on."""
+        body = self.program.calls[number].body
+        shards = {piece.shard for piece in self.pieces[body].values()}
+        types = [self.tasks.cluster.devices[self.device_at(number, shard)].type for shard in sorted(shards)]
+        return body, self.parts[number], tuple(types), frozenset(self.sources[number])
 
     def allocate(self) -> None:
         """Add a task for every op that is one."""
         tasks = self.tasks
-        for number, call in enumerate(self.program.calls):
+        for number, (call, body_tasks) in enumerate(zip(self.program.calls, self.bodies)):
             body = self.program.bodies[call.body]
             if body.functions:
                 self.spans.add(number, len(body.functions), self.device_at(number, 0), self.about(number, body.name))
-            for piece in self.pieces[call.body].values():
-                name, device = piece.op.name, self.device_at(number, piece.shard)
-                kernel = self._kernel(number, piece.op, device)
-                if kernel.seconds:
-                    about = self.about(number, name, self.step_of_op(number, piece.op))
-                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), about, kernel.limit)
-                    self.ran[number][piece.op.id] = task
-                    self.spans.run(number, piece.function, task)
-                    tasks.matrix_flops[device] += kernel.matrix_flops
-                    tasks.buffer(name + " (scratch)", SCRATCH, task, device, kernel.scratch)
+            devices = [self.device_at(number, task.piece.shard) for task in body_tasks.tasks]
+            first = tasks.compute(body_tasks.names, body_tasks.blocks, body_tasks.seconds, body_tasks.limits,
+                                  [(device,) for device in devices], call.clone.m)
+            self.first.append(first)
+            for place, (one, device) in enumerate(zip(body_tasks.tasks, devices)):
+                if body.functions:
+                    self.spans.run(number, one.piece.function, first + place)
+                if one.kernel.matrix_flops:
+                    tasks.matrix_flops[device] += one.kernel.matrix_flops
+                if one.kernel.scratch:
+                    tasks.buffer(one.piece.op.name + " (scratch)", SCRATCH, first + place, device, one.kernel.scratch)
 
     def chains(self) -> Iterable[Sequence[int]]:
         """The tasks of each call on each device, in the graph's order."""
-        for number, call in enumerate(self.program.calls):
+        for first, body_tasks in zip(self.first, self.bodies):
             found: Dict[int, List[int]] = {}
-            for op, piece in self.pieces[call.body].items():
-                if op in self.ran[number]:
-                    found.setdefault(piece.shard, []).append(self.ran[number][op])
+            for place, one in enumerate(body_tasks.tasks):
+                found.setdefault(one.piece.shard, []).append(first + place)
             yield from found.values()
 
     def connect(self) -> None:
         """Record what every task waits for, reads and writes."""
-        ends = [self._connect_ops(number) for number in range(len(self.program.calls))]
+        ordered = {number for number, call in enumerate(self.program.calls) if call.after}
+        ordered.update(*(call.after for call in self.program.calls))
+        ends = [self._connect_ops(number, number in ordered or bool(self.body(number).reads))
+                for number in range(len(self.program.calls))]
         for number in self.messages:
             self.send_to_all(number)
         for number, call in enumerate(self.program.calls):
@@ -97,21 +110,22 @@ class _Reader(Recipes):
                 for task in waiting:
                     self.tasks.wait(task, [barrier])
 
-    def _connect_ops(self, number: int) -> Tuple[List[int], Set[int]]:
+    def _connect_ops(self, number: int, is_ordered: bool) -> Tuple[List[int], Set[int]]:
         """Record what the tasks of a call wait for, read and write.
 
         Returns:
-            The tasks that wait for no other one of the call, and those for which no other one waits.
+            If the call has a place in an order, the tasks that wait for no other one of the call, and those for which no other
+            one waits.
         """
         first, last, mine = [], set(), set()  # type: List[int], Set[int], Set[int]
-        ran = self.ran[number]
-        for op, piece in self.pieces[self.program.calls[number].body].items():
-            if op in ran:
-                task = ran[op]
-                waits = self._operands(number, piece, task)
-                self.tasks.wait(task, sorted(waits))
-                for tensor in piece.op.outputs:
-                    self.value(number, tensor)
+        known, body_tasks = self._known[number], self.bodies[number]
+        for task, one in enumerate(body_tasks.tasks, self.first[number]):
+            waits = self._operands(number, one, task)
+            self.tasks.wait(task, sorted(waits))
+            for result in one.results:
+                if result.tensor not in known:
+                    known[result.tensor] = self._result(number, result)
+            if is_ordered:
                 if mine.isdisjoint(waits):
                     first.append(task)
                 last -= waits
@@ -120,110 +134,86 @@ class _Reader(Recipes):
         if number not in self.spans:
             return first, last
         for repeated, before in self.body(number).waits:
-            if repeated in ran:
-                task = ran[repeated]
+            if repeated in body_tasks.places:
+                task = self.first[number] + body_tasks.places[repeated]
                 self.tasks.wait(task, sorted(self.after(number, before) - {task}))
         return [self.spans.first(number)], {self.spans.last(number)}
 
-    def _operands(self, number: int, piece: Piece, task: int) -> Set[int]:
+    def _operands(self, number: int, one: Task, task: int) -> Set[int]:
         """The tasks that a task waits for; also records the buffers that it reads."""
         waits: Set[int] = set()
         device, = self.tasks.devices[task]
-        overwrites = self._kernel(number, piece.op, device).overwrites
-        is_called = number in self.spans
-        for tensor, is_whole in piece.inputs:
-            value = self.value(number, tensor, is_whole)
-            parts = self.here(value, device)
-            for part in parts:
-                waits.add(part.task)
-                if part.buffer >= 0:
-                    self.tasks.read(task, part.buffer, overwrites and part.tensor == self._passed_on(number, tensor))
+        known, read = self._known[number], self.tasks.read
+        for operand in one.operands:
+            value = known.get(operand.key) or self._find(number, operand.key)
+            parts = []
+            for part in value.parts if value.recipe < 0 else self.here(value, device):
+                here = part if part.device == device else self._send(part, device, value.waits)
+                waits.add(here.task)
+                if here.buffer >= 0:
+                    read(task, here.buffer, here.tensor == operand.overwritten)
+                parts.append(here)
             if value.waits:
                 waits |= self.on(device, value.waits)
-            if is_called:
-                is_donated = (tensor, piece.function) in self._donated[self.program.calls[number].body]
-                self.spans.take(number, piece.function, [(part.task, -1 if is_donated else part.buffer) for part in parts])
-        if piece.op.control_inputs:
-            waits |= self.on(device, self._controls(number, piece))
+            if number in self.spans:
+                is_donated = (operand.tensor, one.piece.function) in self._donated[self.program.calls[number].body]
+                self.spans.take(number, one.piece.function,
+                                [(part.task, -1 if is_donated else part.buffer) for part in parts])
+        if one.piece.op.id in self.bodies[number].controls:
+            waits |= self.on(device, self._controls(number, one.piece.op.id))
         waits.discard(START)
         waits.discard(task)
         return waits
 
-    def _kernel(self, number: int, op: Op, device: int) -> Kernel:
-        """The cost of an op of a call on a device."""
-        kernels = self._kernels_of.get((number, device))
-        if kernels is None:
-            size = self.parts[number], self.tasks.cluster.devices[device].type
-            kernels = self._kernels_of[number, device] = self._kernels.setdefault(size, {})
-        found = kernels.get(op.id)
-        if found is None:
-            found = kernels[op.id] = self.costs.kernel(op, self.parts[number], device)
-        return found
-
-    def _controls(self, number: int, piece: Piece) -> FrozenSet[int]:
-        """The tasks that an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
-        if not piece.op.control_inputs:
-            return frozenset()
-        task_graph, clone = self.body(number).task_graph, self.program.calls[number].clone
+    def _controls(self, number: int, op: int) -> FrozenSet[int]:
+        """The tasks that an op waits for by control edges: ops in calls with the same coordinates."""
         found: Set[int] = set()
-        for op in piece.op.control_inputs:
-            body = self.body_of.get(op, -1)
-            source = self.number.get((body, clone))
-            if source is not None and self.program.bodies[body].task_graph == task_graph:
-                if op in self.pieces[body]:  # a called body leaves out what nobody needs
-                    found |= self.after(source, op)
+        for body, before in self.bodies[number].controls[op]:
+            source = self.number.get((body, self.program.calls[number].clone))
+            if source is not None:
+                found |= self.after(source, before)
         return frozenset(found)
 
     def after(self, number: int, op: int) -> FrozenSet[int]:
-        if op in self.ran[number]:
-            return frozenset([self.ran[number][op]])
-        return self._handed_on(number, self.pieces[self.program.calls[number].body][op]).tasks
+        place = self.bodies[number].places.get(op)
+        return self._of_op(number, op).tasks if place is None else frozenset([self.first[number] + place])
 
     def value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
-        found = self._known_whole.get((number, tensor)) if is_whole else self._known[number].get(tensor)
-        if found is None and is_whole:
-            found = self._known_whole[number, tensor] = self.taken(number, tensor, True)
-        elif found is None:
-            piece = self.pieces[self.program.calls[number].body].get(self.graph.tensors[tensor].op)
-            found = self.taken(number, tensor, False) if piece is None else self._result(number, piece, tensor)
-            self._known[number][tensor] = found
+        key = ~tensor if is_whole else tensor
+        return self._known[number].get(key) or self._find(number, key)
+
+    def _find(self, number: int, key: int) -> Value:
+        """The value with this key (see :class:`whale_tf.simulator.body_tasks.Source`), which is not known yet."""
+        body_tasks = self.bodies[number]
+        if key < 0:
+            found = self.taken(number, ~key, True)
+        elif key in body_tasks.results:
+            found = self._result(number, body_tasks.results[key])
+        elif self.graph.tensors[key].op in body_tasks.sources:
+            found = self._of_op(number, self.graph.tensors[key].op)
+        else:
+            found = self.taken(number, key, False)
+        self._known[number][key] = found
         return found
 
-    def _result(self, number: int, piece: Piece, tensor: int) -> Value:
-        op, task = piece.op, self.ran[number].get(piece.op.id, START)
-        is_variable = bool(piece.variables) and any((t, False) not in self.sources[number] for t in piece.variables)
-        if task == START and not is_variable:
-            return self._handed_on(number, piece)
-        # a variable's value exists from the start, on the variable's device; an op that only reads it returns that very memory
-        device = self.device_at(number, piece.shard)
-        buffer = -1 if is_variable and op.type in READS else self._buffer(number, tensor, op, task)
-        return Value((Held(task, device, buffer, tensor, self.size_of(number, tensor), self.program.calls[number].clone.m),))
+    def _of_op(self, number: int, op: int) -> Value:
+        """Everything that an op without a task hands on."""
+        found = self._handed_on[number].get(op)
+        if found is None:
+            known, values = self._known[number], []
+            for source in self.bodies[number].sources[op]:
+                value = (Value((), self._controls(number, source.key)) if source.is_wait
+                         else known.get(source.key) or self._find(number, source.key))
+                values += [value, value] if source.is_repeated else [value]
+            found = self._handed_on[number][op] = together(values)
+        return found
 
-    def _handed_on(self, number: int, piece: Piece) -> Value:
-        """Everything that is read by an op without a task of its own."""
-        values = [self.value(number, tensor, is_whole) for tensor, is_whole in piece.inputs]
-        if piece.op.control_inputs:
-            values.append(Value((), self._controls(number, piece)))
-        return together(values)
-
-    def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
-        """The buffer to which an op of a clone or section writes a result: its operand's, if it shares that, or its own."""
-        if task == START or self.step_of(number) not in WITH_BUFFERS:
-            return -1
-        device, = self.tasks.devices[task]
-        if op.outputs[0] == tensor and op.inputs and self._kernel(number, op, device).shares:
-            operand = self._passed_on(number, op.inputs[0])
-            for part in self.value(number, operand).parts:
-                if part.buffer >= 0 and part.tensor == operand and part.device == device:
-                    return part.buffer
-        category = "gradients of activations" if self.step_of_op(number, op) in (BACKWARD, WEIGHT) else "activations"
-        category = "gradients" if tensor in self.gradients else category
-        return self.tasks.buffer(op.name, category, task, device, self.size_of(number, tensor))
-
-    def _passed_on(self, number: int, tensor: int) -> int:
-        """The tensor whose buffer ops that are no tasks pass on, one after another."""
-        op = self.graph.producer(tensor)
-        if op.id not in self.pieces[self.program.calls[number].body] or op.id in self.ran[number] or not op.inputs:
-            return tensor
-        kernel = self._kernel(number, op, self.device_of(number, tensor))
-        return self._passed_on(number, op.inputs[0]) if kernel.shares or kernel.overwrites else tensor
+    def _result(self, number: int, result: Result) -> Value:
+        task = START if result.task < 0 else self.first[number] + result.task
+        device, buffer = self.device_at(number, result.shard), -1
+        if result.shared >= 0:
+            buffer = next((part.buffer for part in self.value(number, result.shared).parts
+                           if part.buffer >= 0 and part.tensor == result.shared and part.device == device), -1)
+        if result.category and buffer < 0:
+            buffer = self.tasks.buffer(result.name, result.category, task, device, result.size)
+        return Value((Held(task, device, buffer, result.tensor, result.size, self.program.calls[number].clone.m),))

@@ -94,6 +94,8 @@ class Recipes(CallFacts, abc.ABC):
         self.peers: Sequence[Recipes] = [self]
         self.gates: Dict[int, List[int]] = {}
         self.lowering = Lowering(step, plan, program)
+        self._passes_results = [not (body.is_recipe or body.functions or body.step == UPDATE or body.home is not None)
+                                for body in self._bodies]
         self._made: Dict[Primitive, Value] = {}
         self._unpacked: Dict[Primitive, Held] = {}
         self._are_sent: Set[int] = set()  # calls of messages
@@ -115,6 +117,8 @@ class Recipes(CallFacts, abc.ABC):
     def taken(self, number: int, tensor: int, is_whole: bool) -> Value:
         """The value of a tensor that a call takes from other calls."""
         sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
+        if len(sources) == 1 and self._passes_results[sources[0]]:
+            return self.value(sources[0], tensor)
         if len(sources) > 1 and self.step_of(sources[0]) == SYNCHRONISE:
             total = self.lowering.synchronised(tensor, self.body(sources[0]).task_graph, ORIGINAL)
             return self._played(total, sources[0])
@@ -166,7 +170,7 @@ class Recipes(CallFacts, abc.ABC):
         waits = frozenset(self.on(part.device, waits) | {part.task})
         key = part.tensor, part.m, device, waits
         if key not in self._sent:
-            home = self.tasks.instructions[part.task].block[0] if part.task != START else 0
+            home = self.tasks.blocks[part.task][0] if part.task != START else 0
             about = About(self._name(part.tensor), SEND_RECV, home, part.m)
             group = Group(tuple(sorted((part.device, device))), ((part.device, device, 1.0),))
             task = self.tasks.communicate(SEND_RECV, group, part.size, FEATURE, sorted(waits), about)
@@ -183,7 +187,7 @@ class Recipes(CallFacts, abc.ABC):
         return name[:-2] if name.endswith(":0") else name
 
     def _new_buffer(self, category: str, task: int, device: int, size: float) -> int:
-        return self.tasks.buffer(self.tasks.instructions[task].name, category, task, device, size)
+        return self.tasks.buffer(self.tasks.names[task], category, task, device, size)
 
     def _shares_memory(self, one: int, other: int) -> bool:
         """Whether devices pass tensors without copying them, as the CPU devices of one process do."""
@@ -312,7 +316,7 @@ class Recipes(CallFacts, abc.ABC):
         return Value((self._op(about, made.device, parts, waits, size + result, result, is_written_over),))
 
     def _is_on(self, buffer: int, device: int) -> bool:
-        return buffer >= 0 and self.tasks.buffers[buffer].parts[0] == (device,)
+        return buffer >= 0 and self.tasks.buffer_devices[buffer] == device
 
     def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
            is_written_over: bool = False) -> Held:
