@@ -14,7 +14,6 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tu
 
 from whale_tf._typing_compat import Literal
 from whale_tf.documents import Invalid, Record, expectations, field, json_object
-from whale_tf.epl_keys import FIXED, check_fixed
 from whale_tf.errors import ConfigError, did_you_mean, nearest
 
 ALIASES: Mapping[str, str] = {
@@ -40,6 +39,41 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "zero.level": {"": "none", "v0": "v1", "v1": "v2", "v2": "v3"},  # EPL counts from zero
     "offload.level": {"": "none"},
     "amp.level": {"": "none", "O1": "float16"},
+}
+
+
+class Fixed(NamedTuple):
+    """A key of EPL for which there is no choice here.
+
+    Attributes:
+        accepted: values that change nothing.
+        reason: why other values are refused, and what to use instead.
+    """
+
+    accepted: Tuple[Any, ...]
+    reason: str
+
+
+# A value that describes what happens here anyway is accepted.  Names and defaults are from EPL's public documentation.
+FIXED: Mapping[str, Fixed] = {
+    "io.drop_last_files": Fixed((False,), "no file is dropped; drop files in the pipeline, or set io.slicing to true, which "
+                                "shares elements instead of files"),
+    "io.unbalanced_io_slicing": Fixed((False,), "all processes take the same number of steps, so the first one that runs out of "
+                                      "files ends the others; set io.slicing to true, which shares elements instead of files"),
+    "communication.max_splits": Fixed((), "gradients are put together by size; set communication.bucket_bytes"),
+    "communication.num_communicators": Fixed((), "collectives run in parallel without a pool"),
+    "communication.fp16_scale": Fixed((), "under communication.fp16 each bucket is scaled by its largest element"),
+    "communication.clip_after_allreduce": Fixed((True,), "gradients are clipped where the script clips them, which is after "
+                                                "they are summed over all replicas"),
+    "communication.gradients_reduce_method": Fixed(("mean",), "gradients are those of the script's own loss on the whole "
+                                                   "mini-batch; for a sum, use a loss that is a sum (tf.reduce_sum)"),
+    "gradient_checkpoint.end_taskgraph": Fixed((-1,), "recompute is for all TaskGraphs; mark kept tensors with wh.checkpoint()"),
+    "gradient_checkpoint.check_gradients": Fixed((False,), "recomputed values equal the original ones, including random "
+                                                 "numbers; to check, compare with recompute 'none'"),
+    "amp.debug_log": Fixed((False,), "print wh.explain(), which says which ops compute in which type"),
+    "cluster.run_visible_devices": Fixed(("",), "set CUDA_VISIBLE_DEVICES, or list the devices in wh.init(cluster=...)"),
+    "optimizer.num_apply_group": Fixed((1,), "an update waits only for the gradients of its own variable, so there are no "
+                                       "groups to run one after the other"),
 }
 
 
@@ -415,7 +449,7 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
         if key in FIXED:
-            check_fixed(key, value)
+            _check_fixed(key, value)
             continue
         name = _canonical(key)
         others = {other.lower(): own for other, own in VALUES.get(key, VALUES.get(name, {})).items()}
@@ -425,6 +459,18 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
                               f"{leaves[name]!r} and {value!r}; keep one")
         leaves[name], spelled[name] = value, key
     return leaves
+
+
+def _check_fixed(key: str, value: Any) -> None:
+    """Raises:
+        ConfigError: the value of EPL's key describes something other than what happens here.
+    """
+    fixed = FIXED[key]
+    if any(value == one and type(value) is type(one) for one in fixed.accepted):
+        return
+    or_accepted = "".join(f", or set it to {one!r}" for one in fixed.accepted)
+    raise ConfigError(f"config key {key!r} is {value!r}, which exists in EPL, but not in whale_tf: {fixed.reason}. "
+                      f"Leave it out{or_accepted}")
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> List[Tuple[str, Any]]:

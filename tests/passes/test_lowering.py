@@ -17,7 +17,7 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering, Primitive
 from whale_tf.passes.lowering import primitive as kinds
-from whale_tf.passes.lowering.levels import divide, is_even, running, static_batch
+from whale_tf.passes.lowering.levels import agreed_batch, divide, is_even, running
 from whale_tf.passes.replicate import clones, device_at
 from whale_tf.plan import GradientPlan, Plan
 from whale_tf.program import BRIDGE, SYNCHRONISE, Clone, Copy
@@ -404,7 +404,7 @@ def test_inputs_agree_on_the_size_of_a_mini_batch() -> None:
         for name, rows in (("x", x), ("y", y)):
             tensor = graph.tensor(name)
             graph.tensors[tensor] = graph.tensors[tensor]._replace(shape=None if rows is None else (rows, 2))
-        return static_batch(graph, sources, layouts)
+        return agreed_batch(graph, sources, layouts)
 
     assert [sized(None, None), sized(12, None), sized(12, 4), sized(None, 5)] == [None, 4, 4, 5]
     with pytest.raises(PlanError, match="inputs have different batch sizes: x:0"):

@@ -21,15 +21,7 @@ from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update, pulls_behind
 from whale_tf.plan import Plan
-
-
-class Spec(NamedTuple):
-    """A TaskGraph as annotated; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
-
-    name: str
-    strategy: str
-    device_count: Optional[int]
-    batch_of: Optional[int] = None
+from whale_tf.planner.assemble import TaskGraphSpec
 
 
 class Captured(NamedTuple):
@@ -52,7 +44,7 @@ class Captured(NamedTuple):
     phases: Phases
     scope: FrozenSet[int]
     task_graph: List[int]
-    specs: Tuple[Spec, ...]
+    specs: Tuple[TaskGraphSpec, ...]
     variable_homes: Dict[int, int]
     gradient_home: Dict[int, int]
     gradients: Tuple[Tuple[int, int], ...]
@@ -241,7 +233,7 @@ def _check_frozen(phases: Phases) -> None:
                         "(tf.compat.v1.graph_util.convert_variables_to_constants) and plan the frozen model")
 
 
-def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequence[Spec]) -> Captured:
+def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequence[TaskGraphSpec]) -> Captured:
     """The same graph with other TaskGraphs.
 
     Args:
@@ -256,7 +248,7 @@ def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequenc
     return _with_task_graphs(captured, _readers_at_home(found, variables), tuple(specs))
 
 
-def _with_task_graphs(captured: Captured, task_graphs: TaskGraphs, specs: Tuple[Spec, ...]) -> Captured:
+def _with_task_graphs(captured: Captured, task_graphs: TaskGraphs, specs: Tuple[TaskGraphSpec, ...]) -> Captured:
     homes = {variable: home for variable, home in task_graphs.homes.items() if variable in captured.scope}
     gradient_home: Dict[int, int] = {}
     for target in captured.phases.targets:
@@ -275,18 +267,19 @@ def _readers_at_home(found: TaskGraphs, variables: Variables) -> TaskGraphs:
 
 
 def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipeline: bool,
-                 plan: Optional[Plan]) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
+                 plan: Optional[Plan]) -> Tuple[TaskGraphs, Tuple[TaskGraphSpec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
     if plan is not None:
         found = assign_planned(ops, _members(ops, plan), phases.variables)
-        specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs if task.batch_of is None)
+        specs = tuple(TaskGraphSpec(task.name, task.strategy, task.device_count)
+                      for task in plan.task_graphs if task.batch_of is None)
     elif annotations.items:
         found = assign(ops, annotations, phases.variables)
-        specs = tuple(Spec(item.name, item.strategy, item.device_count) for item in found.blocks)
+        specs = tuple(TaskGraphSpec(item.name, item.strategy, item.device_count) for item in found.blocks)
     else:
         check_bodies(ops)
         found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)
-        specs = (Spec("model", "replicate", None),)
+        specs = (TaskGraphSpec("model", "replicate", None),)
     if is_pipeline:
         check_convex(ops, found, [spec.name for spec in specs], phases.variables)
     return _readers_at_home(found, phases.variables), specs

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Mapping, Optional
 
-from whale_tf.capture.captured import Captured, Spec
+from whale_tf.capture.captured import Captured
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
 from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
+from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.candidate import Candidate, no_candidate
 from whale_tf.planner.rhino.automatic import NAME, Question, divisions
@@ -52,7 +53,7 @@ def check_automatic(captured: Captured, config: Config) -> None:
 
 def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
     """The graph as one TaskGraph, divided over ``count`` devices (None: all)."""
-    return captured._replace(specs=(Spec(NAME, "split", count),))
+    return captured._replace(specs=(TaskGraphSpec(NAME, "split", count),))
 
 
 def question_of(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:

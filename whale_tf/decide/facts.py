@@ -14,7 +14,7 @@ from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, static_batch
+from whale_tf.planner.assemble import ModelFacts, StageStatistics, static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.homes import Held
 from whale_tf.planner.idle import Parameter
@@ -76,8 +76,7 @@ def parameters(captured: Captured) -> List[Parameter]:
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:
-    specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    return ModelFacts(captured.graph, specs, _stages(captured, region), crossings(region), _inputs(captured))
+    return ModelFacts(captured.graph, captured.specs, _stages(captured, region), crossings(region), _inputs(captured))
 
 
 def _stages(captured: Captured, region: Region) -> List[StageStatistics]:

@@ -6,7 +6,7 @@ import abc
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from whale_tf.capture.captured import Captured, Spec, divided
+from whale_tf.capture.captured import Captured, divided
 from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
@@ -259,5 +259,5 @@ def _over(found: Candidate, cluster: Cluster) -> float:
 
 
 def with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
-    captured = divided(captured, members_of(found), [Spec(*spec) for spec in specs_of(found)])
+    captured = divided(captured, members_of(found), specs_of(found))
     return captured, region._replace(task_graph=captured.task_graph)

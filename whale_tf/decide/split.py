@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 from typing import Dict, Optional, Sequence, Set, Tuple
 
-from whale_tf.capture.captured import Captured, Spec
+from whale_tf.capture.captured import Captured
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.decide.decision import Division, Request
@@ -40,7 +40,7 @@ def divide(local: Captured, request: Request) -> Division:
     if not counts:
         return Division(local, local)
     batch = local.batch_axis(options)
-    rows = placed([TaskGraphSpec(*spec) for spec in local.specs], cluster, config, parts) if plan is None else []
+    rows = placed(local.specs, cluster, config, parts) if plan is None else []
     by_batch, examples = _by_batch(local, counts, rows, config, plan), divided_dims(batch)
     if plan is None:
         shares = {number: _shares(local, number, rows[number], examples, cluster, config) for number in counts}
@@ -104,7 +104,7 @@ def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]])
     for number, ops in found.items():
         for op in ops:
             task_graph[op] = len(specs)
-        specs.append(Spec(local.specs[number].name + "/batch", "replicate", counts[number], number))
+        specs.append(TaskGraphSpec(local.specs[number].name + "/batch", "replicate", counts[number], number))
     return local._replace(task_graph=task_graph, specs=tuple(specs))
 
 

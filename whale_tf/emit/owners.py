@@ -31,7 +31,7 @@ from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.ir.units import GATE_ATTR
-from whale_tf.passes.owners import DONE, LATE, NEW, Message, Owners, ancestors
+from whale_tf.passes.owners import DONE, LATE, NEW, Message, Owners, waited_for
 
 UPDATES_ATTR = "_whale_updates"  # of an op that stands for an optimizer's update
 
@@ -110,8 +110,8 @@ class _Messages:
         self.ends: Dict[int, List[str]] = {}
         self.stand_ins: List[str] = []
         self._variable_of = {write: variable for variable, found in self.writes.items() for write in sum(found, ())}
-        self._before = {variable: ancestors(graph, found.value) for variable, found in self.writes.items()}
-        self._inside = ancestors(graph, self._variable_of).union(self._variable_of)
+        self._before = {variable: waited_for(graph, found.value) for variable, found in self.writes.items()}
+        self._inside = waited_for(graph, self._variable_of).union(self._variable_of)
         self._gate = _gate(graph)
 
     def send_tensors(self, message: Message) -> None:

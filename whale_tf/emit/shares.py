@@ -22,7 +22,7 @@ from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
-from whale_tf.passes.lowering.levels import divide, levels, static_batch
+from whale_tf.passes.lowering.levels import agreed_batch, divide, levels
 from whale_tf.plan import Plan
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
@@ -368,7 +368,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
         raise PlanError(
             f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
             f"several places ({layouts[blocked]}): set io.nested_batch to 'divide', so that one mini-batch is divided")
-    batch = static_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
+    batch = agreed_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
     if batch is not None:
         _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
     division = Division(context, nodes, own, batch, sources, sums)

@@ -9,7 +9,7 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import unique
 from whale_tf.passes.homes import find_homes
-from whale_tf.passes.outline import NO_HOME
+from whale_tf.passes.outline import NO_HOME, UNSENT
 from whale_tf.passes.owners import find_owners
 from whale_tf.passes.replicate import clones, copies
 from whale_tf.passes.schedule import backward_order
@@ -31,8 +31,6 @@ from whale_tf.program import (
     Program,
     Value,
 )
-
-UNSENT = ("variant", "resource")  # a loop's lists and handles have no merged value; whoever looks sees the original's
 
 
 def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:

@@ -28,7 +28,7 @@ from whale_tf.plan import Plan
 from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, CLONED, EARLY, FORWARD, ONCE, SECTION, UPDATE, WEIGHT, Body, Program
 from whale_tf.schedule import schedule_of
 
-UNSENT = ("resource", "variant")  # nobody fetches tensors of these types
+UNSENT = ("resource", "variant")  # handles and a loop's lists: nobody fetches them, and the clones' have no merged value
 NO_HOME = -1  # instead of a device
 
 

@@ -126,7 +126,7 @@ def target(graph: OpGraph, write: Op) -> int:
     return graph.tensors[write.inputs[0]].op
 
 
-def ancestors(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
+def waited_for(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
     """The ops that some ops wait for."""
     return reached((before for index in ops for before in graph.predecessors(graph.ops[index])),
                    lambda index: graph.predecessors(graph.ops[index]))

@@ -8,6 +8,7 @@ from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError
+from whale_tf.ir import batch_axis
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
@@ -158,12 +159,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
 
 
 def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
-    """The number of examples in a mini-batch, if the graph's shapes give it."""
-    for name, dim in inputs.items():
-        shape = graph.tensors[graph.tensor(name)].shape
-        if shape is not None and shape[dim] is not None:
-            return shape[dim]
-    return None
+    """:func:`whale_tf.ir.batch_axis.static_batch` of inputs by their names."""
+    return batch_axis.static_batch(graph, {graph.tensor(name): dim for name, dim in inputs.items()})
 
 
 def _as_beside(number: int, specs: Sequence[TaskGraphSpec], rows: Sequence[Tuple[Tuple[int, ...], ...]],

@@ -9,6 +9,7 @@ import io
 import re
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from whale_tf.cluster.hardware import GIB
 from whale_tf.errors import MissingPackageError
 from whale_tf.simulator.trace import Trace, TraceEvent
 
@@ -26,7 +27,6 @@ except ImportError as error:
 COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "weight": "#b7dca0", "recompute": "#a9c9f2", "update": "#8e6bb8"}
 FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"
 MAX_ROWS = 32
-GIB = 2.0**30
 
 
 class Block(NamedTuple):

@@ -34,7 +34,7 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
-def static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
+def agreed_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
     """Examples of a mini-batch; None: no input says how many.
 
     Raises:
@@ -55,7 +55,7 @@ def static_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[in
 def batch_of_step(step: TrainingStep) -> Optional[int]:
     """Examples of a step's mini-batch if its graph says how many, and all inputs have the same ones."""
     layouts = {tensor: step.region.batch.layout(tensor) for tensor in step.sources}
-    return static_batch(step.graph, step.sources, layouts) if len(step.region.batch.batches) == 1 else None
+    return agreed_batch(step.graph, step.sources, layouts) if len(step.region.batch.batches) == 1 else None
 
 
 def is_even(step: TrainingStep, plan: Plan) -> bool:
