@@ -7,7 +7,7 @@ import numpy as np
 
 from whale_tf._tf_compat import v1
 from whale_tf.cluster import ONE_PROCESS
-from whale_tf.emit.context import Context
+from whale_tf.emit.context import Context, Facts
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
 from whale_tf.passes.homes import find_homes
@@ -66,6 +66,6 @@ def context_of(step: TrainingStep, chosen: Plan, is_called: bool = False) -> Con
     """On CPU:0, CPU:1 and so on; nodes go to a :class:`Staged`."""
     devices = [f"CPU:{device}" for device in range(4)]
     context = Context(None, (), step.graph, step.region, chosen, devices, Staged(step),  # type: ignore[arg-type]
-                      ONE_PROCESS, compile_program(step, chosen), is_called)
-    context.homes, context.owners = find_homes(step, chosen), find_owners(step, chosen)
+                      ONE_PROCESS, compile_program(step, chosen), is_called,
+                      facts=Facts(homes=find_homes(step, chosen), owners=find_owners(step, chosen)))
     return context

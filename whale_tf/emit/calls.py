@@ -265,7 +265,7 @@ class Calls:
         name = self.context.flat(tensor) if reduced else value(tensor)
         for conversion in conversions[reduced[-1] if reduced else 0:]:
             name = converter.convert(name, tensor, conversion, home, clone, op)
-        if key in self.context.rescaled:
+        if key in converter.division.rescaled:
             name = converter.times_mini_batches(name, tensor, home, clone)
         return name
 

@@ -48,15 +48,15 @@ def clone_region(context: Context, operands: Operands, order: Order, guard: Guar
         _wait_in_place(context, order)
         return calls
     for task_graph in range(len(context.plan.task_graphs)):
-        step = _part(context, task_graph, batch_level=False)
+        step = _part(operands, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
             if copy != ORIGINAL:
                 _clone(context, operands, bodies, order, guard, after, task_graph, step, copy)
         if not context.is_called:
-            batch = _part(context, task_graph, batch_level=True)
+            batch = _part(operands, task_graph, batch_level=True)
             for clone in context.clones(task_graph):
                 _clone(context, operands, bodies, order, guard, after, task_graph, batch, clone)
-        section = _part(context, task_graph, batch_level=True, sections=True)  # one call, so never a function
+        section = _part(operands, task_graph, batch_level=True, sections=True)  # one call, so never a function
         _clone(context, operands, bodies, order, guard, after, task_graph, section, EVERY)
     if context.is_called:
         calls.stage(order)
@@ -73,13 +73,14 @@ def _wait_in_place(context: Context, order: Order) -> None:
         order.gate(task_graph, clone)
 
 
-def _part(context: Context, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:
+def _part(operands: Operands, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:
+    context = operands.context
     region, graph = context.region, context.graph
     once = set(context.variables) | region.drawn_once
     ops = [op for op in region.of_task_graph(task_graph, batch_level)
            if op.id not in once and (op.id in region.sections) == sections]
     members = {op.id for op in ops}
-    changed = set(region.batch.conversions) | set(region.batch.localise) | context.rescaled
+    changed = set(region.batch.conversions) | set(region.batch.localise) | operands.converter.division.rescaled
     boundary = [(op, position) for op in ops for position, tensor in enumerate(op.inputs)
                 if graph.tensors[tensor].op not in members or (op.id, position) in changed]
     waits = sorted({control for op in ops for control in op.control_inputs if control not in members})

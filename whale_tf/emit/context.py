@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from typing import AbstractSet, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Processes
@@ -36,8 +36,28 @@ class Gathered(NamedTuple):
     alone: Mapping[str, Tuple[str, ...]] = {}
 
 
+class Facts(NamedTuple):
+    """What is found about a step before anything is staged.
+
+    Attributes:
+        variables: home TaskGraph of every variable of the region and of the update, by op number.
+        homes: what runs, and is merged, where a variable has its home.
+        owners: which process updates a variable, if homes are divided over several processes.
+        pinned: ops that take a shared variable's handle, by name -> its device.
+        dropped: ops for which some op waits, but not its clones.
+        compiled: functions of bodies that XLA compiles.
+    """
+
+    variables: Mapping[int, int] = {}
+    homes: Homes = Homes()
+    owners: Owners = Owners()
+    pinned: Mapping[str, str] = {}
+    dropped: FrozenSet[int] = frozenset()
+    compiled: FrozenSet[str] = frozenset()
+
+
 class Context:
-    """State of one rewrite.
+    """State of one rewrite.  While it is staged, only ``gathered`` and ``guards`` are set; then ``edit`` and ``tf_ops`` change.
 
     Attributes:
         tf_graph: the graph being edited.
@@ -51,18 +71,14 @@ class Context:
         devices: TensorFlow device string of every device of the cluster.
         host: device of input pipelines and small integer arithmetic.
         edit: collects all new nodes.
-        variables: home TaskGraph of every variable of the region and of the update, by op number.
-        homes: what runs, and is merged, where a variable has its home.
-        owners: which process updates a variable, if homes are divided over several processes.
+        variables, homes, owners, pinned, dropped, compiled: see :class:`Facts`.
         gathered: what training reads instead of variables that only one process has.
-        pinned: ops that take a shared variable's handle, by name -> its device.
-        dropped: ops for which some op waits, but not its clones.
-        rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
+        guards: tensors for which ops in loops wait (:mod:`whale_tf.emit.guard`).
     """
 
     def __init__(self, tf_graph: tf.Graph, tf_ops: Sequence[Original], graph: OpGraph, region: Region, plan: Plan,
                  devices: Sequence[str], edit: StagedEdit, processes: Processes, program: Optional[Program] = None,
-                 is_called: bool = False, is_in_place: bool = False) -> None:
+                 is_called: bool = False, is_in_place: bool = False, facts: Facts = Facts()) -> None:  # noqa: B008
         self.tf_graph, self.tf_ops, self.graph, self.region, self.plan = tf_graph, tf_ops, graph, region, plan
         self.devices, self.processes = devices, processes
         self.program = program or Program(graph, ())
@@ -70,15 +86,9 @@ class Context:
         self.is_in_place = is_in_place
         self.host = processes.host_device
         self.edit = edit
-        self.variables: Dict[int, int] = {}
-        self.homes = Homes()
-        self.owners = Owners()
+        self.variables, self.homes, self.owners, self.pinned, self.dropped, self.compiled = facts
         self.gathered = Gathered()
-        self.pinned: Dict[str, str] = {}
-        self.dropped: Set[int] = set()
-        self.guards: Set[str] = set()  # tensors for which ops in loops wait (:mod:`whale_tf.emit.guard`)
-        self.compiled: Set[str] = set()  # functions of bodies that XLA compiles
-        self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
+        self.guards: Set[str] = set()
         self._scopes: Dict[Tuple[int, ...], str] = {}
         bodies = [body for body in self.program.bodies if body.step in CLONED]
         self._body_of = {op: body.name for body in bodies for op in body.ops}

@@ -51,7 +51,7 @@ class Operands:
                 return self.converter.localised(op, position, place, name)
             for conversion in self.context.region.batch.conversions.get((op.id, position), ()):
                 name = self.converter.convert(name, tensor, conversion, home, place, op)
-            if (op.id, position) in self.context.rescaled:
+            if (op.id, position) in self.converter.division.rescaled:
                 name = self.converter.times_mini_batches(name, tensor, home, place)
         return name
 

@@ -23,8 +23,8 @@ def outside_after(graph: OpGraph, region: Region) -> Set[int]:
     return found - region.batch_level
 
 
-def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int, List[int]]:
-    """Writes of variables -> ops that they wait for on behalf of the region's ops before them.
+def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int, List[str]]:
+    """Writes of variables -> names of the ops that they wait for on behalf of the region's ops before them.
 
     With ``tf.control_dependencies(update_ops)`` around ``minimize``, backward ops wait for updates (moving averages) that
     need merged values of all micro-batches. A clone that waited for them would wait for itself.  The variables' writes wait for
@@ -35,14 +35,14 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
         for control in graph.ops[index].control_inputs:
             if control in after and control not in region.rereads.get(index, ()):
                 holders.setdefault(control, set()).add(index)
-    waits: Dict[int, List[int]] = {}
+    waits: Dict[int, List[str]] = {}
     for control, seeds in holders.items():
         reached = set(seeds)
         for op in graph.ops:
             if op.id not in reached and any(graph.tensors[t].op in reached for t in op.inputs):
                 reached.add(op.id)
                 if op.phase is Phase.APPLY and traits(op.type).is_write:
-                    waits.setdefault(op.id, []).append(control)
+                    waits.setdefault(op.id, []).append(graph.ops[control].name)
     return waits
 
 

@@ -9,7 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -77,6 +77,7 @@ class Division:
 
     Attributes:
         is_together: sections put the examples of all mini-batches together.
+        rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
         name_of: the tensor of a source for a model replica (:class:`whale_tf.emit.inputs.Inputs` sets it).
     """
 
@@ -87,6 +88,7 @@ class Division:
         self.own = own
         self.batch = batch
         self.is_together = False
+        self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._everywhere: Dict[int, Dict[str, str]] = {}
@@ -380,7 +382,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
     if division.mini_batches > 1:
         division.is_together = _puts_together(context, captured, batch)
     if division.mini_batches > 1 and batch is not None:
-        context.rescaled = context.region.mean_divisors
+        division.rescaled = context.region.mean_divisors
     return division
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from whale_tf.emit.context import ORIGINAL, Context, Copy
+from whale_tf.emit.mirror import VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.recipes import Recipes
 from whale_tf.graph_editor.attrs import NodeDef
@@ -12,7 +13,7 @@ from whale_tf.ir.traits import traits
 from whale_tf.program import UPDATE
 
 
-def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[int, Copy], str]:
+def copy_variables(context: Context, variables: Mapping[int, int]) -> Dict[Tuple[int, Copy], str]:
     """Stages a copy of each variable for every copy of its home TaskGraph; returns the tensor name of each."""
     names: Dict[Tuple[int, Copy], str] = {}
     for home in range(len(context.plan.task_graphs)):
@@ -61,3 +62,14 @@ def clone_update(context: Context, operands: Operands, recipes: Recipes) -> Dict
                 if traits(op.type).is_write:
                     clones.setdefault(op.id, []).append(f"{scope}/{op.name}")
     return clones
+
+
+def variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> Dict[str, Dict[str, VariableCopy]]:
+    """Scope of each copy but the first -> variable -> its copy there."""
+    result: Dict[str, Dict[str, VariableCopy]] = {}
+    for (index, copy), tensor in copies.items():
+        if copy != ORIGINAL:
+            op = context.graph.ops[index]
+            device = context.device(context.variables[index], copy, op.shard)
+            result.setdefault(context.scope(copy), {})[op.name] = VariableCopy(tensor, device)
+    return result
