@@ -90,4 +90,4 @@ def test_whether_inputs_are_pulled(pulled: bool) -> None:
 
 def test_the_home_of_a_tensor() -> None:
     step: Any = chain(2)
-    assert [step.home(step.graph.tensor(name)) for name in ("layer0", "loss", "grad0")] == [0, 1, 0]
+    assert [step.task_graph_of(step.graph.tensor(name)) for name in ("layer0", "loss", "grad0")] == [0, 1, 0]

@@ -67,7 +67,7 @@ class TrainingStep(_Fields, Holder):
         """Whether batch inputs come from an input pipeline, so that each model replica can take its own mini-batches."""
         return any(pulls_behind(self.graph, tensor) for tensor in self.sources)
 
-    def home(self, tensor: int) -> int:
+    def task_graph_of(self, tensor: int) -> int:
         """TaskGraph that computes a tensor of the region."""
         return self.region.task_graph[self.graph.tensors[tensor].op]
 

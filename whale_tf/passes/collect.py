@@ -118,10 +118,10 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
             if target != ALL and tensor not in at_home and _is_synchronised(step, plan, tensor, target):
                 targets.add(target)
             elif op in twice:
-                targets.add(step.home(tensor))
+                targets.add(step.task_graph_of(tensor))
                 is_merged = True
             elif (op, position) in everywhere:
-                targets.add(step.home(tensor))
+                targets.add(step.task_graph_of(tensor))
             else:
                 is_merged = True
         is_applied = any(step.graph.ops[op].phase is Phase.APPLY for op, _ in uses)
@@ -131,7 +131,7 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
 
 def _is_synchronised(step: TrainingStep, plan: Plan, tensor: int, target: int) -> bool:
     """Whether each copy of a TaskGraph gets its own value, and not one that was merged for all."""
-    layout, is_home = step.region.batch.layout(tensor), target == step.home(tensor)
+    layout, is_home = step.region.batch.layout(tensor), target == step.task_graph_of(tensor)
     if len(copies(plan, target)) > 1 or not is_home:
         return (layout.is_partial and is_home) or (layout.is_sharded and step.processes == 1)
     return False
@@ -144,7 +144,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
     bucket_of = {tensor: bucket for bucket in _buckets(step, plan) for tensor in bucket}
     for tensor, how in found.items():
         for target in how.synchronised:
-            group = (target, bucket_of.get(tensor, (tensor,)) if target == step.home(tensor) else (tensor,))
+            group = (target, bucket_of.get(tensor, (tensor,)) if target == step.task_graph_of(tensor) else (tensor,))
             if group not in groups:
                 groups.append(group)
     sources = _sources(program, plan, step)
@@ -170,7 +170,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
     merges: Dict[Tuple[int, int], List[int]] = {}
     for tensor, how in found.items():
         if how.is_merged:
-            merges.setdefault((step.home(tensor), at_home.get(tensor, NO_HOME)), []).append(tensor)
+            merges.setdefault((step.task_graph_of(tensor), at_home.get(tensor, NO_HOME)), []).append(tensor)
     for (task_graph, home), merged in sorted(merges.items()):
         made.update({(ALL, tensor): (len(program.calls) + len(calls),) for tensor in merged})
         takes = tuple(Value(tensor, sources[tensor]) for tensor in merged)
@@ -193,7 +193,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 def _makers(made: Mapping[Tuple[int, int], Tuple[int, ...]], tensor: int, target: int, step: TrainingStep) -> Tuple[int, ...]:
     """The calls whose values of a tensor the updates of a TaskGraph read; with several processes never one process's value."""
-    keys = [(target, tensor)] * (target != ALL) + [(step.home(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
+    keys = [(target, tensor)] * (target != ALL) + [(step.task_graph_of(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
     return next(made[key] for key in keys if key in made)
 
 

@@ -114,7 +114,7 @@ def device_at(plan: Plan, task_graph: int, place: Tuple[int, ...], shard: int = 
 
 def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone: Clone) -> List[Clone]:
     """Clones of a tensor's TaskGraph whose values a clone of the consumer needs."""
-    producer = step.home(tensor)
+    producer = step.task_graph_of(tensor)
     if not is_bridged(plan, producer, consumer):
         return [clone]
     layout, count = step.region.batch.layout(tensor), plan.task_graphs[producer].replica_count

@@ -4,7 +4,7 @@ For a tensor of ``S`` bytes on ``n`` devices, the split executor does the follow
 
     from \\ to     once               everywhere                shard
     once          -                  0 sends all of it         0 sends each its part
-    shard         all send to 0      all send to all           each sends each what lies in its part
+    shard         all send to 0      all send to all           each sends each what its part holds
     partial       terms to 0, added  the same, then 0 sends    each gets its part of every term, and adds
 
 One recipe has one price.  Patterns are chosen by its bytes (Whale section 3.2.2; ring collectives move as many), and Rhino's

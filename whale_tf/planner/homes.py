@@ -71,7 +71,7 @@ class Dimension(NamedTuple):
 
 
 def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: Callable[[Held], Optional[Dimension]]) -> Plan:
-    """The plan with the variables that are to lie in parts; see the module's docstring.
+    """The plan, saying which variables are divided into parts; see the module's docstring.
 
     Args:
         divisible: a dimension along which a variable can be divided; None: it cannot.

@@ -4,7 +4,7 @@ An op is divided if every clone computes its own examples, or if ``wh.split`` di
 examples (a section, or an op that depends on no example), or on the first device of a ``split`` TaskGraph: the other devices then
 wait.  Only contractions and calls of functions count, which is where the time of a step goes.
 
-A parameter is divided if it lies in parts, or if a divided op reads it: every replica then uses it.
+A parameter counts as divided if it has parts, or if a divided op reads it: every replica then uses it.
 """
 
 from __future__ import annotations

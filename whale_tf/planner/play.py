@@ -95,7 +95,7 @@ def _all_at_once(step: TrainingStep, plan: Plan, variables: Iterable[Held]) -> L
     for op in (step.graph.ops[index] for index in step.region.ops):
         size_of[step.region.task_graph[op.id]] += sum(tensor_bytes(step.graph, tensor) for tensor in op.outputs)
     for tensor, _ in step.gradients:
-        size_of[step.home(tensor)] += 2 * tensor_bytes(step.graph, tensor)
+        size_of[step.task_graph_of(tensor)] += 2 * tensor_bytes(step.graph, tensor)
     found = [0] * plan.num_devices
     for task, size in zip(plan.task_graphs, size_of):
         for device in (device for row in task.devices for device in row):

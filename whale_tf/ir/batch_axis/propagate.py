@@ -398,7 +398,7 @@ class Propagation(State):
             draw = self.graph.producer(found)
             if draw.type in RANDOM and self.can_reduce:
                 if self.layout(found).blocks != before or self.arranged.get(draw.id, blocks) != blocks:
-                    raise Refuse("its random numbers belong to examples that lie in other blocks")
+                    raise Refuse("its random numbers belong to examples in other blocks")
                 self.rearranged[draw.id] = blocks
 
     def localise_shapes(self, op: Op, rule: Rule, factor: Optional[str], blocks: Blocks) -> None:

@@ -299,7 +299,7 @@ def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], af
             if rest_before == rest_after and (after[dim] == -1 or after[dim] == before[layout.dim]
                                               or not _is_one(after[dim])):
                 return dim, layout.blocks
-    raise Refuse("rows that are chosen by data or lie in several blocks are regrouped")
+    raise Refuse("rows that are chosen by data or are in several blocks are regrouped")
 
 
 def _is_one(size: SizeLike) -> bool:

@@ -149,7 +149,7 @@ class _Search:
         return count
 
     def stated(self, sources: Sources) -> Dict[str, Layout]:
-        """Layouts that the user states, and those of sources whose examples lie in blocks."""
+        """Layouts that the user states, and those of sources whose examples are in blocks."""
         found = {self.graph.tensor_name(tensor): layout for tensor, layout in sources.items() if layout.blocks != (1,)}
         return dict(self.layouts, **found)
 

@@ -41,7 +41,7 @@ class Options(NamedTuple):
     """Attributes:
     sync: whether a whole-batch statistic that an op uses is combined over the clones (exact, at the cost of a collective)
         instead of being approximated by the clone's own.
-    stated: known layouts of tensors, by name: those that the user states, and those of inputs whose examples lie in blocks.
+    stated: known layouts of tensors, by name: those that the user states, and those of inputs whose examples are in blocks.
     sections: ops that need all examples run on all of them; only the statistics of normalisation layers are approximated.
     together: numbers of ops that run with a section although clones could run them.
     writers: numbers of ops that write variables besides their results, which must happen once.
@@ -233,7 +233,7 @@ class State(View):
         return found
 
     def sources_in(self, blocks: Blocks) -> Tuple[int, ...]:
-        """Batch inputs whose examples lie in these blocks, one of each batch."""
+        """Batch inputs whose examples are in these blocks, one of each batch."""
         batches = dict.fromkeys(map(batch_of, blocks or ()))
         found = (next((t for t in self.result.sources if self.batch_of_source(t) == batch), None) for batch in batches)
         return tuple(source for source in found if source is not None)

@@ -33,7 +33,7 @@ class Bridges:
         return self._bridged[key]
 
     def _bridge(self, tensor: int, layout: Layout, consumer: int, clone: Clone, shard: int) -> Primitive:
-        plan, producer = self._plan, self._step.home(tensor)
+        plan, producer = self._plan, self._step.task_graph_of(tensor)
         device = device_at(plan, consumer, clone, shard)
         scope = f"bridge/{name_of(clone)}/t{consumer}" + (f"_{shard}" if shard else "") + f"/{TENSOR}"
         if layout.kind == EXTENT.kind:
@@ -55,7 +55,7 @@ class Bridges:
 
     def _bridge_rows(self, tensor: int, layout: Layout, pieces: Sequence[Clone], consumer: int, clone: Clone, device: int,
                      scope: str) -> Primitive:
-        producer, blocks = self._step.home(tensor), layout.blocks
+        producer, blocks = self._step.task_graph_of(tensor), layout.blocks
         offset = self._batch.offsets.get(tensor, 0)  # positions travel as those in the mini-batch
         values = self._values.comparable(tensor, pieces, layout.power, offset, scope)
         covers = crossing(cuts_of(self._plan, producer), cuts_of(self._plan, consumer), clone.r).covers

@@ -166,7 +166,7 @@ class Lowering:
 
     def _chains(self, tensor: int) -> List[List[Clone]]:
         """The clones whose values are added up one after the other."""
-        return chains_of(self._plan, self._step.home(tensor), self._added_at(tensor), tensor in self._owners.gradients)
+        return chains_of(self._plan, self._step.task_graph_of(tensor), self._added_at(tensor), tensor in self._owners.gradients)
 
     def _added_at(self, tensor: int) -> Optional[int]:
         """The home where all clones' values of a gradient are added up as they arrive."""
@@ -180,7 +180,7 @@ class Lowering:
         for clone in chain[1:]:
             device = self.merged_on(tensor) if at_home else total.device
             total = Primitive(ADD, tensor, device, (total, self._weighted(tensor, clone)), sum_scope(clone), clone,
-                              self._step.home(tensor), call=self._accumulating.get((tensor, clone), FETCHED))
+                              self._step.task_graph_of(tensor), call=self._accumulating.get((tensor, clone), FETCHED))
             self._running[tensor, clone] = total
         return total
 
@@ -188,18 +188,19 @@ class Lowering:
         value = self._values.value(tensor, clone)
         if self._is_even:
             return value
-        return self._values.scaled(value, self._values.power(tensor), clone, self._step.home(tensor), sum_scope(clone))
+        return self._values.scaled(value, self._values.power(tensor), clone, self._step.task_graph_of(tensor), sum_scope(clone))
 
     def _weighted_once(self, total: Primitive, tensor: int, clone: Clone) -> Primitive:
         """A sum times the weight that all of its terms have."""
         if not self._is_even:
             return total
         scope = sum_scope(clone).rpartition("/")[0]
-        return self._values.scaled(total, self._values.power(tensor), clone, self._step.home(tensor), scope)
+        return self._values.scaled(total, self._values.power(tensor), clone, self._step.task_graph_of(tensor), scope)
 
     def part(self, tensor: int) -> Primitive:
         """What this process contributes to the sum of a partial tensor over all processes, on the TaskGraph's first device."""
-        return self._values.added(self.sums(tensor), device_at(self._plan, self._step.home(tensor), ORIGINAL), f"part/{TENSOR}")
+        device = device_at(self._plan, self._step.task_graph_of(tensor), ORIGINAL)
+        return self._values.added(self.sums(tensor), device, f"part/{TENSOR}")
 
     # -------------------------------------------------------------------------------- of this process, or of all
     def merged_on(self, tensor: int) -> int:
@@ -207,13 +208,13 @@ class Lowering:
         first device of the tensor's TaskGraph."""
         if tensor in self._homes:
             return self._homes[tensor]
-        return device_at(self._plan, self._step.home(tensor), ORIGINAL, self._graph.producer(tensor).shard)
+        return device_at(self._plan, self._step.task_graph_of(tensor), ORIGINAL, self._graph.producer(tensor).shard)
 
     def whole(self, tensor: int) -> Primitive:
         """What the local script would have computed from this process's mini-batches."""
         if tensor not in self._whole:
             scope, device = f"merged/{TENSOR}", self.merged_on(tensor)
-            layout, home = self._values.layout(tensor), self._step.home(tensor)
+            layout, home = self._values.layout(tensor), self._step.task_graph_of(tensor)
             every, waits = clones(self._plan, home), []  # type: List[Clone], List[Primitive]
             if layout.is_partial:
                 value = self._values.added(self.sums(tensor), device, scope)
@@ -240,7 +241,7 @@ class Lowering:
         if self._step.processes == 1:
             return self.whole(tensor)
         self._lower_synchronised()
-        home = self._step.home(tensor)
+        home = self._step.task_graph_of(tensor)
         if (tensor, home) not in self._everywhere:
             self._synchronise(home, (tensor,), FETCHED)
         return self._everywhere[tensor, home][ORIGINAL]
@@ -352,7 +353,7 @@ class Lowering:
 
     def _across(self, tensor: int, layout: Layout, number: int) -> Primitive:
         """The value over all processes of a tensor that is not a sum, on the first device of its TaskGraph."""
-        home = self._step.home(tensor)
+        home = self._step.task_graph_of(tensor)
         scope, device = f"processes/{TENSOR}", device_at(self._plan, home, ORIGINAL)
         if layout.is_sharded and layout.blocks is not None and len(layout.blocks) > 1:
             return self._values.examples(tensor, self._values.pieces(tensor, scope), device, scope, Rows(self._is_static), number)
@@ -372,7 +373,7 @@ class Lowering:
         """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph and all
         processes, or the examples of all of them."""
         if (tensor, how) not in self._combined:
-            scope, home = f"reduce_{how.kind}/{TENSOR}", self._step.home(tensor)
+            scope, home = f"reduce_{how.kind}/{TENSOR}", self._step.task_graph_of(tensor)
             device = device_at(self._plan, home, ORIGINAL, self._graph.producer(tensor).shard)
             every = clones(self._plan, home)[:1 if how.kind == SAME else None]
             pieces = self._values.comparable(tensor, every, how.power, how.offset, scope)

@@ -42,8 +42,9 @@ class Values:
         producer = self.step.graph.producer(tensor)
         place = EVERY if producer.id in self.step.region.sections else clone
         if (tensor, place) not in self._values:
-            device = device_at(self.plan, self.step.home(tensor), place, producer.shard)
-            self._values[tensor, place] = Primitive(VALUE, tensor, device, clone=place, task_graph=self.step.home(tensor))
+            task_graph = self.step.task_graph_of(tensor)
+            device = device_at(self.plan, task_graph, place, producer.shard)
+            self._values[tensor, place] = Primitive(VALUE, tensor, device, clone=place, task_graph=task_graph)
         return self._values[tensor, place]
 
     def layout(self, tensor: int) -> Layout:
@@ -76,7 +77,7 @@ class Values:
 
     def comparable(self, tensor: int, pieces: Sequence[Clone], power: Exponent, offset: Offsets, scope: str) -> List[Primitive]:
         """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
-        home, found = self.step.home(tensor), []
+        home, found = self.step.task_graph_of(tensor), []
         for place, clone in enumerate(pieces):
             value = self.shifted(self.value(tensor, clone), offset, clone, home, f"{scope}/offset{place}")
             found.append(self.scaled(value, power, clone, home, f"{scope}/{place}"))
@@ -84,7 +85,7 @@ class Values:
 
     def pieces(self, tensor: int, scope: str) -> List[Primitive]:
         """What each clone has of a sharded tensor."""
-        every = clones(self.plan, self.step.home(tensor))
+        every = clones(self.plan, self.step.task_graph_of(tensor))
         return self.comparable(tensor, every, self.power(tensor), self.step.region.batch.offsets.get(tensor, 0), scope)
 
     def rows(self, tensor: int, device: int, scope: str, number: int = FETCHED) -> Primitive:
@@ -103,7 +104,7 @@ class Values:
         """``pieces``: the clones' values if the parts are all the rows that these have together."""
         if len(parts) == 1:
             return parts[0]
-        home = self.step.home(tensor)
+        home = self.step.task_graph_of(tensor)
         return Primitive(CONCAT, tensor, device, parts, scope, task_graph=home, detail=tuple(pieces), call=number)
 
     def blocks(self, tensor: int, pieces: Sequence[Primitive], index: int, scope: str) -> List[Primitive]:
@@ -111,7 +112,7 @@ class Values:
         blocks = self.layout(tensor).blocks
         if blocks is None or len(blocks) == 1:
             return list(pieces)
-        home = self.step.home(tensor)
+        home = self.step.task_graph_of(tensor)
         return [Primitive(BLOCK, tensor, piece.device, (piece,), f"{scope}_{place}", piece.clone, home, index)
                 for place, piece in enumerate(pieces)]
 
@@ -135,7 +136,7 @@ class Values:
     def between(self, kind: str, here: Primitive, device: int, scope: str, how: Union[Reduction, Rows],
                  number: int = FETCHED) -> Primitive:
         """A collective between processes, to which each contributes one value."""
-        home = self.step.home(here.tensor)
+        home = self.step.task_graph_of(here.tensor)
         made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=home, detail=how, call=number)
         if number != FETCHED:
             self.collectives.setdefault(number, []).append(made)

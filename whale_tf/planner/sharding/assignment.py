@@ -85,7 +85,7 @@ def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignmen
     is divided like it.
 
     Args:
-        variables: variable op -> how it lies.
+        variables: variable op -> its layout.
 
     Raises:
         UnsupportedOpError: an op that writes a variable, or takes its handle, cannot work on its parts.
@@ -96,7 +96,7 @@ def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignmen
 
 
 def _complete(problem: Problem, result: Assignment, spreads: Dict[int, Spread]) -> None:
-    """All that follows from how trained variables lie: slots, backward and optimizer ops."""
+    """All that follows from the layouts of trained variables: slots, backward and optimizer ops."""
     for variable, others in problem.slots.items():
         spread = spreads.get(problem.graph.ops[variable].outputs[0])
         if spread is not None:
