@@ -22,7 +22,7 @@ LOGICAL = 5
 SHORT_FORM = re.compile(r"cpu:\d+")
 LEFT_OUT = {  # by what is different on GPUs
     "they expect names of CPUs": ("functions/test_homes.py::test_what_is_at_home", "functions/test_homes.py::test_fit[states]",
-                                  "numeric/test_parts.py::test_a_plan_with_parts"),
+                                  "numeric/test_parts.py::test_plan_with_parts"),
     "variables have copies there, and this script reads one after its update": ("[group_weights-data parallel 4",),
     "Keras compiles its step by XLA there, of which wh.init warns": ("test_evaluation_of_annotated_layers_warns_of_nothing",),
     "bfloat16's sums round in another order": ("test_bfloat16_on_two_devices_and_its_plan_as_json",)}

@@ -44,7 +44,7 @@ def test_schedule_names_of_epl(alias: str, name: str) -> None:
     assert Config({"pipeline": {"schedule": alias}, "pipeline.strategy": name})["pipeline.schedule"] == name
 
 
-def test_the_paper_s_examples() -> None:
+def test_paper_s_examples() -> None:
     config = Config({"num_micro_batch": 35, "num_task_graph": 8})  # Example 4
     assert config.pipeline.num_micro_batch == 35 and config.pipeline.num_stages == 8
     assert Config({"num_task_graph": 2, "num_micro_batch": 4, "auto_parallel": True}).auto.auto_parallel is True
@@ -157,7 +157,7 @@ def test_refused_with_key_and_allowed_values(values: Any, message: str) -> None:
         Config.parse(values)
 
 
-def test_a_file_without_an_object(tmp_path: Path) -> None:
+def test_file_without_an_object(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="list.json' holds .1., expected an object"):

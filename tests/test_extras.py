@@ -36,7 +36,7 @@ def no_ortools(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_an_integer_program_names_its_extra(no_ortools: None) -> None:
+def test_integer_program_names_its_extra(no_ortools: None) -> None:
     problem = StageProblem([1.0, 1.0], [Flow(0, (1,), 8)])
     with pytest.raises(MissingPackageError) as caught:
         stage_program(problem, 2, 0.0)

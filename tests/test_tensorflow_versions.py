@@ -18,14 +18,14 @@ from whale_tf.errors import UnsupportedTensorFlowError
 
 
 @pytest.mark.parametrize("version", ["1.13.2", "1.14.0", "2.0.4", "2.1.0-rc1", "2.3.4", "0.12", "unknown"])
-def test_an_unsupported_version_is_refused(monkeypatch: Any, version: str) -> None:
+def test_unsupported_version_is_refused(monkeypatch: Any, version: str) -> None:
     monkeypatch.setattr(tf, "__version__", version)
     with pytest.raises(UnsupportedTensorFlowError, match=f"TensorFlow {version} .*1.15 and 2.4 to 2.21"):
         _tf_compat.check_version()
 
 
 @pytest.mark.parametrize("version", ["1.15.0", "1.15.5+nv23.03", "2.4.0", "2.10.1", "2.21.0", "2.21.1-dev20260101"])
-def test_a_supported_version_says_nothing(monkeypatch: Any, version: str) -> None:
+def test_supported_version_says_nothing(monkeypatch: Any, version: str) -> None:
     monkeypatch.setattr(tf, "__version__", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -33,14 +33,14 @@ def test_a_supported_version_says_nothing(monkeypatch: Any, version: str) -> Non
 
 
 @pytest.mark.parametrize("version", ["2.22.0", "2.30.0-rc0", "3.0.0"])
-def test_a_newer_version_is_warned_of(monkeypatch: Any, version: str) -> None:
+def test_newer_version_is_warned_of(monkeypatch: Any, version: str) -> None:
     monkeypatch.setattr(tf, "__version__", version)
     with pytest.warns(UserWarning, match=f"TensorFlow {version} is newer than .*1.15 and 2.4 to 2.21"):
         _tf_compat.check_version()
 
 
 @pytest.mark.once
-def test_a_tensorflow_that_is_not_there_is_told_from_one_that_lacks_a_package(tmp_path: Any) -> None:
+def test_tensorflow_that_is_not_there_is_told_from_one_that_lacks_a_package(tmp_path: Any) -> None:
     def error() -> str:
         here = os.path.dirname(os.path.dirname(wh.__file__))
         ran = subprocess.run([sys.executable, "-S", "-c", "import whale_tf._tf_compat"], stderr=subprocess.PIPE,
@@ -52,7 +52,7 @@ def test_a_tensorflow_that_is_not_there_is_told_from_one_that_lacks_a_package(tm
     assert error() == "ModuleNotFoundError: No module named 'wrapt'"
 
 
-def test_a_missing_attribute_is_named(monkeypatch: Any) -> None:
+def test_missing_attribute_is_named(monkeypatch: Any) -> None:
     with monkeypatch.context() as patch:
         patch.delattr(_tf_compat.gradients_util, "_MaybeCompile")
         patch.delattr(_tf_compat.BaseSession, "_extend_graph")
@@ -86,7 +86,7 @@ except wh.WhaleError as error:
      'sys.modules["tensorflow.python.ops.gradients_util"] = None',
      ["tensorflow.python.summary.writer.event_file_writer.EventFileWriter, tensorflow.python.ops.gradients_util,"])],
     ids=["version", "method", "modules"])
-def test_the_message_comes_where_init_is_called(change: str, parts: Any) -> None:
+def test_message_comes_where_init_is_called(change: str, parts: Any) -> None:
     line = printed("-c", SCRIPT.format(change=change)).strip().splitlines()[-1]
     assert line.startswith("UnsupportedTensorFlowError TensorFlow ")
     assert [part for part in parts if part not in line] == []

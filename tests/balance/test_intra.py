@@ -104,7 +104,7 @@ def test_ten_thousand_generated_cases() -> None:
 class TestNamedCase:
     """Speeds 4:1:1, memories 10/12/12, need 30, batch 64."""
 
-    def test_the_printed_algorithm_ends_at_134_percent(self) -> None:
+    def test_printed_algorithm_ends_at_134_percent(self) -> None:
         printed = printed_units(NAMED)
         assert printed == pytest.approx((42 + 2 / 3 - 14, 10 + 2 / 3 + 14, 64 / 6))
         assert max(memory_utilisation(NAMED, printed)) == pytest.approx(1.34375)

@@ -80,7 +80,7 @@ def test_scores() -> None:
     assert uniform(4, micro_batches=1).kept == (1, 1)
 
 
-def test_a_skip_of_memory_the_heuristic_misses() -> None:
+def test_skip_of_memory_the_heuristic_misses() -> None:
     """Algorithm 1 can end over memory where a partition fits; the exact one finds it."""
     problem = PartitionProblem((2.0, 1.0, 1.0, 2.0), (0.0,) * 4, (1.0, 6.0, 1.0, 1.0), (0.0,) * 3, (1.0, 1.0),
                                (9.0, 4.0), 2)

@@ -21,7 +21,7 @@ def test_equal_counts_with_other_slices_are_not_one_to_one() -> None:
     assert pattern(cuts(2), cuts(2, (3, 1))) == "split-concat"
 
 
-def test_a_bridge_that_cuts_for_one_consumer_and_not_for_another() -> None:
+def test_bridge_that_cuts_for_one_consumer_and_not_for_another() -> None:
     """Consumer 0 puts producers 0 and 1 together, consumers 1 and 2 get halves of producer 2."""
     assert pattern(cuts(3, (1, 1, 2)), cuts(3, (2, 1, 1))) == "split-concat"
 

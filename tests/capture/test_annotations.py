@@ -48,7 +48,7 @@ def test_tags_end_when_the_block_raises(graph: Any) -> None:
         pass
 
 
-def test_a_name_continues_its_task_graph(graph: Any) -> None:
+def test_name_continues_its_task_graph(graph: Any) -> None:
     with notes.annotate(graph, "replicate", 1, "encoder"):
         pass
     with notes.annotate(graph, "replicate", 1, "head"):
@@ -60,7 +60,7 @@ def test_a_name_continues_its_task_graph(graph: Any) -> None:
     assert len(notes.annotations_of(graph).items) == 2
 
 
-def test_a_name_with_other_arguments_is_refused(graph: Any) -> None:
+def test_name_with_other_arguments_is_refused(graph: Any) -> None:
     with notes.annotate(graph, "replicate", 1, "encoder"):
         pass
     with pytest.raises(AnnotationError, match=r"'encoder' was opened as wh.replicate\(1\) .* as wh.split\(\)"):
@@ -167,7 +167,7 @@ def test_default_strategy(graph: Any) -> None:
     assert table.items == [second, experts]
 
 
-def test_a_second_default_strategy_begins_another_task_graph(graph: Any) -> None:
+def test_second_default_strategy_begins_another_task_graph(graph: Any) -> None:
     first = notes.set_default_strategy(graph, "split", 2)
     x = placeholder()
     with notes.annotate(graph, "replicate", 2) as block:
@@ -203,7 +203,7 @@ def test_function_bodies_are_refused(control_flow: Any) -> None:
             tf.data.Dataset.range(3).map(lambda i: body())
 
 
-def test_a_default_strategy_that_was_taken_back_leaves_the_others_as_they_are(graph: Any) -> None:
+def test_default_strategy_that_was_taken_back_leaves_the_others_as_they_are(graph: Any) -> None:
     notes.forget_default_strategy(graph)  # nothing to take back
     first = notes.set_default_strategy(graph, "replicate", 2)
     with notes.annotate(graph, "split", 2) as experts:
@@ -239,7 +239,7 @@ def test_sparse_gradients_and_other_tensors(graph: Any) -> None:
     assert call.grads == [(sparse.values.name, sparse.indices.name, sparse.dense_shape.name), gradients[1].name]
 
 
-def test_a_call_that_fails_is_not_kept(graph: Any) -> None:
+def test_call_that_fails_is_not_kept(graph: Any) -> None:
     x = placeholder()
     with pytest.raises(Exception):  # noqa: B017 (TensorFlow's own error, another in each version)
         tf.gradients(tf.raw_ops.Angle(input=tf.complex(x, x), name="angle"), [object()])
@@ -270,7 +270,7 @@ def test_hessians_are_calls_of_the_same_graph(graph: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_forgotten_graph_frees_its_annotations() -> None:
+def test_forgotten_graph_frees_its_annotations() -> None:
     with tf.Graph().as_default() as graph:
         with notes.annotate(graph, "replicate", 1):
             tf.constant(1.0)

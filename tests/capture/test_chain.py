@@ -88,7 +88,7 @@ def test_layers_of_bert_large_are_its_encoder_layers(count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config", [
     (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (mlp, mlp.MlpConfig.tiny())])
-def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
+def test_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     known, _ = chain_of_model(model(module, config, 6), 6)
     unknown, region = chain_of_model(model(module, config, None), 6)
     for name in ("forward_flops", "backward_flops", "parameter_bytes"):
@@ -102,7 +102,7 @@ def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
 @pytest.mark.parametrize("module,config", [
     (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()),
     (resnet, resnet.ResnetConfig.tiny())])
-def test_the_order_is_topological_and_complete(module: Any, config: Any) -> None:
+def test_order_is_topological_and_complete(module: Any, config: Any) -> None:
     chain, region = chain_of_model(model(module, config, 4), 4)
     order, _ = linear_order(region)
     place = {op: number for number, op in enumerate(order)}
@@ -129,7 +129,7 @@ def test_what_needs_no_variable_moves_to_its_reader() -> None:
     assert chain.parameter_bytes.sum() == 3 * 64
 
 
-def test_a_skip_connection_counts_where_it_crosses() -> None:
+def test_skip_connection_counts_where_it_crosses() -> None:
     def build() -> Any:
         x = v1.matmul(v1.placeholder("float32", [8, 4]), v1.get_variable("a", [4, 4]), name="first")
         y = v1.tanh(v1.matmul(v1.tanh(x, name="left"), v1.get_variable("b", [4, 16]), name="wide"), name="wide_tanh")
@@ -140,7 +140,7 @@ def test_a_skip_connection_counts_where_it_crosses() -> None:
     assert chain.crossing_bytes[names.index("wide")] == 4 * 8 * (16 + 4)
 
 
-def test_a_condition_is_not_cut() -> None:
+def test_condition_is_not_cut() -> None:
     def build() -> Any:
         x = v1.tanh(v1.matmul(v1.placeholder("float32", [8, 4]), v1.get_variable("a", [4, 4])))
         kernel = v1.get_variable("b", [4, 4])

@@ -70,7 +70,7 @@ def test_installing_twice_does_not_stack() -> None:
     assert second == ["session_config", "run", "before_extend"]
 
 
-def test_a_failing_install_leaves_nothing_behind(monkeypatch: Any) -> None:
+def test_failing_install_leaves_nothing_behind(monkeypatch: Any) -> None:
     broken = hooks.Hook(tf.Graph, "no_such_attribute", hooks.HOOKS[0].wrapper)
     monkeypatch.setattr(hooks, "HOOKS", hooks.HOOKS[:3] + (broken,))
     with pytest.raises(UnsupportedTensorFlowError, match="does not have Graph.no_such_attribute"):
@@ -78,7 +78,7 @@ def test_a_failing_install_leaves_nothing_behind(monkeypatch: Any) -> None:
     assert not hooks.installed()
 
 
-def test_a_failing_callback_leaves_tensorflow_usable() -> None:
+def test_failing_callback_leaves_tensorflow_usable() -> None:
     def refuse(session: Any, original: Any, *arguments: Any) -> Any:
         raise RuntimeError("refused")
 
@@ -113,7 +113,7 @@ def test_every_way_to_run_calls_back() -> None:
             assert log == ["partial_run_setup", "before_extend"]
 
 
-def test_the_callback_gets_the_arguments_of_run() -> None:
+def test_callback_gets_the_arguments_of_run() -> None:
     seen: List[Any] = []
 
     def run(session: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def test_the_callback_gets_the_arguments_of_run() -> None:
     assert metadata.step_stats.dev_stats
 
 
-def test_the_session_config_can_be_changed() -> None:
+def test_session_config_can_be_changed() -> None:
     def two_devices(target: str, graph: Any, config: Any) -> Any:
         config = config or v1.ConfigProto()
         config.device_count["CPU"] = 2
@@ -179,7 +179,7 @@ def test_finalize_calls_back_once_and_not_for_function_bodies() -> None:
     assert graph.finalized
 
 
-def test_the_graph_may_still_grow_before_it_is_finalized() -> None:
+def test_graph_may_still_grow_before_it_is_finalized() -> None:
     def add(graph: Any) -> None:
         with graph.as_default():
             tf.constant(1.0, name="late")
@@ -201,7 +201,7 @@ def test_backward_ops_name_their_forward_op(graph: Any) -> None:
         y.op.get_attr("_whale_phase")
 
 
-def test_a_gradient_function_that_takes_gradients_is_one_call(graph: Any) -> None:
+def test_gradient_function_that_takes_gradients_is_one_call(graph: Any) -> None:
     @tf.custom_gradient
     def squared(x: Any) -> Any:
         y = x * x

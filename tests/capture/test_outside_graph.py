@@ -120,7 +120,7 @@ def test_where_nothing_is_divided_training_is_local(train: Callable[[], None]) -
 
 
 @pytest.mark.parametrize("asked", MORE_THAN_LOCAL)
-def test_the_message_says_what_was_asked_for(asked: str) -> None:
+def test_message_says_what_was_asked_for(asked: str) -> None:
     wh.init(**MORE_THAN_LOCAL[asked])
     with pytest.raises(wh.PlanError, match=f"wh.init.. was given .*{asked}"):
         tape()
@@ -150,7 +150,7 @@ def test_preparing_data_is_no_training() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_of_a_session_is_no_business_of_this() -> None:
+def test_graph_of_a_session_is_no_business_of_this() -> None:
     """Keras layers, function bodies and custom gradients in a graph that is then trained in parallel."""
     @tf.custom_gradient
     def scaled(x: tf.Tensor) -> Any:
@@ -202,7 +202,7 @@ def test_annotations_need_a_graph(annotate: Callable[[], Any], called: str, devi
             step()
 
 
-def test_a_default_strategy_is_taken_back() -> None:
+def test_default_strategy_is_taken_back() -> None:
     wh.init(cluster="cpu:2")
     with tf.Graph().as_default() as graph:
         wh.set_default_strategy(wh.split(2))
@@ -219,7 +219,7 @@ def test_a_default_strategy_is_taken_back() -> None:
     assert [(task.name, task.strategy) for task in plan.task_graphs] == [("rest", "replicate")]
 
 
-def test_a_default_strategy_is_that_of_graphs_made_later() -> None:
+def test_default_strategy_is_that_of_graphs_made_later() -> None:
     """An Estimator makes a graph of its own."""
     wh.init(cluster="cpu:2")
     with tf.Graph().as_default():

@@ -78,7 +78,7 @@ def test_apply_is_what_follows_the_cut(found: Any) -> None:
     assert {"clip/L2Loss", "summary_gradient"} <= entered
 
 
-def test_the_cut_is_every_edge_of_a_gradient_that_leaves(found: Any) -> None:
+def test_cut_is_every_edge_of_a_gradient_that_leaves(found: Any) -> None:
     ops, phases = found("mlp")
     gradients = {tensor for target in phases.targets for tensor in target.tensors}
     region = {op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)}
@@ -127,7 +127,7 @@ def test_two_optimizers(found: Any) -> None:
     assert not any("gradients" in name for name in names(ops, Phase.APPLY))
 
 
-def test_the_second_update_waits_for_the_first(found: Any) -> None:
+def test_second_update_waits_for_the_first(found: Any) -> None:
     ops, phases = found("gan")
     assert phases.waits
     assert {ops.ops[wait.on].name for wait in phases.waits} == {"d_train"}
@@ -155,7 +155,7 @@ def test_gradient_of_a_variable_on_the_way_to_another_loss_is_no_cut(found: Any)
     assert inner.tensors[0] not in {edge.tensor for edge in phases.cut}
 
 
-def test_a_gradient_used_inside_and_applied_too_is_cut_only_where_it_leaves(graph: Any) -> None:
+def test_gradient_used_inside_and_applied_too_is_cut_only_where_it_leaves(graph: Any) -> None:
     x = placeholder()
     w = v1.get_variable("w", [8, 1])
     first = tf.reduce_mean(tf.square(tf.matmul(x, w)))
@@ -260,7 +260,7 @@ def test_rules_that_hold_for_every_graph(found: Any, graph: Any, name: str) -> N
         assert ops.ops[variable.initializer].phase is Phase.INIT
 
 
-def test_the_input_pipeline(found: Any) -> None:
+def test_input_pipeline(found: Any) -> None:
     ops, _ = found("dataset")
     assert {"IteratorGetNext", "IteratorV2"} <= types(ops, Phase.INPUT)
     assert all(op.phase is Phase.INPUT for op in ops.ops if op.type.endswith("Dataset"))
@@ -279,7 +279,7 @@ def test_queue_input(graph: Any) -> None:
     assert {"produced", "enqueue", "dequeue", "fifo_queue"} <= names(ops, Phase.INPUT)
 
 
-def test_a_placeholder_with_a_computed_default_is_part_of_the_model(graph: Any) -> None:
+def test_placeholder_with_a_computed_default_is_part_of_the_model(graph: Any) -> None:
     rate = v1.placeholder_with_default(0.5, [], "rate")
     h = v1.placeholder_with_default(dense(placeholder(), 4, "a"), [None, 4], "h")
     v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(dense(h * rate, 1, "b")))
@@ -301,7 +301,7 @@ def test_writes_around_the_update(found: Any) -> None:
     assert phase_of_write["w/Assign"] is Phase.INIT
 
 
-def test_a_write_inside_a_condition_of_the_forward_pass_is_reported(graph: Any, control_flow: Any) -> None:
+def test_write_inside_a_condition_of_the_forward_pass_is_reported(graph: Any, control_flow: Any) -> None:
     control_flow(True)
     x = placeholder()
     average = v1.get_variable("average", [], use_resource=True, trainable=False)
@@ -316,7 +316,7 @@ def test_a_write_inside_a_condition_of_the_forward_pass_is_reported(graph: Any, 
     assert [ops.ops[op].type for op in phases.writes_inside] == ["If"]
 
 
-def test_a_value_written_on_the_way_stays_outside(graph: Any) -> None:
+def test_value_written_on_the_way_stays_outside(graph: Any) -> None:
     """A state whose new value the forward pass uses is written once, outside N."""
     x = placeholder()
     state = v1.get_variable("state", [], use_resource=True, trainable=False)
@@ -329,7 +329,7 @@ def test_a_value_written_on_the_way_stays_outside(graph: Any) -> None:
     assert {ops.ops[wait.on].name for wait in phases.waits} == {write.name}
 
 
-def test_a_written_reference_that_is_used_stays_outside(graph: Any) -> None:
+def test_written_reference_that_is_used_stays_outside(graph: Any) -> None:
     x = placeholder()
     state = v1.get_variable("state", [], use_resource=False, trainable=False)
     scale = v1.assign_add(state, 1.0, name="write")
@@ -396,7 +396,7 @@ def test_annotations_of_another_graph_are_refused(graph: Any) -> None:
 
 @pytest.mark.parametrize("lost", [None, (None, 3)])
 @pytest.mark.parametrize("resource", [False, True])
-def test_a_gradient_has_the_shape_of_its_variable(graph: Any, lost: Any, resource: bool) -> None:
+def test_gradient_has_the_shape_of_its_variable(graph: Any, lost: Any, resource: bool) -> None:
     """Tapes lose it where the batch has any size (the kernel's in ``tf.tensordot``)."""
     w = v1.get_variable("w", [8, 3], use_resource=resource)
     optimizer = v1.train.GradientDescentOptimizer(0.1)

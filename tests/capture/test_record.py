@@ -62,7 +62,7 @@ def test_ops_keep_creation_order_where_it_is_topological(graph: Any, hooked: Non
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_a_differentiated_loop_is_put_in_topological_order(graph: Any, hooked: None, functional: bool,
+def test_differentiated_loop_is_put_in_topological_order(graph: Any, hooked: None, functional: bool,
                                                            control_flow: Callable[[bool], None]) -> None:
     control_flow(functional)
     MODELS["loop"]()
@@ -201,7 +201,7 @@ def test_bodies_of_an_imported_graph_have_dtypes(graph: Any, control_flow: Calla
     assert body.tensors[matmul.outputs[0]].dtype == "float32"
 
 
-def test_a_cycle_that_is_no_loop_is_refused(graph: Any) -> None:
+def test_cycle_that_is_no_loop_is_refused(graph: Any) -> None:
     a = tf.identity(1.0, name="a")
     b = tf.identity(a, name="b")
     a.op._add_control_input(b.op)

@@ -142,7 +142,7 @@ def test_variable_created_in_a_later_stage_than_its_first_reader(graph: Any) -> 
 
 
 @pytest.mark.parametrize("resource", [False, True])
-def test_a_block_of_variables_joins_the_block_that_uses_them(graph: Any, resource: bool) -> None:
+def test_block_of_variables_joins_the_block_that_uses_them(graph: Any, resource: bool) -> None:
     v1.get_variable_scope().set_use_resource(resource)
     with annotate(graph, "replicate", 2):
         h = dense(placeholder(), 8, "first")
@@ -191,7 +191,7 @@ def test_default_strategy_takes_what_is_not_annotated(graph: Any) -> None:
     assert detour is not None  # legal without micro-batches; who plans decides
 
 
-def test_a_default_strategy_that_was_taken_back_takes_nothing(graph: Any) -> None:
+def test_default_strategy_that_was_taken_back_takes_nothing(graph: Any) -> None:
     set_default_strategy(graph, "replicate", 2)
     h = dense(placeholder(), 8, "first")
     with annotate(graph, "split", 2, "experts"):
@@ -212,7 +212,7 @@ def test_without_annotations_nothing_is_assigned(graph: Any) -> None:
     assert task_graphs.homes == {}
 
 
-def test_a_path_out_and_back_in_is_shown(graph: Any) -> None:
+def test_path_out_and_back_in_is_shown(graph: Any) -> None:
     x = placeholder()
     with annotate(graph, "replicate", 1, "outer"):
         h = tf.tanh(dense(x, 8, "a"), name="leaves")

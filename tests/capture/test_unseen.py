@@ -9,7 +9,7 @@ from whale_tf.ir.graph import Phase
 
 
 @pytest.mark.parametrize("type_", ["PrefetchDataset", "AnonymousIteratorV3", "FIFOQueueV2", "MutableHashTableV2"])
-def test_a_models_inputs_are_those_of_a_training_graph(type_: str) -> None:
+def test_models_inputs_are_those_of_a_training_graph(type_: str) -> None:
     draft = Draft()
     draft.op("Relu", [draft.op(type_, [], ())], ())
     model_phases(draft.graph)

@@ -54,7 +54,7 @@ def test_queries_are_no_reads(graph: Any, resource: bool) -> None:
     assert not kinds & {"VarIsInitializedOp", "IsVariableInitialized"}
 
 
-def test_the_first_plain_assign_initialises_a_raw_variable(graph: Any) -> None:
+def test_first_plain_assign_initialises_a_raw_variable(graph: Any) -> None:
     ref = tf.raw_ops.VariableV2(shape=[2], dtype=tf.float32, name="raw")
     tf.raw_ops.Assign(ref=ref, value=tf.zeros([2]), name="start")
     tf.raw_ops.AssignAdd(ref=ref, value=tf.ones([2]), name="more")
@@ -94,7 +94,7 @@ def test_references_are_followed(graph: Any) -> None:
     assert ops.tensor("switch:1") in variable.aliases
 
 
-def test_a_reference_that_is_only_a_value_is_a_read(graph: Any) -> None:
+def test_reference_that_is_only_a_value_is_a_read(graph: Any) -> None:
     target = tf.raw_ops.VariableV2(shape=[2], dtype=tf.float32, name="target")
     source = tf.raw_ops.VariableV2(shape=[2], dtype=tf.float32, name="source")
     tf.raw_ops.Assign(ref=target, value=source, name="copy")

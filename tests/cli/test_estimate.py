@@ -18,7 +18,7 @@ def rows(*arguments: str) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_the_largest_batch_fits_and_one_more_example_does_not() -> None:
+def test_largest_batch_fits_and_one_more_example_does_not() -> None:
     (row,) = rows("gpt2", "--devices", "V100-16GB", "--count", "2")
     assert row["fits"] and not row["measures"] and row["global_batch"] == row["largest_batch"]
     for batch, oom in ((row["largest_batch"], False), (row["largest_batch"] + 2, True)):
@@ -48,7 +48,7 @@ def test_days_and_dollars(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_runs_once_for_all_kinds(tmp_path: Any) -> None:
+def test_script_runs_once_for_all_kinds(tmp_path: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text("""
 import tensorflow.compat.v1 as tf

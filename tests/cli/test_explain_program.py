@@ -94,7 +94,7 @@ def explain(*arguments: str) -> Called:
 
 
 @pytest.mark.slow
-def test_the_step_that_the_script_asks_for(tmp_path: Path) -> None:
+def test_step_that_the_script_asks_for(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py")
     result = explain("--program", script)
     assert (result.exit_code, result.stdout) == (0, PROGRAM)
@@ -107,7 +107,7 @@ def test_the_step_that_the_script_asks_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_step_that_a_plan_file_makes_of_the_script(tmp_path: Path) -> None:
+def test_step_that_a_plan_file_makes_of_the_script(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py")
     path = train(script)
     plan = json.loads(path.read_text())
@@ -128,7 +128,7 @@ def refused(part: str, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_of_another_graph_or_cluster_is_refused(tmp_path: Path) -> None:
+def test_plan_of_another_graph_or_cluster_is_refused(tmp_path: Path) -> None:
     path = str(train(write(tmp_path / "train.py")))
     other = write(tmp_path / "other.py", reduction="mean")
     refused("this graph is", path, "--program", other)
@@ -136,7 +136,7 @@ def test_a_plan_of_another_graph_or_cluster_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_step_of_divided_ops(tmp_path: Path) -> None:
+def test_step_of_divided_ops(tmp_path: Path) -> None:
     """Its ops are made by a pass; without it neither the script's graph nor the plan knows them."""
     script = write(tmp_path / "train.py", "wh.split()", 1)
     shown = explain("--program", script)
@@ -146,7 +146,7 @@ def test_the_step_of_divided_ops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_without_training_is_refused(tmp_path: Path) -> None:
+def test_script_without_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("import whale_tf as wh\nwh.init()\n")
     refused("so it has no step to show", "--program", str(tmp_path / "nothing.py"))
     refused("is not a script (.py)", "--program", str(tmp_path / "missing.py"))

@@ -55,7 +55,7 @@ def test_written_plan_can_be_read_and_compared(tmp_path: Any) -> None:
     assert run("diff", a, str(tmp_path / "none.json")).exit_code == 2
 
 
-def test_a_written_plan_is_the_one_that_was_simulated(tmp_path: Any) -> None:
+def test_written_plan_is_the_one_that_was_simulated(tmp_path: Any) -> None:
     """On unequal devices its parts of a micro-batch are uneven."""
     path, cluster = str(tmp_path / "plan.json"), "V100-32GB:1,P100-16GB:1"
     found = run("plan", "--model", "vgg-19@dapple", "--cluster", cluster, "--global-batch", "64", "--search", "data-parallel",
@@ -69,7 +69,7 @@ def test_a_written_plan_is_the_one_that_was_simulated(tmp_path: Any) -> None:
     assert value["peak_memory_bytes"] == json.loads(found.stdout)["peak_memory_bytes"]
 
 
-def test_a_written_plan_is_explained(tmp_path: Any) -> None:
+def test_written_plan_is_explained(tmp_path: Any) -> None:
     path = str(tmp_path / "plan.json")
     assert run(*plan("-o", path)).exit_code == 0
     result = run("explain", path)

@@ -57,7 +57,7 @@ def losses_of(script: str, output: Any, monkeypatch: Any) -> List[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("search,link,kind", [("rhino", FAST_LINKS, "hybrid"), ("rhino", SLOW_LINKS, "straight"),
                                               ("auto", SLOW_LINKS, "straight/dp")])
-def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str, link: float, kind: str) -> None:
+def test_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str, link: float, kind: str) -> None:
     machines, output = cluster(tmp_path / "cluster.json", link), str(tmp_path / "plan.json")
     script = write(tmp_path / "local.py")
     result = plan(script, machines, search, "-o", output, "--json")
@@ -79,7 +79,7 @@ def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str,
 
 
 @pytest.mark.slow
-def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch: Any) -> None:
+def test_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch: Any) -> None:
     machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
     assert plan(write(tmp_path / "train.py"), machines, "rhino", "-o", output).exit_code == 0
     whale = f"import whale_tf as wh\nwh.init({{'auto_parallel': 'rhino'}}, cluster={machines!r})"
@@ -160,7 +160,7 @@ def fetched(path: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search,link,shape", [("rhino", FAST_LINKS, (1, 1)), ("dapple", SLOW_LINKS, (2, 4))])
-def test_the_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, shape: Any) -> None:
+def test_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, shape: Any) -> None:
     path, output = frozen(tmp_path / "frozen.pb"), str(tmp_path / "plan.json")
     result = plan(path, cluster(tmp_path / "cluster.json", link), search, "-o", output)
     assert result.exit_code == 0, result.output
@@ -184,7 +184,7 @@ def test_imported_training_steps_are_not_run_as_planned(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_a_model_with_variables_that_does_not_train(tmp_path: Any) -> None:
+def test_plan_for_a_model_with_variables_that_does_not_train(tmp_path: Any) -> None:
     path, output = exported(tmp_path / "model.meta", train=False), str(tmp_path / "plan.json")
     assert plan(path, cluster(tmp_path / "cluster.json", FAST_LINKS), "rhino", "-o", output).exit_code == 0
     wh.init(plan=output, cluster="cpu:2")

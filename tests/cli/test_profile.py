@@ -34,7 +34,7 @@ def run(*arguments: str) -> Called:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whale", ["", WITH_WHALE.format({"num_task_graph": 2}, "cpu:2", None)])
-def test_a_script_is_profiled_and_not_trained(tmp_path: Any, whale: str) -> None:
+def test_script_is_profiled_and_not_trained(tmp_path: Any, whale: str) -> None:
     script, output = write(tmp_path / "train.py", whale), tmp_path / "profile.json"
     result = run("profile", script, str(tmp_path / "losses"), "-o", str(output), "--batch-size", "8")
     assert result.exit_code == 0, result.output
@@ -90,12 +90,12 @@ def test_measured_times_are_added_by_device_type(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("device,match", [("V100-23GB", "Did you mean 'V100-32GB'")])
-def test_an_unknown_device_type_is_refused(tmp_path: Any, device: str, match: str) -> None:
+def test_unknown_device_type_is_refused(tmp_path: Any, device: str, match: str) -> None:
     with pytest.raises(ClusterError, match=match):
         profile_model(write(tmp_path / "train.py"), [], 8, "m", device)
 
 
-def test_a_model_file_cannot_be_measured() -> None:
+def test_model_file_cannot_be_measured() -> None:
     with pytest.raises(PlanError, match="has no input pipeline to run it with"):
         profile_model("model.pb", [], 8, "m", "cpu")
 
@@ -117,7 +117,7 @@ PARAMETERS = 27 * 16 + 2560
 
 
 @pytest.mark.slow
-def test_a_frozen_model(tmp_path: Any) -> None:
+def test_frozen_model(tmp_path: Any) -> None:
     with tf.Graph().as_default() as graph, v1.Session() as session:
         model(train=False)
         session.run(v1.global_variables_initializer())
@@ -132,7 +132,7 @@ def test_a_frozen_model(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_meta_graph(tmp_path: Any) -> None:
+def test_meta_graph(tmp_path: Any) -> None:
     with tf.Graph().as_default():
         model(train=True)
         v1.train.export_meta_graph(str(tmp_path / "model.meta"))
@@ -145,7 +145,7 @@ def test_a_meta_graph(tmp_path: Any) -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_without_training_is_refused(tmp_path: Any) -> None:
+def test_script_without_training_is_refused(tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("print('nothing')\n")
     result = run("profile", str(tmp_path / "nothing.py"))
     assert result.exit_code == 1 and "ended without finalizing or running a graph" in result.output
@@ -158,14 +158,14 @@ def test_files_of_another_kind_are_refused(name: str, match: str) -> None:
         profile_model(os.path.join("nowhere", name), [], 4, "m")
 
 
-def test_a_broken_model_file_is_refused(tmp_path: Any) -> None:
+def test_broken_model_file_is_refused(tmp_path: Any) -> None:
     (tmp_path / "broken.pb").write_bytes(b"not a graph")
     with pytest.raises(PlanError, match="is no GraphDef"):
         profile_model(str(tmp_path / "broken.pb"), [], 4, "m")
 
 
 @pytest.mark.slow
-def test_a_script_s_plan_is_simulated_op_by_op(tmp_path: Any) -> None:
+def test_script_s_plan_is_simulated_op_by_op(tmp_path: Any) -> None:
     """Times of two batch sizes are kept beside each other; the plan is the one a search made for the same script."""
     script, ops, plan = write(tmp_path / "train.py"), tmp_path / "ops.json", tmp_path / "plan.json"
     for batch in ("8", "16"):

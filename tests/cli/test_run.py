@@ -58,7 +58,7 @@ def test_one_worker_is_no_job(starter: Starter, script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_stops_the_others_and_children(starter: Starter, script: Any) -> None:
+def test_failure_stops_the_others_and_children(starter: Starter, script: Any) -> None:
     path = script("if rank: time.sleep(1); sys.exit(7)\n"
                   "import subprocess; child = subprocess.Popen(['sleep', '600']); print('child', child.pid); time.sleep(600)")
     run = starter.start(*WHALE_RUN, "--workers", "2", path)
@@ -158,7 +158,7 @@ def test_hosts_that_meet(starter: Starter, script: Any, tmp_path: Any) -> None:
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_host_that_cannot_be_reached(starter: Starter, script: Any) -> None:
+def test_host_that_cannot_be_reached(starter: Starter, script: Any) -> None:
     run = starter.start(*WHALE_RUN, "--hosts", "a,b", "--ssh", "sh -c 'exit 255'", script(""))
     assert run.wait(LIMIT_S) == 2 and "error: process 0 cannot be started on a: sh -c" in run.output, run.output
 
@@ -180,7 +180,7 @@ def test_no_process_outlives_the_launcher(starter: Starter, script: Any, shell: 
 
 
 @pytest.mark.slow
-def test_a_stopped_process_is_killed(starter: Starter, script: Any) -> None:
+def test_stopped_process_is_killed(starter: Starter, script: Any) -> None:
     path = script("import signal\nif rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)")
     run = starter.start(*WHALE_RUN, "--workers", "2", path)
     assert run.wait(LIMIT_S) == 128 + signal.SIGKILL, run.output
@@ -220,7 +220,7 @@ if "-v" in sys.argv:
 
 @pytest.mark.half
 @pytest.mark.slow
-def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> None:
+def test_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> None:
     path = tmp_path / "plain.py"
     path.write_text(PLAIN)
     found = {}
@@ -248,7 +248,7 @@ def test_published_scripts_run_unchanged(tmp_path: Any, name: str, option: str) 
 
 @pytest.mark.half
 @pytest.mark.slow
-def test_a_script_that_trains_nothing_is_told_so(tmp_path: Any) -> None:
+def test_script_that_trains_nothing_is_told_so(tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("import sys; print('arguments', sys.argv[1:], __name__)")
     output = printed(*WHALE_RUN, "--replicate", str(tmp_path / "nothing.py"), "a")
     assert "arguments ['a'] __main__" in output and "trained nothing in a TensorFlow graph" in output

@@ -104,7 +104,7 @@ def test_devices_are_numbered_densely() -> None:
     assert Cluster.parse("cpu:2,cpu:2").devices[3].tf_name("worker", 1) == "/job:worker/replica:0/task:1/device:CPU:1"
 
 
-def test_a_device_is_frozen_and_hashable() -> None:
+def test_device_is_frozen_and_hashable() -> None:
     device = Cluster.parse("T4:1").devices[0]
     assert hash(device) == hash(copy.deepcopy(device)) and device in {device}
     assert set(device.peak_flops_per_s) == set(PRECISIONS)
@@ -155,7 +155,7 @@ def test_pcie_paths_meet_at_the_switch_the_socket_or_the_socket_link() -> None:
     assert not set(cluster.path(0, 4)) & set(cluster.path(4, 0))  # full duplex
 
 
-def test_a_switch_gives_every_pair_the_whole_port() -> None:
+def test_switch_gives_every_pair_the_whole_port() -> None:
     cluster = Cluster.parse("a100")
     assert {cluster.bandwidth(a, b) for a in range(8) for b in range(8) if a != b} == {240e9}
     assert cluster.path(2, 6) == ("node0/device2/nvlink-out", "node0/device6/nvlink-in")
@@ -170,7 +170,7 @@ def test_several_adapters_serve_their_own_devices() -> None:
     assert all_of_them.bandwidth_bytes_per_s == 8 * one.bandwidth_bytes_per_s
 
 
-def test_a_thousand_devices() -> None:
+def test_thousand_devices() -> None:
     cluster = Cluster.parse("a100:1024")
     assert len(cluster) == 1024 and len(cluster.nodes) == 128 and len(cluster.to_json()) < 2000
     assert cluster.link(0, 1023) == cluster.link(0, 8)

@@ -57,12 +57,12 @@ def test_without_gpus_one_cpu_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [device.kind for device in Cluster.local({"CUDA_VISIBLE_DEVICES": ""}).devices] == ["CPU"]
 
 
-def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, SMI)
     assert len(Cluster.local({"WHALE_CLUSTER": "cpu:3"})) == 3
 
 
-def test_a_gpu_that_the_table_lacks_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_the_table_lacks_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, "0, GPU-a, NVIDIA GeForce RTX 3090, 24576\n")
     with pytest.warns(UserWarning, match="'NVIDIA GeForce RTX 3090' is not in the hardware table"):
         cluster = Cluster.local({})

@@ -153,7 +153,7 @@ class TestRanksOnly:
         with pytest.raises(ClusterError, match="Horovod started 4 processes .*2 of them on this host.*set TF_CONFIG"):
             read_environment({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"})
 
-    def test_a_rank_too_many(self) -> None:
+    def test_rank_too_many(self) -> None:
         with pytest.raises(ClusterError, match="OMPI_COMM_WORLD_RANK=2, but there are 2 processes"):
             read_environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
 

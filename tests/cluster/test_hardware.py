@@ -8,7 +8,7 @@ from whale_tf.cluster.hardware import ALIASES, CUBE_MESH, FABRICS, device_type
 from whale_tf.errors import ClusterError
 
 
-def test_the_table_has_what_the_papers_ran_on_and_current_devices() -> None:
+def test_table_has_what_the_papers_ran_on_and_current_devices() -> None:
     assert {"P100-16GB", "V100-16GB", "V100-32GB", "T4", "A10", "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB",
             "L40S", "TitanXp", "CPU"} <= set(DEVICE_TYPES)
 
@@ -36,6 +36,6 @@ def test_names_in_any_case_and_aliases() -> None:
     assert all(target in DEVICE_TYPES for target in ALIASES.values())
 
 
-def test_the_nearest_name_is_suggested() -> None:
+def test_nearest_name_is_suggested() -> None:
     with pytest.raises(ClusterError, match="unknown device type 'A100-80G'.*Did you mean 'A100-80GB'.*device_types"):
         device_type("A100-80G")

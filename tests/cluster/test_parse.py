@@ -78,7 +78,7 @@ def test_files_and_text(tmp_path: Path) -> None:
     assert Cluster.parse(Cluster.parse("hc2")) is not None
 
 
-def test_the_documented_example_is_valid() -> None:
+def test_documented_example_is_valid() -> None:
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```json\n")[1:]]
     assert len(blocks) >= 3

@@ -39,7 +39,7 @@ def test_hosts_without_ports_get_one_for_each_process() -> None:
     assert find_processes(environ) == Processes(("n1:27182", "n1:27183", "n2:27182", "n2:27183"), 3)
 
 
-def test_a_node_for_each_process() -> None:
+def test_node_for_each_process() -> None:
     cluster = whole_cluster(Cluster.parse("cpu:2"), TWO)
     assert [len(node) for node in cluster.nodes] == [2, 2]
     assert devices_of_processes(cluster, TWO) == ((0, 1), (2, 3))
@@ -62,7 +62,7 @@ def test_devices_that_do_not_divide(text: str) -> None:
         devices_of_processes(Cluster.parse(text), TWO)
 
 
-def test_a_single_process_is_alone_whatever_the_environment_says() -> None:
+def test_single_process_is_alone_whatever_the_environment_says() -> None:
     """TensorFlow reads the text, too: it has to be an object."""
     alone, = tf_configs([7000])
     assert json.loads(alone["TF_CONFIG"]) == {}

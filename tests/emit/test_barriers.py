@@ -38,7 +38,7 @@ def test_what_barriers_wait_for() -> None:
                               "t0_g0_r0/before_forward2": later, "t0_g0_r0/before_backward2": later}
 
 
-def test_the_first_op_waits_by_an_identity() -> None:
+def test_first_op_waits_by_an_identity() -> None:
     order, edit = ordered(chain(1), plan([1], 2))
     clone = Clone(0, 1, 0)
     assert order.barriers(0, clone) is None and order.barriers(0, Clone(0, 0, 0)) is None
@@ -80,7 +80,7 @@ def test_ops_that_the_optimizer_does_not_fuse_wait_themselves() -> None:
     assert ends == ["whale/g0_m0_r0/loss:0", "whale/g0_m0_r0/count", "whale/g0_m0_r0/drawn:0"]
 
 
-def test_the_first_floating_operand_is_no_reference() -> None:
+def test_first_floating_operand_is_no_reference() -> None:
     step = chain(1)
     layer, variable = step.graph.op("layer0"), step.graph.tensor("w0")
     layer.inputs = (variable, step.graph.tensor("x"))
@@ -108,7 +108,7 @@ def test_each_barrier_is_on_the_device_of_its_stage() -> None:
                        for stage in range(2) for kind in ("forward1", "backward0", "backward1")}
 
 
-def test_an_update_over_processes_is_sent_without_a_barrier() -> None:
+def test_update_over_processes_is_sent_without_a_barrier() -> None:
     """A broadcast waits for the variables' writes instead."""
     step = chain(1, momentum=True)._replace(processes=2)
     chosen = plan([1], 1, 2, zero="v1", processes=((0,), (1,)), tasks={

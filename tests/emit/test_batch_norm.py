@@ -229,7 +229,7 @@ def test_tags_and_devices(hooked: None, graph: tf.Graph) -> None:
         assert op.get_attr("_whale_forward").decode() == successor(done, forward) != forward.name
 
 
-def test_the_number_of_elements_is_not_a_constant(hooked: None, graph: tf.Graph) -> None:
+def test_number_of_elements_is_not_a_constant(hooked: None, graph: tf.Graph) -> None:
     built = trained(tf.constant(IMAGES))
     decompose(graph)
     assert [op for op in upstream(built.values.values()) if op.type == "Shape" and "/decomposed/" in op.name]
@@ -268,7 +268,7 @@ def test_ops_that_wait(hooked: None, graph: tf.Graph) -> None:
     assert [op.name for op in after[0].control_inputs] == [successor(done, built.y.op)] != [built.y.op.name]
 
 
-def test_the_step_that_was_recorded_stays_as_it_was(hooked: None, graph: tf.Graph) -> None:
+def test_step_that_was_recorded_stays_as_it_was(hooked: None, graph: tf.Graph) -> None:
     built = trained(tf.constant(IMAGES))
     with tf.control_dependencies([built.y.op]):
         tf.no_op()

@@ -84,6 +84,6 @@ def test_numbers_drawn_in_a_loop_for_all_examples_alike_are_refused(version: int
 
 
 @pytest.mark.slow
-def test_a_static_mean_in_a_body_is_refused_where_model_replicas_take_batches_of_their_own() -> None:
+def test_static_mean_in_a_body_is_refused_where_model_replicas_take_batches_of_their_own() -> None:
     with pytest.raises(UnsupportedOpError, match="'Mean' in a body of 'while' takes a mean over the batch.*'divide'"):
         cf.run(cf.mean_in_body, Setting(2, True, 1, dataset=True), steps=1)

@@ -107,7 +107,7 @@ def layer_of(batch: int, width: int, classes: int, count: int) -> tf.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch,width,classes,count", [
     (8, 16, 64, 2), (8, 64, 4, 2), (12, 9, 90, 3), (12, 90, 6, 3), (8, 24, 24, 4), (4, 120, 4, 4)])
-def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
+def test_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
     """Where each device has its own examples, too, of column and row the one with the fewest bytes in the rewritten graph."""
     build = functools.partial(layer_of, batch, width, classes)
     forced = {pattern: built(build, count, {"classes": pattern}).bytes for pattern in ("column", "row")}

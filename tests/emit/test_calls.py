@@ -92,7 +92,7 @@ def test_summaries() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_the_graph_holds_one_op_for_each_call() -> None:
+def test_graph_holds_one_op_for_each_call() -> None:
     counts: Dict[int, int] = {}
     for micro_batches in (2, 4, 8):
         with v1.Graph().as_default() as graph:
@@ -114,12 +114,12 @@ def test_clones_draw_numbers_of_their_own() -> None:
     assert len(zeros) > BATCH // 2
 
 
-def test_a_random_tensor_inside_a_function_is_computed_anew_and_says_so() -> None:
+def test_random_tensor_inside_a_function_is_computed_anew_and_says_so() -> None:
     with pytest.warns(UserWarning, match="computed again for the fetch, and random op .* draws other numbers"):
         _random_tensor_and_loss(lambda x: x + v1.random_normal(tf.shape(x), seed=7))
 
 
-def test_a_random_tensor_beside_an_update_is_the_steps_own() -> None:
+def test_random_tensor_beside_an_update_is_the_steps_own() -> None:
     dropped, loss = _random_tensor_and_loss(lambda x: v1.nn.dropout(x, rate=0.5, seed=7))
     np.testing.assert_allclose(loss, np.mean(np.square(dropped + 1.0)), rtol=1e-5)
 
@@ -138,7 +138,7 @@ def _random_tensor_and_loss(noise: Callable[[Any], Any]) -> List[Any]:
             return session.run([noisy, loss, train], {x: np.ones([BATCH, 6])})[:-1]
 
 
-def test_the_program_is_what_was_emitted() -> None:
+def test_program_is_what_was_emitted() -> None:
     with v1.Graph().as_default() as graph:
         Model("call", 4)
         wh.parallelize()
@@ -191,7 +191,7 @@ def _lookups(emit: str) -> List[Any]:
         return found
 
 
-def test_a_tensor_fetched_beside_an_update_follows_from_the_lookup_before_it() -> None:
+def test_tensor_fetched_beside_an_update_follows_from_the_lookup_before_it() -> None:
     close([_lookups("call")], [_lookups("")])
 
 
@@ -223,7 +223,7 @@ def _deep(emit: str) -> Tuple[List[Any], List[str]]:
         return found, [name for name in calls if name.startswith("whale/g0_m1_r0/t0_backward")]
 
 
-def test_a_backward_pass_is_several_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_pass_is_several_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)
     (found, functions), (expected, _) = _deep("call"), _deep("")
     close(found, expected)
@@ -232,7 +232,7 @@ def test_a_backward_pass_is_several_functions(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_a_forward_call_donates_what_its_backward_calls_own(
+def test_forward_call_donates_what_its_backward_calls_own(
     micro_batches: int, static: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors inside the stages are fetched too, and then have other owners."""
@@ -243,7 +243,7 @@ def test_a_forward_call_donates_what_its_backward_calls_own(
     close(values("call", names[:1], micro_batches=micro_batches, resource=False), values("", names[:1], resource=False))
 
 
-def test_the_array_of_a_clone_holds_what_is_donated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_of_a_clone_holds_what_is_donated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whale_tf.passes.donate.LEAST", 1)
     with v1.Graph().as_default() as graph:
         Model("call", 4)
@@ -257,7 +257,7 @@ def test_the_array_of_a_clone_holds_what_is_donated(monkeypatch: pytest.MonkeyPa
             assert written == [donor.outputs[-1].name], "no activation is an argument"
 
 
-def test_a_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
     monkeypatch.setattr("whale_tf.decide.form.called_too_large", lambda step, plan, cluster, held: (1 << 20, 3 << 30, 0, 0))
     plan, texts = None, []

@@ -48,7 +48,7 @@ def test_constants_wait_for_the_frame_and_run_time_numbers_enter_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_number_enters_an_inner_loop_through_the_outer() -> None:
+def test_number_enters_an_inner_loop_through_the_outer() -> None:
     inner = [op for op in entered(cf.nested, False) if op.type == "Enter" and op.inputs[0].op.type == "Enter"]
     outer = [op.inputs[0].op for op in inner]
     assert inner and not {op.get_attr("frame_name") for op in inner} & {op.get_attr("frame_name") for op in outer}
@@ -56,7 +56,7 @@ def test_a_number_enters_an_inner_loop_through_the_outer() -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_over_two_task_graphs_is_refused() -> None:
+def test_loop_over_two_task_graphs_is_refused() -> None:
     wh.init({}, cluster="cpu:2")
     try:
         with tf.Graph().as_default(), control_flow(1):

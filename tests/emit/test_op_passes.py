@@ -71,7 +71,7 @@ def says_no_less(shape: Shape, inferred: Shape) -> bool:
 @pytest.mark.parametrize("init", ["exact", "sharded"])
 @pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
 @pytest.mark.parametrize("build", [normalised, tokens])
-def test_the_step_is_what_capture_would_read(build: Any, resource: bool, init: str) -> None:
+def test_step_is_what_capture_would_read(build: Any, resource: bool, init: str) -> None:
     wh.init({}, cluster="cpu:3")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope(

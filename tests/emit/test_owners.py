@@ -58,7 +58,7 @@ def rewritten(optimizer: str, config: Dict[str, Any], rank: int) -> Parallelized
         wh.shutdown()
 
 
-def test_the_first_process_program_is_shown_before_a_rewrite() -> None:
+def test_first_process_program_is_shown_before_a_rewrite() -> None:
     wh.init({"zero": "v1"}, cluster="cpu:2")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):

@@ -64,7 +64,7 @@ SHAPES = [(batch, width, classes, count) for batch, width, classes, count in (
 @pytest.mark.slow
 @pytest.mark.parametrize("batch,width,classes,count", [
     pytest.param(*shape, marks=[pytest.mark.full] if i % 3 else []) for i, shape in enumerate(SHAPES)])
-def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
+def test_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
     """Of SP1 (column) and SP2 (row) the one with the fewest bytes in the rewritten graph, whatever the formulas say."""
     forced = {pattern: classifier(batch, width, classes, count, {"classes": pattern}).crossing for pattern in ("column", "row")}
     chosen = classifier(batch, width, classes, count)
@@ -72,7 +72,7 @@ def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, cou
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_classes_are_divided_by_column() -> None:
+def test_hundred_thousand_classes_are_divided_by_column() -> None:
     """The paper's Fig. 15: SP1 beats SP2 on ResNet-50's head; it sends no logits."""
     built = classifier(32, 2048, 100000, 2)
     assert built.shards["classes/MatMul"] == "column" and "class_sharded" in built.shards.values()
@@ -90,7 +90,7 @@ def test_each_device_stores_its_part() -> None:
 
 
 @pytest.mark.slow
-def test_a_column_and_a_row_exchange_nothing_in_between() -> None:
+def test_column_and_a_row_exchange_nothing_in_between() -> None:
     wh.init(cluster="cpu:2")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):

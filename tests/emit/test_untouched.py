@@ -91,7 +91,7 @@ def state(graph: tf.Graph) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_an_error_leaves_the_graph_as_it_was(name: str, resource: bool) -> None:
+def test_error_leaves_the_graph_as_it_was(name: str, resource: bool) -> None:
     case = CASES[name]
     wh.init(case.config, cluster=case.cluster)
     try:
@@ -134,7 +134,7 @@ def test_after_an_error_the_graph_trains_as_the_local_script() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("second", ["replicate", "split"])
-def test_the_program_is_found_without_a_rewrite(second: str) -> None:
+def test_program_is_found_without_a_rewrite(second: str) -> None:
     settings = dict(SYNC, num_micro_batch=2)
     wh.init(settings, cluster="cpu:3")
     try:

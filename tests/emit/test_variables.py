@@ -87,12 +87,12 @@ def test_variables_that_a_loop_takes_in_are_mirrored(resource: bool) -> None:
     assert wh.current_plan().task_graphs[0].variables == ("mirrored" if resource else "shared")
 
 
-def test_a_loop_on_its_own_device_cannot_share() -> None:
+def test_loop_on_its_own_device_cannot_share() -> None:
     with pytest.raises(wh.ConfigError, match="while loop reads 'kernel' on the loop's own device"):
         run(loop, config={"variables": "shared"})
 
 
-def test_a_collective_has_mirrored_variables() -> None:
+def test_collective_has_mirrored_variables() -> None:
     run(look_up, config={"communication.backend": "collective"})
     assert wh.current_plan().task_graphs[0].variables == "mirrored"
     with pytest.raises(wh.ConfigError, match="use communication.backend 'auto', or variables 'mirrored'"):
@@ -101,7 +101,7 @@ def test_a_collective_has_mirrored_variables() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
-def test_a_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
+def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
     with v1.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
         x = v1.placeholder("float32", [4, 3])
@@ -141,7 +141,7 @@ def adversaries(resource: bool, colocate: bool) -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize("resource", [True, False])
-def test_an_update_that_waits_for_another(resource: bool) -> None:
+def test_update_that_waits_for_another(resource: bool) -> None:
     local, parallel = run(adversaries, resource), run(adversaries, resource, config={"num_micro_batch": 2, "variables": "shared"})
     for one, other in zip(local[:-1], parallel[:-1]):
         np.testing.assert_allclose(other, one, rtol=1e-12)

@@ -143,7 +143,7 @@ def test_fit_that_rhino_divides(only_rhino: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["replicate", "split"])
-def test_a_default_strategy(strategy: str) -> None:
+def test_default_strategy(strategy: str) -> None:
     plan = equal_to_local(momentum, {}, default=lambda: getattr(wh, strategy)(2))
     assert [(task.name, task.strategy) for task in plan.task_graphs] == [("default", strategy)]
     wh.init(cluster="cpu:2")

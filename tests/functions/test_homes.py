@@ -337,7 +337,7 @@ def _compare_files(level: str, way: Way, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_interruption(float64: Any, tmp_path: Any) -> None:
+def test_interruption(float64: Any, tmp_path: Any) -> None:
     """BackupAndRestore goes on where it was."""
     folders = iter(["local", "divided"])
 
@@ -416,7 +416,7 @@ def test_variables_go_to_devices_with_memories_of_their_own(variables: str, clus
     assert functions.settings(Config({"variables": variables}), Cluster.parse(cluster), hosts, spans).variables == expected
 
 
-def test_a_variable_that_is_an_argument() -> None:
+def test_variable_that_is_an_argument() -> None:
     wh.init({"offload": "states"}, cluster="cpu:1")
 
     @tf.function

@@ -55,7 +55,7 @@ def of_fit() -> Tuple[Train, Train]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [of_a_function, of_fit])
-def test_an_inexact_op(build: Callable[[], Tuple[Train, Train]]) -> None:
+def test_inexact_op(build: Callable[[], Tuple[Train, Train]]) -> None:
     def told(config: Any) -> int:
         wh.init(config, cluster="cpu:2")
         with warnings.catch_warnings(record=True) as caught:

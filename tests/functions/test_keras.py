@@ -502,7 +502,7 @@ def test_what_is_refused() -> None:
         compiled(early).fit(X, LABELS, batch_size=16, verbose=0)
 
 
-def test_a_model_put_together_inside_an_annotation() -> None:
+def test_model_put_together_inside_an_annotation() -> None:
     """Its layers have annotations of their own, which count."""
     wh.init({}, cluster="cpu:2")
     try:
@@ -518,7 +518,7 @@ def test_a_model_put_together_inside_an_annotation() -> None:
         wh.shutdown()
 
 
-def test_an_annotation_without_layers() -> None:
+def test_annotation_without_layers() -> None:
     wh.init(cluster="cpu:2")
     with pytest.raises(wh.AnnotationError, match="no Keras layer or variable was made inside.*@tf.function"):
         with wh.replicate(1):

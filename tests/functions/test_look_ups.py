@@ -54,7 +54,7 @@ def trained(words: Callable[[], Any], config: Optional[Dict[str, Any]]) -> List[
 
 @pytest.mark.parametrize("config", [{}, {"emit": "call"}, {"num_micro_batch": 2}], ids=["inlined", "called", "micro-batches"])
 @pytest.mark.parametrize("words", [dense, ragged, lines], ids=lambda words: words.__name__)
-def test_a_function(words: Callable[[], Any], config: Dict[str, Any]) -> None:
+def test_function(words: Callable[[], Any], config: Dict[str, Any]) -> None:
     for one, other in zip(trained(words, config), trained(words, None)):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 

@@ -85,6 +85,6 @@ def test_gradients_that_are_unscaled_together(config: Dict[str, Any], counts: Li
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_scales_its_loss_is_left_alone() -> None:
+def test_optimizer_that_scales_its_loss_is_left_alone() -> None:
     found = fit({"amp": "float16"}, 2, "mixed_float16")
     assert "gradients with no scale" in found.text and np.isfinite(found.losses).all() and found.losses[1] < found.losses[0]

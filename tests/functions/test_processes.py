@@ -20,7 +20,7 @@ from whale_tf.runtime.functions import _check_results
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
 
 
-def test_the_batch_size_of_arguments_is_left_open() -> None:
+def test_batch_size_of_arguments_is_left_open() -> None:
     def function(x: Any, rest: Any, weights: Any) -> Any:
         return x
 

@@ -88,7 +88,7 @@ def from_generator() -> np.ndarray:
 @pytest.mark.parametrize("numbers", [
     partial(from_seed, from_seed_attribute), partial(from_seed, from_seed_operand), partial(from_seed, shuffled), from_generator],
     ids=["seed attribute", "seed operand", "shuffled", "generator"])
-def test_the_local_numbers(numbers: Callable[[], np.ndarray]) -> None:
+def test_local_numbers(numbers: Callable[[], np.ndarray]) -> None:
     """``random: local``: a function draws what it would draw undivided."""
     expected = numbers()
     wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")

@@ -76,7 +76,7 @@ def test_gradients_in_a_loop() -> None:
         steps()
 
 
-def test_an_annotation_in_a_loop_or_an_inner_function() -> None:
+def test_annotation_in_a_loop_or_an_inner_function() -> None:
     wh.init({"num_micro_batch": 2}, cluster="cpu:2")
     weights = perceptron()
 
@@ -106,7 +106,7 @@ def test_an_annotation_in_a_loop_or_an_inner_function() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"experimental_use_pfor": False}], ids=["at once", "in a loop"])
-def test_a_jacobian(options: Any) -> None:
+def test_jacobian(options: Any) -> None:
     wh.init(cluster="cpu:2")
     weights, x = perceptron(), tf.constant(batches()[0][0])
 
@@ -175,7 +175,7 @@ def test_memory_and_precision(config: Any, devices: int, error: Any, message: st
 
 
 @pytest.mark.slow
-def test_a_python_function_keeps_xla_from_its_body() -> None:
+def test_python_function_keeps_xla_from_its_body() -> None:
     wh.init({"xla": True}, cluster="cpu:1")
     w = tf.Variable(tf.ones([4, 4]))
 
@@ -193,7 +193,7 @@ def test_a_python_function_keeps_xla_from_its_body() -> None:
         " ".join(wh.explain().split()))
 
 
-def test_a_batch_with_fewer_examples_than_parts() -> None:
+def test_batch_with_fewer_examples_than_parts() -> None:
     text = r"^a mini-batch of 3 examples does not divide over 4 parts{}; use a batch size of at least 4, .*drop_remainder=True..$"
     with pytest.raises(wh.PlanError, match=text.format(" of TaskGraph .*")):
         run(momentum, batches((3,)), NESTED)
@@ -213,7 +213,7 @@ def test_other_errors_of_a_step_stay() -> None:
         tf.function(lambda x: tf.debugging.check_numerics(x, "as it was"))(tf.constant(np.nan))
 
 
-def test_a_function_that_was_traced_before() -> None:
+def test_function_that_was_traced_before() -> None:
     weights = perceptron()
     step = tf.function(lambda: train(weights))
     step()
@@ -229,7 +229,7 @@ def test_a_function_that_was_traced_before() -> None:
     step()
 
 
-def test_a_function_that_is_traced_before_it_is_called() -> None:
+def test_function_that_is_traced_before_it_is_called() -> None:
     wh.init(cluster="cpu:2")
     weights, (x, y) = perceptron(), batches()[0]
 
@@ -247,7 +247,7 @@ def test_a_function_that_is_traced_before_it_is_called() -> None:
 
 
 # -- what is no training, or asks for nothing ----------------------------------------------------------------------------
-def test_a_function_that_does_not_train_is_left_alone() -> None:
+def test_function_that_does_not_train_is_left_alone() -> None:
     weights = perceptron()
     expected = loss_of(weights).numpy()
     wh.init({"num_micro_batch": 2}, cluster="cpu:2")

@@ -172,7 +172,7 @@ def test_rows_of_an_unknown_number_per_example() -> None:
 
 
 @pytest.mark.slow
-def test_the_users_variables_stay_whole_for_everybody_else(tmp_path: Any) -> None:
+def test_users_variables_stay_whole_for_everybody_else(tmp_path: Any) -> None:
     def script(scope: Scope) -> List[np.ndarray]:
         weights = perceptron()
         step = train_with(weights, scope)
@@ -220,7 +220,7 @@ def test_functions_that_cannot_agree_on_a_variable() -> None:
         tf.function(lambda: two())()
 
 
-def test_a_variable_that_is_an_argument() -> None:
+def test_variable_that_is_an_argument() -> None:
     wh.init(cluster="cpu:2")
     weights = perceptron()
 
@@ -263,7 +263,7 @@ class Decoder(layers.Layer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.full), 4])
-def test_the_kernels_of_a_decoder(devices: int, float64: None) -> None:
+def test_kernels_of_a_decoder(devices: int, float64: None) -> None:
     tokens = np.random.RandomState(0).randint(0, 24, (12, 7))
     found = []
     for scope in (contextlib.nullcontext, lambda: wh.split(devices)):

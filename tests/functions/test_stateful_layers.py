@@ -28,7 +28,7 @@ def fitted(config: Optional[Dict[str, Any]], drop_remainder: bool) -> List[np.nd
 
 
 @pytest.mark.parametrize("config", [{}, {"num_micro_batch": 2}], ids=["data parallel", "micro-batches"])
-def test_a_stateful_layer_trains_if_the_data_have_its_batch_size(config: Dict[str, Any]) -> None:
+def test_stateful_layer_trains_if_the_data_have_its_batch_size(config: Dict[str, Any]) -> None:
     for one, other in zip(fitted(config, True), fitted(None, True)):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -91,6 +91,6 @@ def train_normalised(way: Optional[str]) -> List[np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::whale_tf.errors.IdleWarning")
 @pytest.mark.parametrize("way", ["replicas", "pipeline", "split", "zero"])
-def test_a_condition_writes_variables_once(way: str) -> None:
+def test_condition_writes_variables_once(way: str) -> None:
     for one, other in zip(train_normalised(way), train_normalised(None)):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -426,7 +426,7 @@ def test_steps_of_many_kinds(build: Any, way: Way) -> None:
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_call_stands_with_the_call() -> None:
+def test_gradient_of_a_call_stands_with_the_call() -> None:
     """Its values stay on the call's device, which those of loops that keep lists must."""
     wh.init({"num_micro_batch": 2}, cluster="cpu:2")
     steps, _ = called([lambda: wh.replicate(1)] * 2)
@@ -439,7 +439,7 @@ def test_the_gradient_of_a_call_stands_with_the_call() -> None:
 
 
 @pytest.mark.slow
-def test_a_condition_that_runs_once_after_all() -> None:
+def test_condition_that_runs_once_after_all() -> None:
     """Its branches were divided before it turned out that the gradient of one needs all examples."""
     def build(scopes: Sequence[Scope]) -> Any:
         w = tf.Variable(np.arange(6.0).reshape(6, 1) / 7)
@@ -459,7 +459,7 @@ def test_a_condition_that_runs_once_after_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_list_with_as_many_elements_as_the_largest_of_all_labels() -> None:
+def test_list_with_as_many_elements_as_the_largest_of_all_labels() -> None:
     """The labels are sorted, so those of the first part are small."""
     def build(scopes: Sequence[Scope]) -> Any:
         w = tf.Variable(np.arange(18.0).reshape(6, 3) / 19)

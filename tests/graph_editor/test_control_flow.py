@@ -94,7 +94,7 @@ def test_every_clone_of_a_loop_has_frames_of_its_own():
     assert sizes == sorted(3 * [len(frame.ops) for frame in before.values()])
 
 
-def test_a_loop_cut_in_two_is_refused():
+def test_loop_cut_in_two_is_refused():
     graph = build(1, True, power)
     whole = model_ops(graph)
     part = [op for op in whole if op.type != "Merge"]
@@ -127,7 +127,7 @@ def test_ops_can_be_added_inside_a_loop():
     assert flipped in frames(graph)["while/while_context"].ops
 
 
-def test_a_loop_can_be_staged_node_by_node():
+def test_loop_can_be_staged_node_by_node():
     """A cycle, NextIteration to Merge, in one commit: doubles x until it reaches 100."""
     graph = tf.Graph()
     edit = StagedEdit(graph)
@@ -180,7 +180,7 @@ def is_loop(op):
     return op.type in ("While", "StatelessWhile")
 
 
-def test_a_clone_runs_a_changed_body():
+def test_clone_runs_a_changed_body():
     graph = scaled_loop_graph()
     loop, = find_ops(graph, matching=is_loop)
     body = function_names(loop.node_def)["body"]

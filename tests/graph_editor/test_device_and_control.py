@@ -44,7 +44,7 @@ def test_place_and_by_device(ops):
     assert groups == {"/device:CPU:1": ["a"], "/job:worker/device:CPU:0": ["c"], "": ["b", "d", "e", "f", "near"]}
 
 
-def test_a_placed_op_leaves_its_colocation_group(ops):
+def test_placed_op_leaves_its_colocation_group(ops):
     assert colocated_with(ops["near"]) == ["a"] and colocated_with(ops["a"]) == []
     place([ops["near"]], "/cpu:1", keep_colocation=True)
     assert colocated_with(ops["near"]) == ["a"]

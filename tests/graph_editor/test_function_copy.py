@@ -50,7 +50,7 @@ def clone_calling(graph: Any, loop: Any, functions: Any, inputs: Any = ()) -> No
     edit.commit()
 
 
-def test_an_operand_replaced_by_a_new_node_changes_the_copy_only():
+def test_operand_replaced_by_a_new_node_changes_the_copy_only():
     graph, loop = loop_graph()
     body = function_names(loop.node_def)["body"]
     copy = FunctionCopy(graph, body)
@@ -64,7 +64,7 @@ def test_an_operand_replaced_by_a_new_node_changes_the_copy_only():
     np.testing.assert_allclose(y_copy, np.full(2, 27.0))
 
 
-def test_a_further_parameter_is_passed_through_a_loop():
+def test_further_parameter_is_passed_through_a_loop():
     graph, loop = loop_graph()
     names = function_names(loop.node_def)
     functions = {}
@@ -82,7 +82,7 @@ def test_a_further_parameter_is_passed_through_a_loop():
     np.testing.assert_allclose(run(graph, "copy/y:0", feed), np.full(2, 125.0))
 
 
-def test_a_result_can_be_another_tensor():
+def test_result_can_be_another_tensor():
     graph, loop = loop_graph()
     body = function_names(loop.node_def)["body"]
     copy = FunctionCopy(graph, body)
@@ -119,7 +119,7 @@ def test_further_inputs_come_before_the_ops_a_node_waits_for():
     assert list(node.input) == ["a", "b:1", "d", "^c"]
 
 
-def test_a_function_made_of_a_graphs_own_nodes(graph: tf.Graph) -> None:
+def test_function_made_of_a_graphs_own_nodes(graph: tf.Graph) -> None:
     """Two ops as a function: outputs by name and place, devices and colocations dropped, waits kept."""
     x = v1.placeholder(tf.float32, [4], name="x")
     with tf.device("/device:CPU:0"):
@@ -143,14 +143,14 @@ def test_a_function_made_of_a_graphs_own_nodes(graph: tf.Graph) -> None:
         assert session.run(call.outputs[0], {x: [1, 2, 3, 4]}).tolist() == [4, 6]
 
 
-def test_a_function_with_a_stateful_op_is_stateful(graph: tf.Graph) -> None:
+def test_function_with_a_stateful_op_is_stateful(graph: tf.Graph) -> None:
     v1.random_uniform([2], name="drawn")
     copy = FunctionCopy(graph)
     copy.insert(graph.get_operation_by_name("drawn/RandomUniform").node_def)
     assert copy.definition.signature.is_stateful
 
 
-def test_an_output_that_an_op_does_not_have(graph: tf.Graph) -> None:
+def test_output_that_an_op_does_not_have(graph: tf.Graph) -> None:
     constant = v1.constant(1.0, name="one")
     with pytest.raises(GraphEditError, match="node 'one' .Const. has 1 outputs, so there is no output 1"):
         FunctionCopy(graph).edge(constant.op.node_def, 1)

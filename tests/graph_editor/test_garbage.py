@@ -25,7 +25,7 @@ def test_no_collection_inside() -> None:
     assert gc.isenabled()
 
 
-def test_the_heap_does_not_grow_for_ever(monkeypatch: Any) -> None:
+def test_heap_does_not_grow_for_ever(monkeypatch: Any) -> None:
     """Looked for after less growth than in production, so that the test needs no heap of twice the size."""
     monkeypatch.setattr(garbage, "GROWTH", 1.1)
     size = sys.getallocatedblocks() // 60  # three blocks for each: 5% more

@@ -12,7 +12,7 @@ from tests.graph_editor.graphs import run
 from whale_tf._tf_compat import tf, v1
 
 
-def test_the_example_does_what_it_draws():
+def test_example_does_what_it_draws():
     graph = tf.Graph()
     with graph.as_default():
         x = v1.placeholder(tf.float32, [2], name="x")
@@ -27,7 +27,7 @@ def test_the_example_does_what_it_draws():
     np.testing.assert_allclose(run(graph, "loss:0", {"x:0": [3.0, -1.0]}), 12.0)
 
 
-def test_the_page_runs_and_names_everything():
+def test_page_runs_and_names_everything():
     """Its examples are tests: what each prints is what the page says."""
     page = (Path(__file__).parents[2] / "docs" / "graph_editor.md").read_text(encoding="utf8")
     assert [name for name in ge.__all__ if not (hasattr(ge, name) and re.search(rf"\b{name}\b", page))] == []

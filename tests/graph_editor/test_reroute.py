@@ -171,7 +171,7 @@ def test_replace_op_that_fails_half_way_is_undone(graph):
     assert [new["first"].inputs[0].name, new["second"].inputs[0].name] == ["halves:0", "halves:1"]
 
 
-def test_a_writer_cannot_be_given_something_that_is_no_variable():
+def test_writer_cannot_be_given_something_that_is_no_variable():
     built = tf.Graph()
     with built.as_default():
         w = variable("w", [1.0, 2.0], resource=False)

@@ -49,7 +49,7 @@ def test_taken_names_get_a_number_and_a_scope_counts_as_taken():
     assert sorted(edit.commit()) == ["scope_1", "w_1", "w_2"]
 
 
-def test_an_op_and_a_scope_of_its_name_can_be_staged_together():
+def test_op_and_a_scope_of_its_name_can_be_staged_together():
     graph = tf.Graph()
     edit = StagedEdit(graph)
     edit.const(1.0, "a/b/c")
@@ -139,7 +139,7 @@ def test_commit_reports_what_tensorflow_refuses():
     assert len(graph.get_operations()) == 4
 
 
-def test_an_edit_is_committed_once_and_not_into_a_finalized_graph():
+def test_edit_is_committed_once_and_not_into_a_finalized_graph():
     graph = two_op_graph()
     edit = StagedEdit(graph)
     edit.const(1.0, "c")
@@ -287,7 +287,7 @@ def test_clone_refuses(names, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_a_clone_that_fails_leaves_nothing_staged():
+def test_clone_that_fails_leaves_nothing_staged():
     graph = two_op_graph()
     edit = StagedEdit(graph)
     edit.const(1.0, "kept")
@@ -454,7 +454,7 @@ def test_edges_of_existing_ops_move_with_the_commit():
 
 
 @pytest.mark.parametrize("target, message", [("v", "insert a Cast"), ("nothing", "neither staged nor in the graph")])
-def test_an_edge_cannot_move_to_another_type_or_to_nothing(target, message):
+def test_edge_cannot_move_to_another_type_or_to_nothing(target, message):
     graph = two_op_graph()
     before, edit = edges(graph), StagedEdit(graph)
     edit.const([5, 7], "v")
@@ -492,7 +492,7 @@ def test_attributes_that_are_left_out_have_their_defaults_in_the_graph_alone():
     assert "transpose_a" in given.node[1].attr  # other imports do as they did
 
 
-def test_an_edit_goes_on_where_another_ended_and_clones_what_that_staged():
+def test_edit_goes_on_where_another_ended_and_clones_what_that_staged():
     graph = two_op_graph()
     before = edges(graph)
     first = StagedEdit.after(definitions_of(graph))
@@ -517,7 +517,7 @@ def test_an_edit_goes_on_where_another_ended_and_clones_what_that_staged():
                                                 "copy/add": (["copy/sub:0", "mul:0"], {"v"})})
 
 
-def test_a_clone_of_an_op_whose_edge_moves_has_the_moved_edge():
+def test_clone_of_an_op_whose_edge_moves_has_the_moved_edge():
     graph = two_op_graph()
     with graph.as_default():
         for number in range(12):  # so many that one definition is looked up alone, and several by an export of the whole graph
@@ -529,7 +529,7 @@ def test_a_clone_of_an_op_whose_edge_moves_has_the_moved_edge():
     assert edges(graph)["copy/add"] == (["x:0", "w:0"], set())
 
 
-def test_a_node_is_staged_as_it_stands():
+def test_node_is_staged_as_it_stands():
     graph = two_op_graph()
     edit = StagedEdit(graph)
     node = v1.NodeDef(name="third", op="Neg", input=["add"], attr={"T": v1.AttrValue(type=tf.float32.as_datatype_enum)})

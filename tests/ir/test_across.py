@@ -45,7 +45,7 @@ def test_what_is_counted_on_own_rows_is_added_up() -> None:
     assert described(step, across) == {"uses": [("averaged", "loss:0"), ("result", "loss:0")], "added": ["counted"], "twice": []}
 
 
-def test_a_variable_that_is_assigned_a_sum_of_its_value_and_rows_counts() -> None:
+def test_variable_that_is_assigned_a_sum_of_its_value_and_rows_counts() -> None:
     """As Keras 3 adds.  What follows from the variable, or is no plain sum over rows, is computed from all rows."""
     def across(*summed: Added, first: str = "value", second: str = "count") -> Dict[str, object]:
         step, found = among(chain(1), [
@@ -78,13 +78,13 @@ def test_what_needs_rows_of_both_kinds_runs_twice() -> None:
         "uses": [("right", "layer0:0"), ("right", "x:0")], "added": ["counted"], "twice": ["right"]}
 
 
-def test_a_session_has_no_results() -> None:
+def test_session_has_no_results() -> None:
     step = chain(1)
     assert of_session(step.region).added == of_session(step.region).twice == ()
     assert step.across == Across() and step._replace(processes=2).across == of_session(step.region)
 
 
-def test_the_size_of_a_mini_batch() -> None:
+def test_size_of_a_mini_batch() -> None:
     step = chain(1)
     assert batch_size(step.graph, step.sources) is None
     step.graph.tensors[0] = step.graph.tensors[0]._replace(shape=(8, 2))

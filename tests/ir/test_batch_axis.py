@@ -137,7 +137,7 @@ def test_extremes_over_the_batch(g: Draft) -> None:
 
 
 @pytest.mark.parametrize("type_", ["Identity", "EnsureShape", "StopGradient", "Reshape"])
-def test_an_extreme_passes_what_only_hands_it_on(g: Draft, type_: str) -> None:
+def test_extreme_passes_what_only_hands_it_on(g: Draft, type_: str) -> None:
     x = g.source(None, 3)
     largest = g.op("Max", [x, g.const([0])], (3,))
     again = g.op(type_, [largest, g.const([3])] if type_ == "Reshape" else [largest], (3,))
@@ -160,7 +160,7 @@ def test_batch_statistics_of_fused_batch_norm(g: Draft) -> None:
     assert analyse(g.graph, {x: 0}).inexact == []
 
 
-def test_a_root_of_a_mean_is_in_a_section(g: Draft) -> None:
+def test_root_of_a_mean_is_in_a_section(g: Draft) -> None:
     """The mean is one of the clones'; what follows from the root is whole; the examples' gradients are scaled by it."""
     x, w = g.source(B, 4), g.variable(4, 3)
     h = g.op("MatMul", [x, w], (B, 3))
@@ -189,7 +189,7 @@ def test_similarities_of_all_examples_are_in_a_section(g: Draft) -> None:
     assert axis.conversions[producer[2], 1] == (Slice(0),) and axis.layout(gradient) == partial()
 
 
-def test_an_op_without_a_rule_is_in_a_section_unless_it_is_in_a_loop(g: Draft) -> None:
+def test_op_without_a_rule_is_in_a_section_unless_it_is_in_a_loop(g: Draft) -> None:
     x = g.source(B, 4)
     odd = g.op("PyFunc", [x], (B, 4))
     axis = analyse(g.graph, {x: 0}, options=SECTIONS)
@@ -198,7 +198,7 @@ def test_an_op_without_a_rule_is_in_a_section_unless_it_is_in_a_loop(g: Draft) -
         analyse(g.graph, {x: 0}).layout(odd)
 
 
-def test_an_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
+def test_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
     """However undivisible its loss; the labels alone would make a batch, too."""
     x, labels = g.source(B, 4), g.source(B, dtype="int32")
     z = g.op("MatMul", [x, g.variable(4, 3)], (B, 3))
@@ -207,7 +207,7 @@ def test_an_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
     assert set(find_batch_axis(g.graph, [x, labels]).sources) == {x, labels}
 
 
-def test_an_input_that_variables_are_applied_to_behind_a_section_is_divided(g: Draft) -> None:
+def test_input_that_variables_are_applied_to_behind_a_section_is_divided(g: Draft) -> None:
     inputs = [g.source(None, dtype="int64") for _ in range(2)]
     rows = [g.op("GatherV2", [g.variable(9, 4), g.op("ReverseV2", [x, g.const([0])], (None,), dtype="int64"), g.const(0)],
                  (None, 4)) for x in inputs]
@@ -279,7 +279,7 @@ def test_whole_constants_are_sliced_and_generators_made_in_part(g: Draft) -> Non
     assert axis.layout(doubled) == sharded(0) and axis.source_of([doubled]) == x
 
 
-def test_a_generator_that_is_needed_whole_stays_whole(g: Draft) -> None:
+def test_generator_that_is_needed_whole_stays_whole(g: Draft) -> None:
     """B is also the width of a layer."""
     x = g.source(B, B)
     filled = g.op("Fill", [g.const([B, B]), g.const(np.float32(2))], (B, B))
@@ -430,13 +430,13 @@ class TestSources:
         table, x, y = g.source(5, 4), g.source(B, 4), g.source(B, dtype="int32")
         assert find_batch_axis(g.graph, [table, x, y]).sources == {x: 0, y: 0}
 
-    def test_a_fed_table_of_the_batch_s_length_is_no_batch_input(self, g: Draft) -> None:
+    def test_fed_table_of_the_batch_s_length_is_no_batch_input(self, g: Draft) -> None:
         weights, y = g.source(None), g.source(None, dtype="int32")
         picked = g.op("GatherV2", [weights, y, g.const(0)], (None,))
         assert find_batch_axis(g.graph, [weights, y]).sources == {y: 0}
         assert analyse(g.graph, {y: 0}).layout(picked) == sharded(0)
 
-    def test_an_unsupported_op_does_not_undivide_its_input(self, g: Draft) -> None:
+    def test_unsupported_op_does_not_undivide_its_input(self, g: Draft) -> None:
         x, y = g.source(B), g.source(B)
         g.op("Mul", [g.op("Softmax", [x], (B,)), y], (B,))
         assert find_batch_axis(g.graph, [x, y]).sources == {x: 0, y: 0}
@@ -484,7 +484,7 @@ class TestSources:
         axis = find_batch_axis(g.graph, [words, targets])
         assert axis.layout(targets) == sharded(0, (5,)) and not axis.unknown
 
-    def test_a_size_that_does_not_fit_is_refused_with_both(self, g: Draft) -> None:
+    def test_size_that_does_not_fit_is_refused_with_both(self, g: Draft) -> None:
         x, y, labels = g.source(None, 4), g.source(None, 4), g.op("Placeholder", (), (None, 4), name="labels")
         g.op("Mul", [g.op("Add", [x, y], (None, 4)), labels], (None, 4))
         names = [g.graph.tensor_name(t) for t in (x, y, labels)]
@@ -492,7 +492,7 @@ class TestSources:
         with pytest.raises(UnsupportedOpError, match=r"input 'labels:0' has 12 rows, but the mini-batch \('.*'\) has 8 examples"):
             find_batch_axis(g.graph, [x, y, labels], known=Known(shapes=shapes))
 
-    def test_an_input_of_known_shape_beside_one_that_was_fed(self, g: Draft) -> None:
+    def test_input_of_known_shape_beside_one_that_was_fed(self, g: Draft) -> None:
         x, y = g.source(None, 4), g.source(None, None)
         g.op("Mul", [x, y], (None, 4))
         axis = find_batch_axis(g.graph, [x, y], known=Known(shapes={g.graph.tensor_name(y): (8, 4)}))

@@ -65,7 +65,7 @@ def g() -> Batches:
     return Batches()
 
 
-def test_a_concatenation_has_the_blocks_of_its_batches(g: Batches) -> None:
+def test_concatenation_has_the_blocks_of_its_batches(g: Batches) -> None:
     both = g.joined(g.x, g.z)
     size = g.count(both)
     first = g.up_to(both, g.count(g.x))
@@ -105,7 +105,7 @@ def test_what_does_not_end_with_an_input_is_no_block(g: Batches) -> None:
 
 
 @pytest.mark.parametrize("combine", ["AddV2", "Select"])
-def test_an_op_on_single_examples_makes_two_batches_one(g: Batches, combine: str) -> None:
+def test_op_on_single_examples_makes_two_batches_one(g: Batches, combine: str) -> None:
     """The analysis begins again: a concatenation before the op has the blocks of one batch, too."""
     both = g.joined(g.x, g.z)
     chosen = g.op("Greater", [g.z, g.const(0.5)], (None, 3), dtype="bool")
@@ -115,7 +115,7 @@ def test_an_op_on_single_examples_makes_two_batches_one(g: Batches, combine: str
     assert set(map(frozenset, axis.equalities)) == {frozenset(("x:0", "z:0"))}
 
 
-def test_an_input_may_have_the_examples_of_two_batches(g: Batches) -> None:
+def test_input_may_have_the_examples_of_two_batches(g: Batches) -> None:
     g.real("Mul", [g.joined(g.x, g.z), g.y], None, 3)
     axis = find_batch_axis(g.graph, [g.x, g.z, g.y])
     assert axis.layout(g.y) == sharded(0, (1, Rows(1, "z:0"))) and list(axis.batches) == ["", "z:0"]

@@ -33,7 +33,7 @@ def region_of(graph: OpGraph, in_function: bool = False) -> Region:
     return Region(graph, ops, set(ops), [0] * len(graph.ops), set(), set(), None, in_function=in_function)  # type: ignore[arg-type]
 
 
-def test_an_op_waits_only_for_what_its_updates_need() -> None:
+def test_op_waits_only_for_what_its_updates_need() -> None:
     graph = two_updates()
     demand = find_demand(region_of(graph))
 
@@ -48,7 +48,7 @@ def test_an_op_waits_only_for_what_its_updates_need() -> None:
     assert not demand.is_single
 
 
-def test_a_function_runs_as_a_whole() -> None:
+def test_function_runs_as_a_whole() -> None:
     graph = two_updates()
     demand = find_demand(region_of(graph, in_function=True))
     assert demand.is_single and demand.implies(demand.of([graph.op("b").id]), graph.op("both").id)

@@ -25,7 +25,7 @@ def test_arithmetic_is_polynomial() -> None:
 
 @pytest.mark.parametrize("size, surplus", [(batch_size + 3, 3), (2 * batch_size * T, 0), (batch_size * T - 1, -1), (T, None),
                                            (batch_size + T, None), (batch_size * batch_size, None)])
-def test_the_sum_over_parts_is_above_the_whole_by_the_surplus_of_each(size: Size, surplus: int) -> None:
+def test_sum_over_parts_is_above_the_whole_by_the_surplus_of_each(size: Size, surplus: int) -> None:
     assert size.surplus == surplus
 
 
@@ -126,7 +126,7 @@ def test_what_no_graph_can_hold_is_an_error_that_names_the_op(op: str, attrs: di
         evaluate(op, attrs, [as_value(x) for x in inputs], "broken")
 
 
-def test_a_division_by_zero_and_unwritten_elements_have_no_value() -> None:
+def test_division_by_zero_and_unwritten_elements_have_no_value() -> None:
     assert evaluate("FloorDiv", {}, [as_value(1), as_value(0)]) is None
     assert evaluate("FloorMod", {}, [scalar(batch_size), as_value(0)]) is None
     assert evaluate("DynamicStitch", {}, [as_value([1]), as_value([5])]) is None

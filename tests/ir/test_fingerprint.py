@@ -5,7 +5,7 @@ from tests.planner.rhino.graphs import Network
 from whale_tf.ir.graph import same_graph
 
 
-def test_the_batch_does_not_count_and_variables_shapes_do() -> None:
+def test_batch_does_not_count_and_variables_shapes_do() -> None:
     one, other, wider = (Network(batch, widths).graph.fingerprint() for batch, widths in (
         (8, [6, 6, 4]), (16, [6, 6, 4]), (8, [6, 8, 4])))
     assert one == other != wider

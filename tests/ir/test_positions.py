@@ -125,7 +125,7 @@ OWN_POSITION = "it looks up examples by an index other than their own position"
 # ---------------------------------------------------------------------------------------------------------- Range
 @pytest.mark.parametrize("step", [1, 2, -1, -3])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
+def test_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
     i = g.fed(np.arange(B, dtype=np.int32) % 3, is_open=is_open)
     size = None if is_open else B
     rows = g.rows(i, step) if is_open else g.ints("Range", [g.const(0), g.const(B * step), g.const(step)], B)
@@ -135,7 +135,7 @@ def test_a_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
     assert axis.localise == ({} if is_open else {(g.number(rows), 1): Localise((step * batch_size,))})
 
 
-def test_a_range_with_several_positions_for_each_example(g: Rows) -> None:
+def test_range_with_several_positions_for_each_example(g: Rows) -> None:
     rows = g.ints("Range", [g.const(0), g.count(g.real(B), 6), g.const(2)], None)
     axis = g.axis(rows)
     assert axis.layout(rows) == sharded(0, (3,)) and axis.offsets[rows] == 6
@@ -164,13 +164,13 @@ def test_each_example_looks_up_its_own_rows(g: Rows, type_: str, axis: List[int]
     assert result.layout(found) == sharded(0) and found not in result.offsets and not result.conversions
 
 
-def test_a_look_up_in_columns_follows_its_rule(g: Rows) -> None:
+def test_look_up_in_columns_follows_its_rule(g: Rows) -> None:
     found = g.op("GatherV2", [g.real(B, 4), g.const([0, 2]), g.const(1)], (None, 2))
     assert g.axis(found).layout(found) == sharded(0)
 
 
 @pytest.mark.parametrize("shared, dim", [(0, 2), (1, 1), (-1, 1)])
-def test_the_examples_of_a_look_up_lie_where_those_of_the_index_do(g: Rows, shared: int, dim: int) -> None:
+def test_examples_of_a_look_up_lie_where_those_of_the_index_do(g: Rows, shared: int, dim: int) -> None:
     x = g.real(3, B, 4, dim=1)
     index = g.ints("AddV2", [g.fed(np.zeros((3, B), np.int32), 1), g.rows(g.real(B))], 3, None)
     shape = (3, None, 4) if shared else (3, 3, None, 4)
@@ -178,7 +178,7 @@ def test_the_examples_of_a_look_up_lie_where_those_of_the_index_do(g: Rows, shar
     assert g.axis(found).layout(found) == sharded(dim)
 
 
-def test_a_look_up_needs_the_rank_for_a_negative_axis_only(g: Rows) -> None:
+def test_look_up_needs_the_rank_for_a_negative_axis_only(g: Rows) -> None:
     x = g.unknown_rank()
     g.feed[x] = g.random.rand(B, 4)
     found = g.op("GatherV2", [x, g.rows(g.real(B)), g.const(0)], None)
@@ -208,12 +208,12 @@ def test_look_ups_of_other_examples_are_refused(g: Rows, look_up: Callable[[Rows
     refused(g, g.op("GatherV2", look_up(g, g.real(B, 4)), (None, 4)), OWN_POSITION)
 
 
-def test_a_look_up_along_an_axis_that_is_fed_is_refused(g: Rows) -> None:
+def test_look_up_along_an_axis_that_is_fed_is_refused(g: Rows) -> None:
     x = g.real(B, 4)
     refused(g, g.op("GatherV2", [x, g.rows(x), g.fed(np.int32(0), None)], (None, 4), name="fed"), "'fed'")
 
 
-def test_a_variables_row_is_looked_up_by_example(g: Rows) -> None:
+def test_variables_row_is_looked_up_by_example(g: Rows) -> None:
     handle = g.op("VarHandleOp", (), (), dtype="resource", attrs={"shape": (3, 4), "dtype": "float32"})
     y = g.labels(B)
     found = g.op("ResourceGather", [handle, y], (None, 4))
@@ -288,7 +288,7 @@ def test_sums_into_the_examples_own_rows(g: Rows) -> None:
     assert axis.layout(found) == sharded(0) and not axis.conversions and not axis.localise
 
 
-def test_a_constant_number_of_rows_becomes_the_clones(g: Rows) -> None:
+def test_constant_number_of_rows_becomes_the_clones(g: Rows) -> None:
     found = segments(g, g.real(B, 4, is_open=False), g.static_rows(), g.const(B))
     axis = g.axis(found)
     assert axis.layout(found) == sharded(0) and axis.localise[g.number(found), 2] == Localise((batch_size,))
@@ -309,7 +309,7 @@ def test_sums_by_several_columns_of_positions(g: Rows) -> None:
     assert axis.layout(found) == partial() and axis.conversions == {(g.number(found), 1): (Offset((1, 0)),)}
 
 
-def test_a_sum_keeps_the_weight_of_its_data_and_a_maximum_does_not(g: Rows) -> None:
+def test_sum_keeps_the_weight_of_its_data_and_a_maximum_does_not(g: Rows) -> None:
     x = g.real(B, 4)
     total, largest = (segments(g, g.gradient(x), g.rows(x), g.count(x), type_)
                       for type_ in ("UnsortedSegmentSum", "UnsortedSegmentMax"))
@@ -337,7 +337,7 @@ def test_scattering_into_the_examples_own_rows_or_columns(g: Rows) -> None:
 
 
 @pytest.mark.parametrize("dim, target, localised", [(0, [B, 3], (batch_size, 3)), (1, [3, B], (3, batch_size))])
-def test_a_constant_shape_becomes_the_clones(g: Rows, dim: int, target: List[int], localised: Any) -> None:
+def test_constant_shape_becomes_the_clones(g: Rows, dim: int, target: List[int], localised: Any) -> None:
     columns = [g.labels(B), g.static_rows()]
     index = g.pairs(*(columns if dim else columns[::-1]))
     found = g.op("ScatterNd", [index, g.real(B, is_open=False), g.const(target)], tuple(target))
@@ -393,7 +393,7 @@ def test_parts_keep_the_order_of_the_examples(g: Rows) -> None:
     assert [axis.offsets.get(tensor) for tensor in found + positions] == [None, None, 1, 1]
 
 
-def test_a_whole_table_is_cut_before_it_is_partitioned(g: Rows) -> None:
+def test_whole_table_is_cut_before_it_is_partitioned(g: Rows) -> None:
     """A table of positions gives positions, and one that counts examples keeps its weight."""
     x, y = g.real(B), g.labels(B, below=2)
     numbers = partition(g, g.const(3 * np.arange(B, dtype=np.int32)), y, "int32")

@@ -45,7 +45,7 @@ class Drawing:
         return sorted(self.graph.ops[i].name for i in ops)
 
 
-def test_an_enter_counts_to_its_loop_and_an_exit_to_the_loop_it_leaves():
+def test_enter_counts_to_its_loop_and_an_exit_to_the_loop_it_leaves():
     drawing = Drawing()
     drawing.op("x", "Placeholder", phase=Phase.INPUT)
     drawing.loop("loop", "x")
@@ -73,14 +73,14 @@ def test_ops_of_nested_loops_belong_to_both_behind_the_inner_exit_too():
     assert "after" not in found and "x" not in found
 
 
-def test_a_graph_without_loops_has_no_frames():
+def test_graph_without_loops_has_no_frames():
     drawing = Drawing()
     drawing.op("x", "Placeholder")
     drawing.op("y", inputs=["x"])
     assert frames(drawing.graph) == {}
 
 
-def test_a_loop_runs_on_one_level_though_only_one_value_in_it_depends_on_the_batch():
+def test_loop_runs_on_one_level_though_only_one_value_in_it_depends_on_the_batch():
     drawing = Drawing()
     drawing.op("x", "Placeholder", phase=Phase.INPUT)
     drawing.op("one", "Const")
@@ -141,7 +141,7 @@ def test_all_users_of_a_stack_are_on_one_level():
     assert "backward/pop" in late and "forward/push" not in late and "stack" not in late
 
 
-def test_a_loop_that_reads_a_gradient_belongs_to_the_backward_step_as_a_whole():
+def test_loop_that_reads_a_gradient_belongs_to_the_backward_step_as_a_whole():
     drawing = Drawing()
     drawing.op("x", "Placeholder", phase=Phase.INPUT)
     drawing.loop("loop", "x")
@@ -151,7 +151,7 @@ def test_a_loop_that_reads_a_gradient_belongs_to_the_backward_step_as_a_whole():
     assert "loop/merge" in late and "loop/next" in late and "captured" in late
 
 
-def test_a_loop_before_a_value_combined_over_all_clones_is_early_as_a_whole():
+def test_loop_before_a_value_combined_over_all_clones_is_early_as_a_whole():
     drawing = Drawing()
     drawing.op("x", "Placeholder", phase=Phase.INPUT)
     drawing.loop("loop", "x", body=("body", "dead_end"))

@@ -104,5 +104,5 @@ def test_updates_alias_their_variables(type_: str) -> None:
     assert len(rule.roles) == len(letters)
 
 
-def test_the_table_is_large_enough() -> None:
+def test_table_is_large_enough() -> None:
     assert len(RULES) > 250

@@ -46,7 +46,7 @@ def test_what_follows_from_both_or_none_runs_once() -> None:
     assert homes == {"scaled": 0, "write": 0}
 
 
-def test_an_op_with_two_readers_leads_to_a_write_if_one_does() -> None:
+def test_op_with_two_readers_leads_to_a_write_if_one_does() -> None:
     homes, _ = found([("clipped", "Minimum", ["grad0"]), ("write", "ApplyGradientDescent", ["clipped"]), ("seen", "Abs", ["clipped"])])
     assert set(homes) == {"clipped", "write"}
 
@@ -67,12 +67,12 @@ def test_what_reads_a_slot_alone_belongs_to_it() -> None:
     assert variables == {"moment": 1} and homes == {"write": 1, "read": 1, "decayed": 1}
 
 
-def test_a_variable_that_is_written_with_values_of_both_has_no_copies() -> None:
+def test_variable_that_is_written_with_values_of_both_has_no_copies() -> None:
     _, variables = found([("total", "VarHandleOp", []), ("write", "AssignAddVariableOp", ["total", "grad0", "grad1"])])
     assert variables == {}
 
 
-def test_a_read_is_no_write() -> None:
+def test_read_is_no_write() -> None:
     _, variables = found([("table", "VarHandleOp", []), ("looked_up", "ResourceGather", ["table", "grad0"])])
     assert variables == {}
 
@@ -88,6 +88,6 @@ def test_whether_inputs_are_pulled(pulled: bool) -> None:
     assert step.is_pulled is pulled
 
 
-def test_the_home_of_a_tensor() -> None:
+def test_home_of_a_tensor() -> None:
     step: Any = chain(2)
     assert [step.task_graph_of(step.graph.tensor(name)) for name in ("layer0", "loss", "grad0")] == [0, 1, 0]

@@ -21,7 +21,7 @@ from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs
 
 
-def test_an_op_type_has_one_row() -> None:
+def test_op_type_has_one_row() -> None:
     with pytest.raises(ValueError, match="'Relu' has two rows"):
         section(("Relu Elu", OpTraits()), ("Tanh Relu", OpTraits(flops=2)))
     with pytest.raises(ValueError, match="'Relu' has two rows"):
@@ -49,7 +49,7 @@ def test_families_are_told_by_their_names(type_: str, expected: OpTraits) -> Non
     assert traits(type_) == expected
 
 
-def test_the_table_comes_before_the_families() -> None:
+def test_table_comes_before_the_families() -> None:
     """``IteratorGetNext`` pulls; the family of iterators says only that it is an input."""
     assert traits("IteratorGetNext").role is Role.PULL
     assert traits("TensorArrayV3").role is Role.CONTAINER
@@ -84,7 +84,7 @@ def test_stateless_functions_are_functions() -> None:
         assert {plain, "Stateless" + plain} <= table.CONTROL_FLOW
 
 
-def test_a_stack_and_what_takes_its_reference_through_a_condition_stay_together() -> None:
+def test_stack_and_what_takes_its_reference_through_a_condition_stay_together() -> None:
     """The handle of a ``Stack`` is a reference, which a ``RefSwitch`` hands on."""
     from whale_tf.ir.units import containers
 
@@ -112,7 +112,7 @@ def test_what_computes_nothing_is_free(type_: str) -> None:
 
 
 @pytest.mark.parametrize("type_,computes", [("BatchToSpaceND", False), ("BatchMatrixInverse", True), ("BatchFFT", True)])
-def test_a_batch_of_matrices_is_computed(type_: str, computes: bool) -> None:
+def test_batch_of_matrices_is_computed(type_: str, computes: bool) -> None:
     """``BatchToSpace`` moves elements; other names that begin with ``Batch`` say that an op takes many matrices."""
     draft = Draft()
     draft.op(type_, [draft.source(6, 8)], (6, 8))
@@ -127,7 +127,7 @@ def test_every_contraction_says_the_precision(type_: str) -> None:
     assert precision_of(draft.graph) == "bf16"
 
 
-def test_a_type_that_stops_the_gradient_is_no_move() -> None:
+def test_type_that_stops_the_gradient_is_no_move() -> None:
     """What moves is done again where it is read, and its gradient with it; there is none behind a StopGradient."""
     assert traits("StopGradient").only_moves and "StopGradient" not in table.MOVES
     assert "PreventGradient" in table.MOVES
@@ -143,7 +143,7 @@ def test_rows_name_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("type_", ["StopGradient", "PreventGradient", "EnsureShape", "ZerosLike"])
-def test_a_shape_is_known_through_what_keeps_it(type_: str) -> None:
+def test_shape_is_known_through_what_keeps_it(type_: str) -> None:
     draft = Draft()
     result = draft.op(type_, [draft.source(3, 5)], None)
     state = BatchState(draft.graph, {}, None, Batches(""), Options())

@@ -84,7 +84,7 @@ def _bad_forward(graph: OpGraph) -> None:
     (_wrong_value, r"value of shape \(5,\)"), (_value_of_an_add, "is a Add with 2 inputs"), (_two_operands, "has 2 inputs"),
     (_bad_phase, "has phase 'forward'"), (_bad_forward, "is the backward op of op"),
 ])
-def test_a_broken_law_is_named(damage: Callable[[OpGraph], Any], message: str) -> None:
+def test_broken_law_is_named(damage: Callable[[OpGraph], Any], message: str) -> None:
     graph = legal()
     verify(graph)
     damage(graph)

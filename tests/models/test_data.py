@@ -36,7 +36,7 @@ def test_batches_with_one_seed_are_equal_and_with_another_are_not() -> None:
     assert not _same(first[0], first[2])
 
 
-def test_a_batch_larger_than_the_data_is_refused() -> None:
+def test_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size is 11, but there are only 10 examples"):
         next(data.batches(data.ImageBatch(np.arange(10), np.arange(10)), 11))
 

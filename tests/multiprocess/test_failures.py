@@ -40,7 +40,7 @@ def losses(text: str) -> Dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> None:
+def test_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> None:
     """Their first step is compared with the local one, although hooks of the chief fetch more."""
     chief, worker = starter.workers(2)
     first = chief(*SCRIPT, "12", str(tmp_path), **{VERIFIED: "1"})
@@ -55,7 +55,7 @@ def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> 
 
 
 @pytest.mark.slow
-def test_a_wrong_first_step_ends_all(starter: Starter) -> None:
+def test_wrong_first_step_ends_all(starter: Starter) -> None:
     """One process forgets the weight of its examples: each ends with the same error."""
     both = [start(*SCRIPT, "9", WRONG="1", **{VERIFIED: "1"}) for start in starter.workers(2)]
     for process in both:
@@ -68,7 +68,7 @@ def test_a_wrong_first_step_ends_all(starter: Starter) -> None:
     pytest.param(signal.SIGKILL, 1, {}, marks=pytest.mark.full), (signal.SIGKILL, 0, {"COUNT": "2"}),
     (signal.SIGKILL, 1, {"COUNT": "2"}), (signal.SIGSTOP, 1, {}), pytest.param(signal.SIGSTOP, 0, {}, marks=pytest.mark.full),
     pytest.param(signal.SIGSTOP, 1, {"COUNT": "2"}, marks=pytest.mark.full)])
-def test_a_killed_or_stopped_process_ends_the_other(starter: Starter, number: int, victim: int, more: Dict[str, str]) -> None:
+def test_killed_or_stopped_process_ends_the_other(starter: Starter, number: int, victim: int, more: Dict[str, str]) -> None:
     """Beside each other, and with a TaskGraph on both (``COUNT``), so that process 0 drives process 1."""
     both = [start(*SCRIPT, "1000000", **more) for start in starter.workers(2)]
     for process in both[:1] if more else both:
@@ -83,7 +83,7 @@ def test_a_killed_or_stopped_process_ends_the_other(starter: Starter, number: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look_late", ["0", pytest.param("4", marks=pytest.mark.once)])
-def test_a_driver_that_fails_fails_the_others(starter: Starter, look_late: str) -> None:
+def test_driver_that_fails_fails_the_others(starter: Starter, look_late: str) -> None:
     """Also one that could fail before the other has looked for it (``LOOK_LATE``)."""
     driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3", LOOK_LATE=late)
                       for start, late in zip(starter.workers(2), ("0", look_late))]
@@ -93,7 +93,7 @@ def test_a_driver_that_fails_fails_the_others(starter: Starter, look_late: str) 
 
 
 @pytest.mark.slow
-def test_a_worker_that_never_comes(starter: Starter) -> None:
+def test_worker_that_never_comes(starter: Starter) -> None:
     chief, _ = starter.workers(2)
     alone = chief(*SCRIPT, "3", TIMEOUT="2")
     assert alone.wait(START_S) == 1
@@ -102,7 +102,7 @@ def test_a_worker_that_never_comes(starter: Starter) -> None:
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_port_that_is_taken(starter: Starter) -> None:
+def test_port_that_is_taken(starter: Starter) -> None:
     chief, _ = starter.workers(2)
     with socket.socket() as taken:
         address = json.loads(chief.variables["TF_CONFIG"])["cluster"]["worker"][0]
@@ -134,7 +134,7 @@ def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, st
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_path: Any) -> None:
+def test_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_path: Any) -> None:
     """No file can be written after step 12: the save after step 15 fails, and the one after step 10 stands."""
     run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, "20", str(tmp_path), FULL_AT="12")
     assert run.wait(2 * START_S) == 0, run.output

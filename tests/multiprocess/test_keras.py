@@ -55,7 +55,7 @@ def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any) -> None:
+def test_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any) -> None:
     """One process is killed in the third epoch: the other names it and ends; both start again from the second."""
     whole = starter.start(*TWO, *SCRIPT, "fit", "5", str(tmp_path / "whole"))
     broken = starter.start(*TWO, "--max-restarts", "1", *SCRIPT, "fit", "5", str(tmp_path / "broken"), PAUSE="0.3")
@@ -75,7 +75,7 @@ def test_a_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any)
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_process_that_ends_early_ends_the_other(starter: Starter, tmp_path: Any) -> None:
+def test_process_that_ends_early_ends_the_other(starter: Starter, tmp_path: Any) -> None:
     both = [start(*SCRIPT, "fit", "100000", str(tmp_path), SHORT="6") for start in starter.workers(2)]
     assert both[1].wait(START_S) == 0 and "finished" in both[1].output, both[1].output
     assert both[0].wait(BOUND_S) in (1, EXIT_STATUS), both[0].output

@@ -60,7 +60,7 @@ def scanned(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @pytest.mark.slow
-def test_a_tensor_array_in_another_task_graph_than_what_it_holds() -> None:
+def test_tensor_array_in_another_task_graph_than_what_it_holds() -> None:
     case, before = case_of(scanned), tf.control_flow_v2_enabled()
     tf.disable_control_flow_v2()
     wh.init(TWO_STAGES, cluster=equal(2))
@@ -132,14 +132,14 @@ def test_settings(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_an_automatic_plan_is_run_again_from_json() -> None:
+def test_automatic_plan_is_run_again_from_json() -> None:
     plan = check_auto("momentum", {"num_task_graph": 2}, equal(2))
     again = check_auto("momentum", {}, equal(2), plan=plan.to_json())
     assert again == plan
 
 
 @pytest.mark.slow
-def test_a_cut_moved_by_hand_runs() -> None:
+def test_cut_moved_by_hand_runs() -> None:
     data = json.loads(check_auto("momentum", TWO_STAGES, equal(2)).to_json())
     first, second = data["task_graphs"]
     moved = [name for name in first["ops"] + second["ops"] if not name.startswith("one/")]
@@ -200,7 +200,7 @@ def test_annotations_stand_under_auto_parallel() -> None:
 
 
 @pytest.mark.slow
-def test_a_number_of_task_graphs_against_annotations_is_refused() -> None:
+def test_number_of_task_graphs_against_annotations_is_refused() -> None:
     with pytest.raises(wh.ConfigError, match="num_task_graph is 3, but the model is annotated with 2 TaskGraphs"):
         annotated({"num_task_graph": 3}, "cpu:4")
 

@@ -294,7 +294,7 @@ def test_cluster_file_with_a_negative_count(tmp_path: Any) -> None:
         wh.init(cluster=str(path))
 
 
-def test_a_refused_graph_still_trains_locally() -> None:
+def test_refused_graph_still_trains_locally() -> None:
     """A refusal leaves the graph as it was."""
     with pytest.raises(wh.UnsupportedOpError):
         unsupported_op()

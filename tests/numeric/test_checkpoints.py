@@ -55,7 +55,7 @@ def test_training_goes_on(writer: str, reader: str, resource: bool, tmp_path: An
 
 
 @pytest.mark.slow
-def test_a_lost_checkpoint_would_be_noticed(tmp_path: Any) -> None:
+def test_lost_checkpoint_would_be_noticed(tmp_path: Any) -> None:
     """Training from fresh values gives other losses: the comparison above can fail."""
     train(None, 0, save=str(tmp_path / "model"))
     restored, fresh = train(None, HALF, restore=str(tmp_path / "model"))[0], train(None, HALF)[0]

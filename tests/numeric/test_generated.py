@@ -44,7 +44,7 @@ def test_known_models(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_amplifies_rounding_is_compared_as_it_allows() -> None:
+def test_model_that_amplifies_rounding_is_compared_as_it_allows() -> None:
     """Its loss falls to -1e13. The local script's differs by 1e-8 if its inputs change in the last bit."""
     plan = Parallel(Shape((1,), 1), 4, extra=(("variables", "mirrored"), ("emit", "inline")))
     layers = (Layer("tanh", 0), Layer("loop", 1), Layer("pack", 1), Layer("relu", 0))

@@ -48,7 +48,7 @@ def judge_locally(program: Program) -> bool:
 
 
 @pytest.mark.slow
-def test_a_program_with_one_wrong_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_with_one_wrong_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(SIMPLE) == Verdict("divided")
     calls: List[float] = []
     compare = input_programs.differences
@@ -71,7 +71,7 @@ def test_a_program_with_one_wrong_number_is_wrong(monkeypatch: pytest.MonkeyPatc
     (input_programs.wh.InputError("'u:0' is fed 3 examples; feed at least 4"), "refused"),
     (input_programs.wh.PlanError("no"), "raw"),  # says nothing
 ])
-def test_an_error_under_the_plan_is_judged_by_its_kind(monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: str) -> None:
+def test_error_under_the_plan_is_judged_by_its_kind(monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: str) -> None:
     def fail() -> str:
         raise raised
 
@@ -79,7 +79,7 @@ def test_an_error_under_the_plan_is_judged_by_its_kind(monkeypatch: pytest.Monke
     assert judge(SIMPLE).kind == kind
 
 
-def test_the_source_has_the_stages_in_it() -> None:
+def test_source_has_the_stages_in_it() -> None:
     assert ONE._replace(way=Way((1, 1), 2, {}), cuts=(1, 2, 3)).source() == """\
 def build(stage, u, x, w0):
     v0 = tf.concat([u, x], 0)
@@ -103,7 +103,7 @@ def test_every_stage_has_a_line() -> None:
             assert 0 <= first < second < last <= lines
 
 
-def test_a_failing_program_shrinks_to_what_makes_it_fail() -> None:
+def test_failing_program_shrinks_to_what_makes_it_fail() -> None:
     def fails(program: Program) -> Verdict:
         return Verdict("wrong" if "tf.concat([u, x], 0)" in program.source() else "divided")
 
@@ -120,7 +120,7 @@ def test_is_whole_where_rows_are_taken_from_clones(taken: str, expected: bool) -
     assert is_whole(line if taken else "Exact: the parallel result") == expected
 
 
-def test_a_number_of_a_seed_is_always_the_same_program() -> None:
+def test_number_of_a_seed_is_always_the_same_program() -> None:
     kinds: Dict[str, int] = {}
     for number in range(40):
         first, second = numbered(3, number), numbered(3, number)

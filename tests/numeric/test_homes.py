@@ -82,7 +82,7 @@ def assert_equal(one: Trained, other: Trained) -> None:
 @pytest.mark.parametrize("scope, stages, micro_batches", [
     (lambda: wh.replicate(4), 1, 2), (lambda: wh.split(2), 1, 1), (lambda: wh.replicate(1), 2, 2)],
     ids=["replicas", "split", "pipeline"])
-def test_an_optimizer_of_elementary_ops(homes: str, scope: Any, stages: int, micro_batches: int) -> None:
+def test_optimizer_of_elementary_ops(homes: str, scope: Any, stages: int, micro_batches: int) -> None:
     assert_equal(train(dict(HOMES[homes], num_micro_batch=micro_batches, recompute="full"), scope, stages=stages), train(None))
 
 
@@ -135,7 +135,7 @@ def test_what_is_at_home() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_as_json() -> None:
+def test_plan_as_json() -> None:
     plan = parallelized({"zero": "v2"})[0]
     read = json.loads(plan.to_json())
     assert_equal(train({}, lambda: wh.replicate(4), plan=read), train(None))

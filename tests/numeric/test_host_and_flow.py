@@ -197,7 +197,7 @@ def test_averages_of_divided_variables_are_divided_and_whole_for_others(use_reso
             np.testing.assert_allclose(other, value, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
-def test_a_branch_that_writes_a_divided_variable_is_refused() -> None:
+def test_branch_that_writes_a_divided_variable_is_refused() -> None:
     wh.init({}, cluster="cpu:2")
     try:
         with tf.Graph().as_default(), wh.split(2):

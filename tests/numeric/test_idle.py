@@ -64,7 +64,7 @@ def planned(model: Any, config: Any = None, devices: int = 2, block: Any = wh.re
 @pytest.mark.parametrize("model, cause", [
     (of_variables, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on"),
     (of_several_sections, "from 'second/TopKV2' (TopKV2) on")])
-def test_an_idle_device_warns(model: Any, cause: str) -> None:
+def test_idle_device_warns(model: Any, cause: str) -> None:
     with planned(model) as (warned, explained):
         assert len(warned) == 1 and warned[0].startswith("the plan uses 2 devices, but ") and cause in warned[0], warned
         assert "Divided over 2 devices: " in explained and "% of the parameter bytes" in explained

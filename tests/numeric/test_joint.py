@@ -123,7 +123,7 @@ def test_no_uniform_pipeline_that_fits_is_faster(searches: Any, memory: float) -
         assert {"data-parallel", "undivided"} <= {taken.search, *(text.partition(":")[0] for text in taken.runners_up)}
 
 
-def test_the_message_says_the_smallest_need(searches: Any) -> None:
+def test_message_says_the_smallest_need(searches: Any) -> None:
     with pytest.raises(wh.InfeasibleError, match="smallest of .* needs .* MiB on its fullest device") as caught:
         searches.find(0.01, auto_parallel="dapple", num_micro_batch=1)
     least = caught.value.least_bytes

@@ -126,7 +126,7 @@ if TF1:
 
     @pytest.mark.parametrize("layer", [
         counted, pytest.param(embedded, marks=pytest.mark.slow), pytest.param(looked_up_before, marks=pytest.mark.slow)])
-    def test_a_vocabulary_in_an_estimator_under_nested_pipelines(layer: Callable, tmp_path: Any) -> None:
+    def test_vocabulary_in_an_estimator_under_nested_pipelines(layer: Callable, tmp_path: Any) -> None:
         found = estimated(layer, True, 4, str(tmp_path / "parallel"))
         for one, other in zip(found, estimated(layer, False, 8, str(tmp_path / "local"))):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

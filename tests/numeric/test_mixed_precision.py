@@ -170,7 +170,7 @@ def tiny_gradients(config: Dict[str, Any], scaling: bool = False) -> Tuple[np.nd
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_scales_its_loss_is_left_alone() -> None:
+def test_optimizer_that_scales_its_loss_is_left_alone() -> None:
     found, text = tiny_gradients({"amp": "float16"}, scaling=True)
     assert "gradients with no scale" in text
     np.testing.assert_allclose(found, tiny_gradients({})[0], rtol=5e-3)
@@ -203,7 +203,7 @@ def test_scaled_gradients_do_not_vanish() -> None:
 @pytest.mark.parametrize("scopes, cluster, config", [
     ([one_device], "cpu:1", {}), ([two_devices], "cpu:2", {"variables": "mirrored", "amp.loss_scale": 1024}),
     ([one_device, two_devices], "cpu:3", {"num_micro_batch": 2})], ids=["one", "mirrored", "pipeline"])
-def test_a_step_that_overflows_is_skipped_as_a_whole(scopes: Any, cluster: str, config: Dict[str, Any]) -> None:
+def test_step_that_overflows_is_skipped_as_a_whole(scopes: Any, cluster: str, config: Dict[str, Any]) -> None:
     (first, scale), (second, lower), (third, last) = skipping(config, scopes, cluster)
     for one, other in zip(first, second):
         np.testing.assert_array_equal(one, other)  # slots and the global step, too

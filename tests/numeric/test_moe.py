@@ -146,7 +146,7 @@ def test_datasets(setting: Setting) -> None:
 
 @pytest.mark.half
 @pytest.mark.slow
-def test_a_default_strategy_around_experts() -> None:
+def test_default_strategy_around_experts() -> None:
     """Example 5: ops before and after the experts are one TaskGraph.  A block that makes only a kernel is none."""
     model = case(2, 5, 2)
 
@@ -187,7 +187,7 @@ def test_float32() -> None:
 
 @pytest.mark.half
 @pytest.mark.slow
-def test_a_saved_plan_runs_the_same_ops_by_examples() -> None:
+def test_saved_plan_runs_the_same_ops_by_examples() -> None:
     split = Split(hybrid(2), 2)
     first = check(case(2, 4), split)
     again = check(case(2, 4), split, plan=first.plan.to_json())

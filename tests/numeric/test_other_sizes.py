@@ -133,7 +133,7 @@ def test_fed_in_proportion(plan: str) -> None:
     lambda x, y: tf.concat([x, np.ones([8, 2])], 1),
     lambda x, y: tf.stack([np.ones([8, 2]), x]),
 ])
-def test_a_table_of_other_length(plan: str, combined: Callable) -> None:
+def test_table_of_other_length(plan: str, combined: Callable) -> None:
     """A constant has a row for each example."""
     train, _, feeds = build(plan, lambda: placeholders(8, 8), combined)
     (x, rows), *_ = feeds.items()

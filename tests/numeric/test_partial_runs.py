@@ -124,7 +124,7 @@ def nodes_of(session: tf.Session, fetches: Any, feeds: Dict) -> Dict[str, Any]:
     return {node.name: node for graph in metadata.partition_graphs for node in graph.node}
 
 
-def test_a_run_of_both_keeps_the_order_and_a_run_of_one_computes_nothing_else() -> None:
+def test_run_of_both_keeps_the_order_and_a_run_of_one_computes_nothing_else() -> None:
     initialised({}, "cpu:2")
     with tf.Graph().as_default():
         model = pair(True, *(tf.placeholder(tf.float64, [None, width]) for width in (4, 3)))
@@ -163,7 +163,7 @@ def pulled(config: Optional[Dict[str, Any]]) -> List[np.ndarray]:
     return [np.asarray(each) for each in found]
 
 
-def test_a_run_takes_no_batch_of_an_iterator_that_it_does_not_need() -> None:
+def test_run_takes_no_batch_of_an_iterator_that_it_does_not_need() -> None:
     assert_same(pulled({}), pulled(None))
 
 

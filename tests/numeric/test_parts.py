@@ -144,7 +144,7 @@ def test_where_parts_are() -> None:
     assert "Divided into parts, one for each replica" in text and "'large' (dimension 1)" in text
 
 
-def test_a_plan_with_parts() -> None:
+def test_plan_with_parts() -> None:
     """It is plain JSON, which says all that is needed, and what it says wrongly is refused by name.  Under every level each clone
     puts its parts together itself."""
     plans: List[Any] = []

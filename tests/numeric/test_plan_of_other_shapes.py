@@ -50,7 +50,7 @@ def statistics(sparse: bool) -> StageStatistics:
         wh.shutdown()
 
 
-def test_a_table_with_a_sparse_gradient_is_counted_whole() -> None:
+def test_table_with_a_sparse_gradient_is_counted_whole() -> None:
     size = 4 * 1000 * 4
     dense, sparse = statistics(False), statistics(True)
     assert dense.parameter_bytes == sparse.parameter_bytes == size and dense.state_bytes == sparse.state_bytes == size

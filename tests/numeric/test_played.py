@@ -26,7 +26,7 @@ def results(case: Case) -> Compared:
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} on {case.cluster}")
-def test_the_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(case: Case) -> None:
+def test_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(case: Case) -> None:
     found = dict(results(case).plans)
     chosen = found.pop("chosen")
     assert {"undivided", "data-parallel"} <= set(found)
@@ -37,7 +37,7 @@ def test_the_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(ca
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} on {case.cluster}")
-def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None:
+def test_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None:
     """Rhino adds up what devices do beside each other, and does not count the ops that cut tensors and put them together."""
     plans, objective_s = results(case)
     if "division" in plans:
@@ -47,7 +47,7 @@ def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_division_is_compiled_only_where_its_search_believes_in_it() -> None:
+def test_division_is_compiled_only_where_its_search_believes_in_it() -> None:
     """The chosen plan is played, in any case; what was not says so."""
     case = next(case for case in CASES if case.name == "MoE, tiny")
     wh.init(cluster="cpu:1")

@@ -54,7 +54,7 @@ def test_published_scripts(name: str, plan: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_ran_before_trains_in_parallel() -> None:
+def test_session_that_ran_before_trains_in_parallel() -> None:
     """A Session does not see that edges move of ops that it has; whether the step runs as planned shows in what it executed."""
     wh.init({}, cluster="cpu:2")
     try:
@@ -147,7 +147,7 @@ def test_fed_inputs_that_the_model_cuts_in_three() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [12, None])
-def test_a_python_function_that_returns_other_rows(batch: Optional[int]) -> None:
+def test_python_function_that_returns_other_rows(batch: Optional[int]) -> None:
     """A kernel is applied to each of them, as to examples."""
     def losses(stated: bool) -> List[float]:
         with tf.Graph().as_default():
@@ -173,7 +173,7 @@ def test_a_python_function_that_returns_other_rows(batch: Optional[int]) -> None
 
 
 @pytest.mark.slow
-def test_a_stated_axis_lets_a_python_function_work_on_examples() -> None:
+def test_stated_axis_lets_a_python_function_work_on_examples() -> None:
     """In the middle of the model: each part of the batch calls it with its own examples."""
     sizes = []
 

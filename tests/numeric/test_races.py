@@ -31,7 +31,7 @@ def test_what_follows_from_the_other_is_in_order(graph: tf.Graph, order: str) ->
 
 
 @pytest.mark.parametrize("waits_for", ["the loop", "nothing"])
-def test_a_loops_result_follows_from_its_rounds(graph: tf.Graph, waits_for: str) -> None:
+def test_loops_result_follows_from_its_rounds(graph: tf.Graph, waits_for: str) -> None:
     with tf.variable_scope("", use_resource=True):
         table = tf.get_variable("table", initializer=[1.0, 2.0, 3.0])
     with tf.name_scope("whale"):
@@ -43,7 +43,7 @@ def test_a_loops_result_follows_from_its_rounds(graph: tf.Graph, waits_for: str)
     assert bool(unordered([total.op, update])) == (waits_for != "the loop")
 
 
-def test_the_local_scripts_own_races_are_left_alone(graph: tf.Graph) -> None:
+def test_local_scripts_own_races_are_left_alone(graph: tf.Graph) -> None:
     read, update = _step("none", "model")
     assert not unordered([read.op, update])
 

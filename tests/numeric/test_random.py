@@ -62,7 +62,7 @@ def train(draw: Callable[[tf.Tensor], tf.Tensor], shape: Optional[List[Optional[
     (dropout, "nested", [None]), (normal, "micro-batches", [None]), (truncated, "data parallel", [None]),
     (samples, "pipeline", [None]), (stateless, "nested", [8]), (dropout, "rhino", [8]), (dropout, "data parallel", None),
     (normal, "pipeline", [8])])
-def test_a_seeded_script_trains_with_the_local_numbers(draw: Callable, plan: str, shape: Any) -> None:
+def test_seeded_script_trains_with_the_local_numbers(draw: Callable, plan: str, shape: Any) -> None:
     expected = train(draw, shape)
     config, devices = PLANS[plan]
     wh.init(dict(config, random="local"), cluster=f"cpu:{devices}")

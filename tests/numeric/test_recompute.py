@@ -93,7 +93,7 @@ def test_local_numbers_under_every_kind_of_plan(scopes: Any, cluster: str, micro
 
 @pytest.mark.slow
 @pytest.mark.graph_optimizer
-def test_a_dropout_mask_is_drawn_once() -> None:
+def test_dropout_mask_is_drawn_once() -> None:
     """With the mask drawn anew the gradient would be of another function."""
     whole = train({"num_micro_batch": 2}, cluster="cpu:1", dropout=True)
     again = train({"num_micro_batch": 2, "recompute": "full"}, cluster="cpu:1", dropout=True)
@@ -153,7 +153,7 @@ def test_keeps_the_collection_checkpoints() -> None:
         wh.shutdown()
 
 
-def test_a_mark_that_is_no_activation() -> None:
+def test_mark_that_is_no_activation() -> None:
     wh.init({"recompute": "full"}, cluster="cpu:1")
     try:
         with tf.Graph().as_default():
@@ -165,7 +165,7 @@ def test_a_mark_that_is_no_activation() -> None:
         wh.shutdown()
 
 
-def test_a_step_with_nothing_to_compute_again() -> None:
+def test_step_with_nothing_to_compute_again() -> None:
     def ready(x: Any, **config: str) -> Any:
         wh.init(config, cluster="cpu:1")
         with tf.Graph().as_default():

@@ -117,7 +117,7 @@ def test_pinned_patterns(patterns: Tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_plan_runs_again() -> None:
+def test_saved_plan_runs_again() -> None:
     plan = check("classifier_adam", 2)
     document = json.loads(plan.to_json())
     assert check("classifier_adam", 2, plan=document) == plan

@@ -48,7 +48,7 @@ def test_inputs_and_sessions_on_a_mesh(setting: Setting, monkeypatch: Any) -> No
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_a_mesh_of_two_dimensions_is_chosen_and_runs_again() -> None:
+def test_mesh_of_two_dimensions_is_chosen_and_runs_again() -> None:
     """Experts are divided inside the nodes, examples between them: only gradients go over the slow network."""
     plan = check("experts_adam", 4, cluster=two_nodes())
     assert plan.num_model_replicas == 2 and plan.nested_batch == "divide"
@@ -85,7 +85,7 @@ def test_pipelines_and_hybrids(name: str, count: int, stages: int, replicas: int
 
 
 @pytest.mark.slow
-def test_a_saved_pipeline_runs_again() -> None:
+def test_saved_pipeline_runs_again() -> None:
     plan = check_pipeline("momentum", 2)
     again = check_pipeline("momentum", 2, json.loads(plan.to_json()))
     assert again.task_graphs == plan.task_graphs and again.num_micro_batch == plan.num_micro_batch

@@ -71,7 +71,7 @@ def test_lists_of_a_loop_over_all_examples_have_elements_of_all_examples() -> No
 
 
 @pytest.mark.slow
-def test_a_branchs_parameter_of_unknown_rank_is_cut() -> None:
+def test_branchs_parameter_of_unknown_rank_is_cut() -> None:
     """The gradient of a branch that was not taken: zeros for all examples."""
     _check("cases_by_statistics", "data parallel 4", True)
 
@@ -99,7 +99,7 @@ def test_ragged_last_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_without_an_example_counts_nothing() -> None:
+def test_part_without_an_example_counts_nothing() -> None:
     def by_label(count: int, dtype: str) -> Arrays:
         arrays = SECTIONS["masked_mean"].examples(count, dtype)
         arrays["label"] = np.arange(count, dtype="int32") % 12 // 4  # two of four parts have none of class 0
@@ -119,7 +119,7 @@ def condition_of_sections(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan, static", [("data parallel 2", False), ("pipeline", False), ("1:3", True)])
-def test_a_condition_of_tensorflow_1_between_sections(plan: str, static: bool) -> None:
+def test_condition_of_tensorflow_1_between_sections(plan: str, static: bool) -> None:
     case, setting, before = case_of(condition_of_sections), Setting(static_batch=static), tf.control_flow_v2_enabled()
     tf.disable_control_flow_v2()
     try:
@@ -267,7 +267,7 @@ KINDS = [_in_a_session, _in_a_monitored_session] + ([_in_an_estimator] if tf.__v
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", KINDS)
-def test_an_inexact_op_is_told_once_in_every_kind_of_session(train: Any, tmp_path: Any, capsys: Any) -> None:
+def test_inexact_op_is_told_once_in_every_kind_of_session(train: Any, tmp_path: Any, capsys: Any) -> None:
     initialised: List[int] = []
     for config, folder in (({"on_inexact": "error"}, "error"), ({}, "warn"), ({"on_inexact": "allow"}, "allow")):
         wh.init(config, cluster="cpu:2")
@@ -281,7 +281,7 @@ def test_an_inexact_op_is_told_once_in_every_kind_of_session(train: Any, tmp_pat
         assert told.count("InexactWarning: op 'norm/FusedBatchNorm") == told.count("InexactWarning: ") == (folder == "warn"), told
 
 
-def test_an_update_waits_for_all_clones_that_read_its_reference_variable() -> None:
+def test_update_waits_for_all_clones_that_read_its_reference_variable() -> None:
     """Its gradient is computed once, while each clone reads the variable for the gradient of what it is multiplied with."""
     wh.init(cluster="cpu:3")
     try:
@@ -297,7 +297,7 @@ def test_an_update_waits_for_all_clones_that_read_its_reference_variable() -> No
         wh.shutdown()
 
 
-def test_an_inexact_op_warns_once() -> None:
+def test_inexact_op_warns_once() -> None:
     explained, told = _trained("mean", True, {})
     assert len(told) == 1 and "(FusedBatchNorm" in told[0] and "Set sync_batch_norm to True" in told[0]
     assert "Not exactly the local result (2 place(s))" in explained

@@ -142,7 +142,7 @@ def test_summaries_show_the_whole_batch() -> None:
 
 
 @pytest.mark.slow
-def test_a_scope_whose_name_begins_like_ours_is_the_users() -> None:
+def test_scope_whose_name_begins_like_ours_is_the_users() -> None:
     """Later ops in the user's scope ``whales`` are no clones, so a tensor of the model may be fed to them."""
     def body(model: Small, session: tf.Session) -> np.ndarray:
         step(model, session)
@@ -250,7 +250,7 @@ def test_uneven_slices_of_an_edited_plan() -> None:
 
 
 @pytest.mark.slow
-def test_a_session_takes_what_tf_config_has_set() -> None:
+def test_session_takes_what_tf_config_has_set() -> None:
     """A Session without a ConfigProto takes memory growth, threads and the optimizer's options from tf.config."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"constant_folding": False})

@@ -65,7 +65,7 @@ def test_no_device_holds_a_full_copy(pattern: str, resource: bool, optimizer: st
 
 
 @pytest.mark.slow
-def test_the_trace_finds_full_copies(tmp_path: Any) -> None:
+def test_trace_finds_full_copies(tmp_path: Any) -> None:
     """Exact initial values are computed whole; a saver of version 1 has no slices."""
     ran = trace(str(tmp_path / "model"), "column", True, "adam", init="exact", write_version=tf.train.SaverDef.V1)
     assert {what: size >= FULL for what, size in ran.largest.items()} == {

@@ -136,7 +136,7 @@ def test_nested_replicas_start_equal() -> None:
 
 
 @pytest.mark.slow
-def test_an_initializer_that_is_built_after_the_rewrite() -> None:
+def test_initializer_that_is_built_after_the_rewrite() -> None:
     wh.init({"init": "sharded"}, cluster="cpu:2")
     try:
         with tf.Graph().as_default():
@@ -152,7 +152,7 @@ def test_an_initializer_that_is_built_after_the_rewrite() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_says_how_values_are_made() -> None:
+def test_plan_says_how_values_are_made() -> None:
     plan = run(EXACT["uniform"], 2).plan
     assert plan.init == "sharded"
     again = run(EXACT["uniform"], 2, init="exact", plan=plan.to_json())
@@ -216,7 +216,7 @@ def test_refuses_values_that_are_whole() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [True, False])
-def test_a_value_that_is_fed(resource: bool) -> None:
+def test_value_that_is_fed(resource: bool) -> None:
     """``load`` feeds the initial value; its parts are then slices of it."""
     wh.init({"init": "sharded"}, cluster="cpu:3")
     try:

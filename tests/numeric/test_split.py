@@ -244,7 +244,7 @@ def test_default_strategy_around_a_split() -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_plan_gives_the_same_shards() -> None:
+def test_saved_plan_gives_the_same_shards() -> None:
     case = find_case("transformer")
     first = run_split(case, FEDS, Split((1, -2), 3, (("num_micro_batch", 2),)))
     again = run_split(case, FEDS, Split((1, -2), 3), plan=first.plan.to_json())
@@ -342,7 +342,7 @@ def test_divided_variables_look_whole(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_ran_before_the_split() -> None:
+def test_session_that_ran_before_the_split() -> None:
     """Parts take the values that the variables have by then."""
     wh.init(cluster="cpu:2")
     try:

@@ -131,7 +131,7 @@ def test_one_form_reads_another(writer: str, reader: str, tmp_path: Any) -> None
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Any) -> None:
+def test_checkpoint_of_another_shape_is_refused(tmp_path: Any) -> None:
     path = str(tmp_path / "model")
     with model(0, only="kernel", classes=CLASSES + 1) as ran:
         ran.saver.save(ran.session, path)
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("init", ["exact", "sharded"])
-def test_a_monitored_session_resumes(init: str, tmp_path: Any) -> None:
+def test_monitored_session_resumes(init: str, tmp_path: Any) -> None:
     """Its graph is final before it runs, and its hooks save; another plan takes over after two steps."""
     def train(count: int, steps: int, directory: str) -> np.ndarray:
         if count:

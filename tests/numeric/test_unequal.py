@@ -95,7 +95,7 @@ def test_memory_bounds_a_slice() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_no_division_is_refused() -> None:
+def test_model_that_fits_no_division_is_refused() -> None:
     with pytest.raises(wh.WhaleError, match=r"TaskGraph 'replicate_0' on devices \[0, 1\]: "):
         check_unequal("mlp_mean", [(400, 0.001), (100, 0.001)])
 
@@ -133,7 +133,7 @@ def test_shards_follow_speed(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_plan_has_its_shares_and_they_can_be_edited() -> None:
+def test_saved_plan_has_its_shares_and_they_can_be_edited() -> None:
     plan = run_shards("two to one", Setting())
     assert run_shards("two to one", Setting(), plan.to_json()) == plan
     edited = json.loads(plan.to_json())

@@ -105,7 +105,7 @@ def assert_same(found: List[np.ndarray], expected: List[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_scalar_of_unknown_rank(plan: str) -> None:
+def test_scalar_of_unknown_rank(plan: str) -> None:
     assert_same(trained(plan), local("fed"))
 
 
@@ -141,11 +141,11 @@ def monitored(plan: Optional[str], path: str) -> List[np.ndarray]:
     return [np.asarray(each) for each in found]
 
 
-def test_a_monitored_session_that_saves_before_the_first_step(tmp_path: Any) -> None:
+def test_monitored_session_that_saves_before_the_first_step(tmp_path: Any) -> None:
     assert_same(monitored("split", str(tmp_path / "split")), monitored(None, str(tmp_path / "local")))
 
 
-def test_a_state_that_would_be_lost_is_refused() -> None:
+def test_state_that_would_be_lost_is_refused() -> None:
     wh.init({"zero": "v1"}, cluster="cpu:2")
     with tf.Graph().as_default():
         made = model(None, "iterator")

@@ -60,14 +60,14 @@ def test_what_is_compiled_runs_as_one_op_and_gives_the_same_numbers() -> None:
 
 @compiled
 @pytest.mark.slow
-def test_a_python_function_keeps_its_body_from_being_compiled() -> None:
+def test_python_function_keeps_its_body_from_being_compiled() -> None:
     ran, text, _ = run(xla=True, host=True)
     assert "not t0_forward: op 'python' (PyFunc) has no XLA kernel" in text
     assert any(name.endswith("MatMul") for name in ran)
 
 
 @pytest.mark.skipif(not IS_OLD, reason="other TensorFlows compile calls")
-def test_a_tensorflow_that_compiles_no_calls() -> None:
+def test_tensorflow_that_compiles_no_calls() -> None:
     with pytest.raises(wh.ConfigError, match="xla is true for TaskGraph 'replicate_0', but TensorFlow 1.15.5 does not compile"):
         run(xla=True)
 

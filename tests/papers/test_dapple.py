@@ -64,7 +64,7 @@ def test_exact_is_no_worse_than_the_others_on_real_models(model: str, cluster: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gnmt-16", "vgg-19@dapple"])
-def test_the_exact_planner_is_never_slower_than_any_baseline(model: str) -> None:
+def test_exact_planner_is_never_slower_than_any_baseline(model: str) -> None:
     profile, cluster = load_builtin(model), Cluster.parse(SMALL)
     best = search(profile, cluster, 32, "exact")[0]
     for solver in SOLVERS:

@@ -74,7 +74,7 @@ def test_what_makes_a_tensor_smaller_does_not() -> None:
     assert not model.joining()
 
 
-def test_a_tensor_counts_once_whoever_reads_it() -> None:
+def test_tensor_counts_once_whoever_reads_it() -> None:
     model = Model()
     for name in ("one", "other"):
         model.add(name, "Neg", ["z"], (BATCH, WIDTH))

@@ -45,21 +45,21 @@ def test_with_several_processes_everything_that_an_update_reads_is_synchronised(
     assert of(step, "grad1", plan([2, 1])) == Leaving((1,), False, True)
 
 
-def test_a_sparse_gradient_is_gathered_on_every_copy() -> None:
+def test_sparse_gradient_is_gathered_on_every_copy() -> None:
     step = chain(1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
     assert (of(step, "grad0", plan([2])), of(step, "grad0", plan([1]))) == (Leaving((0,), False, True), MERGED)
     assert of(step._replace(processes=2), "grad0", plan([1])) == Leaving((0,), False, True)
 
 
-def test_a_replicated_value_is_merged_once() -> None:
+def test_replicated_value_is_merged_once() -> None:
     step = chain(1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = replicated()
     assert of(step, "grad0", plan([2])) == MERGED
     assert of(step._replace(processes=2), "grad0", plan([2])) == Leaving((0,), False, True)
 
 
-def test_a_summary_reads_this_process_value_and_a_metric_that_of_all() -> None:
+def test_summary_reads_this_process_value_and_a_metric_that_of_all() -> None:
     step = with_reader(chain(2), "ScalarSummary", ["loss"], Phase.OTHER)
     assert of(step, "loss", plan([1, 2])) == READ == of(step._replace(processes=2), "loss", plan([1, 2]))
     step = with_reader(chain(2), "AssignAdd", ["loss"], Phase.OTHER)
@@ -80,7 +80,7 @@ def test_what_runs_on_own_rows_and_on_those_of_all_gets_both_values() -> None:
     assert of(step, "layer0", plan([2])) == Leaving((0,), False, False)
 
 
-def test_a_merge_is_where_the_variable_is() -> None:
+def test_merge_is_where_the_variable_is() -> None:
     step, chosen = PROGRAMS["zero_v3"]
     merges = {body.name: body.home for body in compile_program(step, chosen).bodies if body.step == MERGE}
     assert merges == {"t0_merge_on0": 0, "t0_merge_on1": 1}
@@ -88,7 +88,7 @@ def test_a_merge_is_where_the_variable_is() -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_owner_gets_the_sum_of_each_micro_batch(layers: int) -> None:
+def test_owner_gets_the_sum_of_each_micro_batch(layers: int) -> None:
     """Of all processes; each of them adds up its replicas' gradients before."""
     step = chain(layers, task_graphs=1, momentum=True)._replace(processes=2)
     chosen = plan([1], 2, 2, zero="v2", processes=((0,), (1,)),
@@ -105,7 +105,7 @@ def test_handles_stay_with_the_clones() -> None:
     assert of(step, "layer0", plan([2])) is None
 
 
-def test_a_gradient_that_another_task_graph_updates_with_is_merged() -> None:
+def test_gradient_that_another_task_graph_updates_with_is_merged() -> None:
     """Gradients of one TaskGraph's ops for a variable of another."""
     step = chain(2)
     region, first = step.region, step.graph.tensor("grad0")
@@ -174,7 +174,7 @@ def test_gradients_that_cannot_travel_together_are_refused(change: Any) -> None:
     assert len(synchronised(step, plan([2], gradients=_buckets(("w0",), ("w1",))))) == 2  # alone it can
 
 
-def test_a_sparse_gradient_in_a_bucket_is_refused() -> None:
+def test_sparse_gradient_in_a_bucket_is_refused() -> None:
     step = chain(2, task_graphs=1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
     with pytest.raises(PlanError, match="buckets hold dense gradients of one type"):
@@ -187,7 +187,7 @@ def test_gradients_that_travel_as_float16() -> None:
     assert compressed(step, plan([1, 1], gradients=_buckets(("w1",)))) == frozenset()
 
 
-def test_a_sum_that_no_update_follows_from_waits_for_whoever_fetches_it() -> None:
+def test_sum_that_no_update_follows_from_waits_for_whoever_fetches_it() -> None:
     """The gradient of a constant: nothing that a step has to run leads to it."""
     step = with_reader(chain(1), "Identity", ["back0"], Phase.OTHER)
     batch = step.region.batch

@@ -40,7 +40,7 @@ def test_tensors_of_the_batch_that_the_forward_body_makes_or_takes() -> None:
     assert "  owns layer0:0, x:0\n" in program.to_text() or "  owns x:0, layer0:0\n" in program.to_text()
 
 
-def test_the_next_stage_owns_what_it_was_sent_and_not_the_gradient_that_comes_back() -> None:
+def test_next_stage_owns_what_it_was_sent_and_not_the_gradient_that_comes_back() -> None:
     program, body = backward(chain(2), stages=2)
     assert donated(program, body) == {("layer0", 0)}
     first = program.body(0, BACKWARD)

@@ -36,7 +36,7 @@ def gradients(program: Program, body: Body) -> List[List[str]]:
     ({0: 1, 2: 9, 5: 1}, 9, [(0, 1, 2), (3, 4, 5)]),
     ({}, 0, [(0, 1, 2, 3, 4, 5)]),
 ])
-def test_a_function_ends_when_it_holds_more_than_there_is_room_for(
+def test_function_ends_when_it_holds_more_than_there_is_room_for(
     late: Dict[int, float], room: int, expected: List[Sequence[int]]
 ) -> None:
     assert _cut(range(6), late, room) == expected
@@ -55,7 +55,7 @@ def test_gradients_and_activations_are_held_for_one_layer(monkeypatch: pytest.Mo
     (1, 1, [[3], [2], [1], [0]]),
     (2, 2, [[3, 2, 1], [0]]),
 ])
-def test_the_room_grows_with_the_sums_and_the_micro_batches_in_flight(
+def test_room_grows_with_the_sums_and_the_micro_batches_in_flight(
     micro_batches: int, warmup: int, layers: List[List[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whale_tf.passes.functions.LEAST", 0)

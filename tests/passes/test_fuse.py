@@ -20,7 +20,7 @@ def names(step: TrainingStep, one: Plan) -> List[str]:
     return [body.name for body in compile_program(step, one).bodies if body.step in CLONED]
 
 
-def test_a_model_without_stages_keeps_its_activations_in_one_function() -> None:
+def test_model_without_stages_keeps_its_activations_in_one_function() -> None:
     step = chain(2, task_graphs=1)
     program = compile_program(step, plan([2], 2, emit="call"))
     body, = [body for body in program.bodies if body.step in CLONED]
@@ -74,21 +74,21 @@ def test_bodies_that_read_variables_anew_stay_apart() -> None:
         assert not list(joinable(list(other.values()), step, one))
 
 
-def test_a_forward_body_that_draws_random_numbers_stays_apart() -> None:
+def test_forward_body_that_draws_random_numbers_stays_apart() -> None:
     step = chain(1)
     step.region.batch.own_seed.append(step.graph.op("layer0").id)
     assert names(step, plan([1], emit="call")) == ["t0_forward", "t0_backward"]
 
 
 @pytest.mark.parametrize("op", ["plain", "back0"])
-def test_a_value_of_all_clones_comes_between(op: str) -> None:
+def test_value_of_all_clones_comes_between(op: str) -> None:
     """The forward body's, and the backward body's own."""
     step, one = chain(1, plain=True), plan([2], emit="call")
     step.region.batch.conversions[step.graph.op(op).id, 0] = (Reduce("sum"),)
     assert not list(joinable(list(bodies(step, one).values()), step, one))
 
 
-def test_an_op_of_another_stage_comes_between() -> None:
+def test_op_of_another_stage_comes_between() -> None:
     """The first stage waits for the gradient of the second one, although one micro-batch runs both its steps in a row."""
     assert names(chain(2), plan([1, 1], emit="call"))[:2] == ["t0_forward", "t0_backward"]
 

@@ -39,7 +39,7 @@ def test_values_updates_and_gradients_of_a_variable() -> None:
     assert tensors == {"grad0": 1, "grad1": 0}
 
 
-def test_a_variable_without_a_home_and_one_of_another_graph_have_nothing_there() -> None:
+def test_variable_without_a_home_and_one_of_another_graph_have_nothing_there() -> None:
     step = chain(2, task_graphs=1, momentum=True)
     ops, tensors = names(step, find_homes(step, at_homes({"v1": 1, "elsewhere": 0})))
     assert ops == dict.fromkeys(["v1", "m1", "w1", "update1"], 1) and tensors == {"grad1": 1}
@@ -57,7 +57,7 @@ def test_what_two_homes_have_a_part_in_runs_at_neither() -> None:
     assert ops["decay0"] == 0 and ops["decay1"] == ops["again"] == 1 and "both" not in ops
 
 
-def test_a_value_of_the_clones_goes_to_the_only_home_that_reads_it() -> None:
+def test_value_of_the_clones_goes_to_the_only_home_that_reads_it() -> None:
     """Each update reads a value that is no gradient: ``back0`` goes home, ``back1`` to two of them, the loss to a summary."""
     step = chain(2, task_graphs=1, momentum=True)
     graph = step.graph
@@ -69,7 +69,7 @@ def test_a_value_of_the_clones_goes_to_the_only_home_that_reads_it() -> None:
     assert tensors == {"grad0": 1, "grad1": 0, "back0": 1}
 
 
-def test_a_gradient_goes_home_though_others_read_it_too() -> None:
+def test_gradient_goes_home_though_others_read_it_too() -> None:
     step = chain(2, task_graphs=1, momentum=True)
     add(step.graph, "summary", "ScalarSummary", ["grad1"], phase=Phase.OTHER)
     step = step._replace(region=step.region._replace(task_graph=[*step.region.task_graph, -1]))
@@ -125,13 +125,13 @@ def kept(function: OpGraph, type_: str = "If", phase: Phase = Phase.APPLY, throu
 
 
 @pytest.mark.parametrize("type_", ["If", "PartitionedCall"])
-def test_an_update_inside_a_condition_keeps_the_optimizers_variables_at_home(type_: str) -> None:
+def test_update_inside_a_condition_keeps_the_optimizers_variables_at_home(type_: str) -> None:
     function = body("V0 M g0 V1 N g1", ("one", "ResourceApplyMomentum", ["V0", "M", "g0"]),
                     ("two", "ResourceApplyMomentum", ["V1", "N", "g1"]))
     assert kept(function, type_) == {"M": 0, "N": 1} and kept(function, type_, Phase.FORWARD) == {}
 
 
-def test_a_variable_that_is_handed_on_is_not_followed() -> None:
+def test_variable_that_is_handed_on_is_not_followed() -> None:
     assert kept(body("V0 M g0", ("one", "ResourceApplyMomentum", ["V0", "M", "g0"])), through="M") == {}
 
 
@@ -161,7 +161,7 @@ def test_what_follows_from_a_variable_that_is_kept_is_kept_too() -> None:
     assert kept(function) == {"S": 1, "M": 1}
 
 
-def test_an_update_inside_two_conditions() -> None:
+def test_update_inside_two_conditions() -> None:
     inner = body("M g0 g1", ("write", "AssignAddVariableOp", ["M", "g1"]))
     outer = body("g0 N g1 M taken", ("both", "AddN", ["g0", "g1"]), ("again", "If", ["taken", "M", "both", "g1"], inner))
     assert kept(outer) == {"M": 1}
@@ -184,7 +184,7 @@ def sent(*rows: Any) -> Dict[str, Optional[str]]:
 VALUES = [(f"w{i}", "ReadVariableOp", []) for i in range(4)]
 
 
-def test_a_value_is_sent_after_the_reader_before_the_last() -> None:
+def test_value_is_sent_after_the_reader_before_the_last() -> None:
     """The first two after an op from which their reader follows; the one that reads the value twice waits once."""
     assert sent(*VALUES, ("x", "Placeholder", []), ("a", "Relu", ["x"]), ("b", "Relu", ["x"]), ("r0", "Mul", ["a", "b", "w0"]),
                 ("c", "Relu", ["r0"]), ("r1", "Mul", ["c", "w1"]), ("r2", "Mul", ["r1", "w2"]), ("r3", "Mul", ["r2", "w3"]),

@@ -74,7 +74,7 @@ def test_devices_take_turns_at_adding() -> None:
     assert [case.of_update(f"grad{i}").device for i in (3, 2, 1, 0)] == [0, 1, 0, 1]
 
 
-def test_a_collective_gives_each_replica_the_sum() -> None:
+def test_collective_gives_each_replica_the_sum() -> None:
     sync = (GradientPlan(task_graph=0, backend="collective", buckets=(("w0",),)),)
     case = Case(chain(1), plan([2], gradients=sync))
     for replica in range(2):
@@ -99,7 +99,7 @@ def test_gradients_are_added_up_at_home() -> None:
         assert len(adds) == 3 and {each.device for each in adds} == {home}
 
 
-def test_a_home_without_micro_batches_gets_each_replica_s_gradient() -> None:
+def test_home_without_micro_batches_gets_each_replica_s_gradient() -> None:
     step, chosen = chain(1), plan([2], zero="v3", tasks={0: {"variables": "shared", "homes": {"w0": 1}}})
     case = Case(step, chosen)
     value = case.of_update("grad0")
@@ -133,7 +133,7 @@ def over_processes(homes: Dict[str, int], rank: int, replicas: int = 1, zero: st
 
 @pytest.mark.parametrize("is_even", [True, False])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_owner_adds_up_what_all_processes_send_of_each_micro_batch(replicas: int, is_even: bool) -> None:
+def test_owner_adds_up_what_all_processes_send_of_each_micro_batch(replicas: int, is_even: bool) -> None:
     step = chain(2, task_graphs=1, momentum=True)._replace(processes=2)
     case = Case(step, over_processes({"v0": 0, "v1": replicas}, 0, replicas), is_even)  # the first device of each process
     own, other = case.of_update("grad0"), case.of_update("grad1")
@@ -155,7 +155,7 @@ def test_gradients_of_one_owner_travel_together() -> None:
     assert all(terms(each) == everywhere(2, 1) for each in values)
 
 
-def test_a_sparse_gradient_is_put_together_on_every_copy() -> None:
+def test_sparse_gradient_is_put_together_on_every_copy() -> None:
     step = chain(1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
     case = Case(step, plan([2]))
@@ -179,7 +179,7 @@ def test_rows_of_all_processes_are_gathered(is_static: bool, blocks: Tuple[int, 
     assert [each.detail for each in cuts] == ([0, 0, 1, 1] if len(blocks) > 1 else [])
 
 
-def test_an_extreme_goes_over_processes_by_its_kind() -> None:
+def test_extreme_goes_over_processes_by_its_kind() -> None:
     step = chain(1)._replace(processes=2)
     case = Case(step, plan([2]))
     step.region.batch.layouts[case.tensor("loss")] = Layout("max")
@@ -189,7 +189,7 @@ def test_an_extreme_goes_over_processes_by_its_kind() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_value_that_all_clones_have_is_the_first_one_s(replicas: int) -> None:
+def test_value_that_all_clones_have_is_the_first_one_s(replicas: int) -> None:
     """What reads it waits for all."""
     step = chain(1)
     case = Case(step, plan([replicas]))
@@ -214,7 +214,7 @@ def test_what_a_process_contributes_to_a_sum() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_mean_of_one_process_is_weighted_by_its_share_of_all_examples(processes: int) -> None:
+def test_mean_of_one_process_is_weighted_by_its_share_of_all_examples(processes: int) -> None:
     case = Case(chain(1)._replace(processes=processes), plan([2]))
     value = case.lowering.whole(case.tensor("loss"))
     assert len(of_kind([value], kinds.SCALE_PROCESS)) == processes - 1
@@ -297,7 +297,7 @@ def test_rows_that_cross(counts: Tuple[int, int], blocks: Tuple[int, ...], power
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("counts", [(1, 2), (3, 2)])
-def test_a_sum_that_crosses_is_divided_again(counts: Tuple[int, int], power: int) -> None:
+def test_sum_that_crosses_is_divided_again(counts: Tuple[int, int], power: int) -> None:
     step, chosen = chain(2), two(counts, [UNEVEN[counts[0]], UNEVEN[counts[1]]])
     case, numbers = Case(step, chosen), Numbers(chosen, BATCH)
     tensor = case.tensor("layer0")
@@ -356,7 +356,7 @@ def test_all_examples_of_all_processes(blocks: Any, gathers: int) -> None:
     assert all("/processes" in each.scope for each in found)
 
 
-def test_a_sum_crosses_to_the_first_device_of_a_divided_consumer() -> None:
+def test_sum_crosses_to_the_first_device_of_a_divided_consumer() -> None:
     step, chosen = PROGRAMS["split_after_replicas"]
     case = Case(step, chosen)
     tensor = next(body.inputs[0] for body in case.program.bodies if body.step == BRIDGE and body.task_graph == 1)

@@ -74,7 +74,7 @@ def test_bodies_are_listed_by_task_graph() -> None:
     assert found == sorted(found, key=lambda name: ("once" not in name, "update" in name, name[:2]))
 
 
-def test_an_early_op_that_waits_for_one_of_a_later_round_is_in_that_round() -> None:
+def test_early_op_that_waits_for_one_of_a_later_round_is_in_that_round() -> None:
     step = chain(1, ["loss"])
     assert [step.graph.ops[op].name for op in bodies(step)["t0_early"].ops] == ["layer0"]
     step = with_early(chain(1, ["loss", "loss_grad"]), "waiting", ["x"], ["loss"])
@@ -97,12 +97,12 @@ def with_early(step: TrainingStep, name: str, inputs: Any, controls: Any = ()) -
 
 
 @pytest.mark.parametrize("inputs,controls", [([], []), ([], ["x"]), (["x"], ["x"])])
-def test_an_early_op_that_waits_for_nothing_of_the_clones_is_in_the_first_round(inputs: Any, controls: Any) -> None:
+def test_early_op_that_waits_for_nothing_of_the_clones_is_in_the_first_round(inputs: Any, controls: Any) -> None:
     step = with_early(chain(1, ["loss_grad"]), "free", inputs, controls)
     assert step.graph.op("free").id in bodies(step)["t0_early"].ops
 
 
-def test_a_second_output_that_nothing_reads_is_no_result() -> None:
+def test_second_output_that_nothing_reads_is_no_result() -> None:
     step = chain(1)
     op = step.graph.add("two", "Split", [step.graph.tensor("layer0")], [((None, 1), "float32")] * 2, phase=Phase.FORWARD)
     region = step.region
@@ -121,7 +121,7 @@ def test_what_follows_from_updates_of_two_task_graphs_comes_after_both() -> None
     assert graph.op("sum").id in bodies(step)["update_2"].ops
 
 
-def test_an_optimizers_variables_are_in_no_body() -> None:
+def test_optimizers_variables_are_in_no_body() -> None:
     step = chain(1)
     op = step.graph.add("moment", "VarHandleOp", [], [((), "resource")], phase=Phase.APPLY)
     step = step._replace(region=step.region._replace(task_graph=[*step.region.task_graph, -1]))
@@ -227,7 +227,7 @@ def with_loop(step: TrainingStep, entering: str, reads: str) -> TrainingStep:
 LOOP = ["enter", "invariant", "merge", "switch", "plain", "body", "next", "exit"]
 
 
-def test_a_loop_that_reads_the_value_of_the_whole_mini_batch_is_of_one_round() -> None:
+def test_loop_that_reads_the_value_of_the_whole_mini_batch_is_of_one_round() -> None:
     step = with_loop(chain(1, ["loss", "loss_grad"]), "x", "x")
     assert names(step, bodies(step)["t0_early"])[-8:] == LOOP
     step = with_loop(chain(1, ["loss", "loss_grad"]), "x", "loss")
@@ -264,13 +264,13 @@ def two_rounds() -> TrainingStep:
     return with_combined(with_combined(chain(1), "one", ["x"]), "two", ["one"])
 
 
-def test_an_operand_that_is_not_combined_does_not_raise_the_round() -> None:
+def test_operand_that_is_not_combined_does_not_raise_the_round() -> None:
     step = with_combined(two_rounds(), "mixed", ["one", "two"])
     assert names(step, bodies(step)["t0_early_2"]) == ["two", "mixed"]
 
 
 @pytest.mark.parametrize("inputs", [["one", "two"], ["two", "one"], ["two", "x"]])
-def test_the_longest_way_to_an_early_op_counts(inputs: Any) -> None:
+def test_longest_way_to_an_early_op_counts(inputs: Any) -> None:
     step = with_early(two_rounds(), "both", inputs)
     assert names(step, bodies(step)["t0_early_2"]) == ["two", "both"]
 
@@ -281,7 +281,7 @@ def with_section(step: TrainingStep, name: str, inputs: Sequence[str]) -> Traini
     return step._replace(region=step.region._replace(sections=step.region.sections | {step.graph.op(name).id}))
 
 
-def test_a_section_is_of_the_round_after_the_early_ops_that_it_reads() -> None:
+def test_section_is_of_the_round_after_the_early_ops_that_it_reads() -> None:
     """``further`` reads another section, and ``alone`` nothing."""
     step = two_rounds()
     more: Any = (("alone", []), ("whole", ["one", "x"]), ("further", ["whole", "x"]), ("last", ["one", "two"]))

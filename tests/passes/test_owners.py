@@ -121,7 +121,7 @@ def test_no_owners() -> None:
     assert of_another_graph == Owners()
 
 
-def test_a_variable_without_a_home_is_updated_everywhere() -> None:
+def test_variable_without_a_home_is_updated_everywhere() -> None:
     step = drawn(2)
     assert [names(step, one.left_out) for one in of_each(step, divided({"v1": 1}))] == [["update1"], []]
 

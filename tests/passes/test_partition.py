@@ -21,7 +21,7 @@ PIPELINE = [
 ]
 
 
-def test_a_pipeline() -> None:
+def test_pipeline() -> None:
     found = partition(PIPELINE, [RESULT, UPDATE, OTHER_UPDATE], 2)
     assert found.runs == [{0, 1}, {0}, {1}, {1}, {1}, {0}, {1}, {0, 1}]
     assert found.crossings == [Crossing((FIRST, 0), 0, 1), Crossing((LOSS, 0), 1, 0), Crossing((GRADIENT, 0), 1, 0)]
@@ -34,7 +34,7 @@ def test_common_nodes_run_where_they_are_needed() -> None:
     assert found.runs == [{1}, {1}, {1}, {0, 1, 2}] and found.crossings == []
 
 
-def test_a_wait_for_another_process_makes_it_run() -> None:
+def test_wait_for_another_process_makes_it_run() -> None:
     nodes = [Node(1), Node(None, (), (0,))]
     found = partition(nodes, [1], 2)
     assert found.runs == [{1}, {0, 1}] and found.crossings == []
@@ -48,7 +48,7 @@ def test_each_value_travels_once_to_each_reader() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_parts_compute_what_the_whole_computes(seed: int) -> None:
+def test_parts_compute_what_the_whole_computes(seed: int) -> None:
     """Generated graphs: every process alone, with what it receives, has the value of every node that it runs."""
     draw, count = random.Random(seed), 3
     nodes: List[Node] = []

@@ -36,12 +36,12 @@ def test_text_names_devices_and_shortens_lists() -> None:
     assert "takes x:0, w0:0, layer0:0, 3 more  gives" in program._replace(bodies=(many,), calls=()).to_text()
 
 
-def test_a_long_list_of_calls_is_shortened() -> None:
+def test_long_list_of_calls_is_shortened() -> None:
     program = compile_program(chain(1), plan([12]))
     assert "grad0:0 from #25+#26+#27+#28+#29+#30+#31+#32+4 more" in program.to_text()
 
 
-def test_the_architecture_page_shows_a_program_as_it_is() -> None:
+def test_architecture_page_shows_a_program_as_it_is() -> None:
     text = compile_program(chain(2), plan([1, 1], 2)).to_text()
     assert indent(text, "    ") in ARCHITECTURE.read_text(encoding="utf8")
 
@@ -78,7 +78,7 @@ def test_every_program(counts: Sequence[int], model_replicas: int, micro_batches
                 assert networkx.has_path(waits, before, after)
 
 
-def test_a_backward_body_never_comes_before_the_forward_one() -> None:
+def test_backward_body_never_comes_before_the_forward_one() -> None:
     program = compile_program(chain(3), plan([1, 1, 1], 4))
     for task_graph in range(3):
         places = {(program.step_of(call), call.clone.m): place for place, call in enumerate(program.calls)
@@ -87,7 +87,7 @@ def test_a_backward_body_never_comes_before_the_forward_one() -> None:
             assert places[BACKWARD, m] > places[FORWARD, m]
 
 
-def test_a_schedule_that_waits_for_itself_is_refused() -> None:
+def test_schedule_that_waits_for_itself_is_refused() -> None:
     """Stage 0's forward step needs stage 1's backward one, and stage 1 runs two forward steps before that."""
     step, two = chain(2), plan([1, 1], 2, schedule="gpipe")
     layer = step.graph.op("layer0")
@@ -104,7 +104,7 @@ def test_steps_that_need_each_other_are_one_of_a_single_micro_batch() -> None:
     assert all(not call.after for call in compile_program(step, plan([1, 1])).calls)
 
 
-def test_a_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
+def test_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
     step = chain(1, together=True)
     step.graph.op("loss").inputs += (step.graph.tensor("layer0"),)  # combined as the first operand, taken as it is as the second
     program = compile_program(step, plan([3]))
@@ -113,7 +113,7 @@ def test_a_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
     assert sorted(taken) == [[EARLY], [WHOLE]]
 
 
-def test_a_backward_step_follows_the_forward_step_of_its_own_task_graph_if_data_do_not_order_them() -> None:
+def test_backward_step_follows_the_forward_step_of_its_own_task_graph_if_data_do_not_order_them() -> None:
     """Two TaskGraphs on one device."""
     order = [Step(kind, 0, task_graph) for kind, task_graph in ((FORWARD, 0), (FORWARD, 1), (BACKWARD, 1), (BACKWARD, 0))]
     assert pairs(order) == []
@@ -122,14 +122,14 @@ def test_a_backward_step_follows_the_forward_step_of_its_own_task_graph_if_data_
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
-def test_a_pipelines_replicas_are_listed_one_after_the_other(schedule: str) -> None:
+def test_pipelines_replicas_are_listed_one_after_the_other(schedule: str) -> None:
     program = compile_program(chain(1), plan([2], 2, schedule=schedule))
     replicas = [call.clone.r for call in program.calls if program.step_of(call) in (FORWARD, BACKWARD)]
     assert replicas == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("schedule,count", [("gpipe", 2), ("interleaved", 4)])
-def test_a_batch_part_has_the_order_of_the_task_graph_that_it_is_beside(schedule: str, count: int) -> None:
+def test_batch_part_has_the_order_of_the_task_graph_that_it_is_beside(schedule: str, count: int) -> None:
     rows: Any = {number: {"devices": ((number % 2,),), "warmup": 1} for number in range(count)}
     for of in range(count):
         tasks = {**rows, of: {**rows[of], "strategy": "split"}, count: {**rows[of], "batch_of": of}}
@@ -144,7 +144,7 @@ def test_a_batch_part_has_the_order_of_the_task_graph_that_it_is_beside(schedule
     (lambda call: call._replace(takes=(Value(0, (99,)),)), "takes from #99, which is no call"),
     (lambda call: call._replace(takes=call.takes[:1] + (Value(call.takes[1].tensor, (0,)),)), "which does not give it"),
 ])
-def test_the_verifier_finds_what_a_pass_breaks(damage: Any, message: str) -> None:
+def test_verifier_finds_what_a_pass_breaks(damage: Any, message: str) -> None:
     step, two = chain(2), plan([1, 1], 2)
     broken = Pass("broken", PASSES[-1].run, ensures="ordered")
     program = compile_program(step, two)
@@ -157,7 +157,7 @@ def test_the_verifier_finds_what_a_pass_breaks(damage: Any, message: str) -> Non
 
 
 @pytest.mark.parametrize("left_out", ["divide", "bridge", "whole", "synchronise"])
-def test_the_verifier_notices_a_pass_that_was_left_out(left_out: str) -> None:
+def test_verifier_notices_a_pass_that_was_left_out(left_out: str) -> None:
     step, chosen = chain(2, ["loss_grad"]), plan([2, 3], 2)
     program = Program(step.graph, ())
     with pytest.raises(AssertionError, match="after pass "):
@@ -203,7 +203,7 @@ class TestForm:
         form = self.form(step, emit=CALL)
         assert form.kind == INLINE and "'layer1' belongs to a loop or condition of TensorFlow 1" in form.reason
 
-    def test_a_split_task_graph_is_inlined(self) -> None:
+    def test_split_task_graph_is_inlined(self) -> None:
         step = chain(1)
         chosen = Plan.parse({"graph": "drawn", "num_devices": 2, "emit": CALL, "task_graphs": [
             {"name": "wide", "strategy": "split", "devices": [[0, 1]]}]})

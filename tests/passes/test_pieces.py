@@ -38,7 +38,7 @@ def test_replicas_take_turns_where_all_have_the_value(replica: int, expected: Li
     assert pieces(replicated(), [2, 3], replica) == expected
 
 
-def test_an_extent_follows_from_the_clone_itself() -> None:
+def test_extent_follows_from_the_clone_itself() -> None:
     assert pieces(EXTENT, [2, 3], 1) == []
 
 
@@ -47,7 +47,7 @@ def test_equal_cuts_need_no_bridge(counts: List[int], slices: Any) -> None:
     assert pieces(sharded(0), counts, 1, tasks=slices) == [1] == pieces(partial(), counts, 1, tasks=slices)
 
 
-def test_an_extent_crosses_by_a_bridge_that_takes_nothing() -> None:
+def test_extent_crosses_by_a_bridge_that_takes_nothing() -> None:
     step, chosen = chain(2), plan([2, 3])
     tensor = step.graph.tensor("layer0")
     step.region.batch.layouts[tensor] = EXTENT

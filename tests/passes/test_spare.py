@@ -77,7 +77,7 @@ def test_what_is_done_again_waits_for_the_gradient_that_its_first_reader_combine
     assert waits == {"half": "begin", "product": "b2"}
 
 
-def test_an_op_with_much_arithmetic_is_not_done_again() -> None:
+def test_op_with_much_arithmetic_is_not_done_again() -> None:
     given = step([("a", "Erf", ["layer"])], [("b1", "Mul", ["begin", "a"]), ("b2", "Mul", ["b1", "layer"])])
     assert names(given, bodies(given)["backward"].inputs) == {"a", "layer", "loss", "x"}
 
@@ -100,7 +100,7 @@ def test_gradients_that_nothing_reads_are_neither_made_nor_returned_and_take_no_
     assert names(given, found["backward"].outputs) == {"grad"}
 
 
-def test_a_gradient_that_only_a_group_waits_for_is_not_made() -> None:
+def test_gradient_that_only_a_group_waits_for_is_not_made() -> None:
     """TensorFlow 1 lets the gradients of both operands wait for each other; inlined, the group stays."""
     given = step([("a", "Erf", ["layer"])], [("dead", "Mul", ["begin", "a"]), ("b1", "Mul", ["begin", "layer"])])
     graph = given.graph

@@ -80,13 +80,13 @@ def test_leading_dimensions_of_other_sizes_are_not_the_same() -> None:
     assert {s.gives[0] for s in found(op, 2, ()).values()} == {shard(2, (3, 3))}
 
 
-def test_the_rank_of_a_sum_follows_from_its_axes() -> None:
+def test_rank_of_a_sum_follows_from_its_axes() -> None:
     """As in the gradient of a broadcasting product, whose axes follow from shapes: its result has no static rank."""
     op = op_of("Sum", [(4, None, 6), [1]], [None], keep_dims=False)
     assert Sizes(op.attrs.pop("graph")).shape(op.outputs[0]) == (4, 6)
 
 
-def test_a_reduction_over_the_divided_dimension() -> None:
+def test_reduction_over_the_divided_dimension() -> None:
     op = op_of("Sum", [(None, 6), [1]], [(None,)], keep_dims=False)
     assert found(op)["shard:d1"].gives == (partial,)
     mean = found(op_of("Mean", [(None, 5), [1]], [(None,)], keep_dims=False))["shard:d1"]

@@ -152,7 +152,7 @@ def test_large_parameters_on_a_slow_network_make_a_pipeline_best() -> None:
     assert found.kind == "straight" and len(found.stages) == 4 and found.micro_batches > 1
 
 
-def test_the_best_of_all_is_no_slower_than_each() -> None:
+def test_best_of_all_is_no_slower_than_each() -> None:
     model, cluster = random_profile(3, 12), Cluster.parse("dapple-b:4")
     every = [choose(model, model, cluster, request(method=method)) for method in ("auto", "dapple", "amp")]
     best = choose(model, model, cluster, request())
@@ -190,13 +190,13 @@ def test_refusals(fields: Dict[str, Any], error: Any, match: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["all", "auto", "dapple", "amp"])
-def test_a_model_that_fits_no_device_is_refused(method: str) -> None:
+def test_model_that_fits_no_device_is_refused(method: str) -> None:
     model = profile([1] * 8, parameters=[60 * 10 ** 9] * 8)
     with pytest.raises(InfeasibleError, match="fits? "):
         choose(model, model, Cluster.parse("V100-32GB:4"), request(method=method))
 
 
-def test_an_unknown_device_type_suggests_the_nearest() -> None:
+def test_unknown_device_type_suggests_the_nearest() -> None:
     with pytest.raises(ClusterError, match="Did you mean 'V100-32GB'"):
         Cluster.parse("V100-23GB:4")
 
@@ -218,7 +218,7 @@ def test_no_search_is_asked_for_by_default() -> None:
     assert not wants_search(Config()) and not wants_search(Config({"num_micro_batch": 4}))
 
 
-def test_a_search_that_counts_for_itself_takes_no_count() -> None:
+def test_search_that_counts_for_itself_takes_no_count() -> None:
     with pytest.raises(ConfigError, match="chooses the number of TaskGraphs itself, but pipeline.num_stages is 2"):
         request_of(Config({"auto_parallel": "dapple", "num_task_graph": 2}), 64)
 

@@ -54,7 +54,7 @@ SHORT, LONG = layer("a", 1.0, 2.0), layer("b", 3.0, 5.0)
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
-def test_the_slowest_stage_and_the_way_to_it_and_back(schedule: str) -> None:
+def test_slowest_stage_and_the_way_to_it_and_back(schedule: str) -> None:
     def of(*layers: Any) -> float:
         return seconds(layers, [(1, ((0,),)), (1, ((1,),))], cluster("D", "D"), 3, {"schedule": schedule})
 
@@ -93,12 +93,12 @@ def test_gradients_are_summed_behind_the_last_backward_step() -> None:
     assert seconds([layer("a", 0.1, 0.2)], [(1, ((0, 1),))], machines) == pytest.approx(0.15)
 
 
-def test_a_ring_of_three_sends_four_thirds_of_the_bytes() -> None:
+def test_ring_of_three_sends_four_thirds_of_the_bytes() -> None:
     found = seconds([layer("a", 1.0, 2.0, 6)], [(1, ((0, 1, 2),))], cluster("D", "D", "D", bandwidth=2.0))
     assert found == pytest.approx(1 / 3 + 6 * 4 / 3 / 2, rel=1e-12)
 
 
-def test_the_slower_replica_decides_when_gradients_are_summed() -> None:
+def test_slower_replica_decides_when_gradients_are_summed() -> None:
     found = seconds([layer("a", 1.0, 2.0, 4)], [(1, ((0, 1),))], cluster("D", "F"), 2)
     assert found == pytest.approx(2 * 3 / 9 + 3 / 9 * 2 + 4, rel=1e-12)
 
@@ -116,7 +116,7 @@ def test_gradients_that_are_not_summed_whole_are_not_counted() -> None:
     assert seconds([layer("a", 0.1, 0.2, 4)], [(1, ((0, 1),))], cluster("D", "D"), 1, {"zero": "v1"}) == pytest.approx(0.15)
 
 
-def test_a_tied_parameter_is_summed_once() -> None:
+def test_tied_parameter_is_summed_once() -> None:
     layers = [layer("a", 0.0, 0.0, 1), layer("b", 0.0, 0.0, 4, tied="w"), layer("c", 0.0, 0.0, 2),
               layer("d", 0.0, 0.0, 4, tied="w"), layer("e", 0.0, 0.0, 4, tied="w")]
     assert seconds(layers, [(5, ((0, 1),))], cluster("D", "D")) == 1 + 4 + 2

@@ -53,7 +53,7 @@ def test_wires_take_their_turn() -> None:
     assert fast < slow  # DAPPLE Table IV: policy B helps where the ratio is high
 
 
-def test_a_slice_is_a_whole_number_of_samples() -> None:
+def test_slice_is_a_whole_number_of_samples() -> None:
     profile = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
         {"name": "a", "forward_flops": 1e9, "output_bytes": 0}, {"name": "b", "forward_flops": 1e9}]})
     costs = Costs(profile, Servers(Cluster.parse("dapple-b:4")), 8, 1)

@@ -167,7 +167,7 @@ def test_who_reads_and_keeps_a_variable_without_a_home() -> None:
     assert one.kept(shared([2], model_replicas=2, processes=((0,), (1, 2, 3)))) == {0: 30}  # one process drives all devices
 
 
-def test_the_largest_variable_comes_first() -> None:
+def test_largest_variable_comes_first() -> None:
     done = with_homes(shared([2]), held(10, 30, 15), Config({"zero": "v1"}))
     assert done.task_graphs[0].homes == {"v0_1": 0, "v0_2": 1, "v0_0": 1}
 
@@ -223,7 +223,7 @@ def test_variables_on_the_first_devices_of_their_task_graphs() -> None:
     assert with_homes(shared([2, 2]), variables, Config({})) == shared([2, 2])
 
 
-def test_a_call_holds_the_values_that_it_reads_at_a_time() -> None:
+def test_call_holds_the_values_that_it_reads_at_a_time() -> None:
     """The three largest of four that another device keeps."""
     chosen = plan([2], zero="v3", tasks={0: {"variables": "shared", "homes": {f"v0_{number}": 1 for number in range(4)}}})
     assert resident(chosen, held(40, 5, 30, 20), False).read == [90, 0, 0]
@@ -239,6 +239,6 @@ def test_what_is_refused_names_both_measures() -> None:
     assert with_homes(shared([2], processes=((0, 1),)), held(1), both).task_graphs[0].homes == {"v0_0": 2}
 
 
-def test_a_division_that_helps_a_little_is_made() -> None:
+def test_division_that_helps_a_little_is_made() -> None:
     """The parts of 7 bytes leave 6 on one of two devices, since the 5 of another variable stay whole."""
     assert parted(shared([2]), bytes_of(7, 5), {"v1": 0}) == [{"v0": 1}]

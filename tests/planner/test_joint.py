@@ -48,7 +48,7 @@ def every(profile: ModelProfile, cluster: Cluster, batch: int) -> List[Candidate
 @pytest.mark.parametrize("limit, devices, activations, parameters", [
     (15.0, 2, 2.0, 0.5), (6.0, 2, 2.0, 0.5), pytest.param(15.0, 4, 1.0, 1.0, marks=pytest.mark.full), (6.0, 4, 1.0, 1.0),
     pytest.param(10.0, 4, 3.0, 0.1, marks=pytest.mark.full)])
-def test_the_plan_is_as_fast_as_the_best_of_all_divisions(limit: float, devices: int, activations: float,
+def test_plan_is_as_fast_as_the_best_of_all_divisions(limit: float, devices: int, activations: float,
                                                            parameters: float) -> None:
     profile, cluster = model(4, activations, parameters), Cluster.parse(f"H200-141GB:{devices}").limited(limit * GB)
     best_s = min((one.latency_s for one in every(profile, cluster, 4) if one.fits), default=None)
@@ -81,7 +81,7 @@ def test_what_is_computed_again_is_the_least_that_fits() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_below_the_smallest_peak_says_that() -> None:
+def test_limit_below_the_smallest_peak_says_that() -> None:
     with pytest.raises(InfeasibleError, match="needs [0-9.]+ GiB on its fullest device") as caught:
         short(0.2)
     least = caught.value.least_bytes
@@ -95,14 +95,14 @@ def test_zero_needs_replicas() -> None:
 
 @pytest.mark.parametrize("schedule, stages", [
     ("zero_bubble_h1", "several stages,"), ("gpipe", "several stages,"), ("interleaved", "several stages on each device,")])
-def test_a_schedule_for_which_no_plan_has_enough_stages(schedule: str, stages: str) -> None:
+def test_schedule_for_which_no_plan_has_enough_stages(schedule: str, stages: str) -> None:
     """Also where ZeRO would have replicas: a search that finds data parallelism alone has no pipeline to play."""
     with pytest.raises(InfeasibleError, match=f"found no plan of 'm' with {stages} as schedule '{schedule}' needs"):
         search(model(), Cluster.parse("V100-32GB:2"), 4, "data-parallel", Allowed(zero="v2", schedule=schedule))
 
 
 @pytest.mark.slow
-def test_a_schedule_is_chosen_by_playing() -> None:
+def test_schedule_is_chosen_by_playing() -> None:
     profile, cluster = model(8, 0.1, 1.0), Cluster.parse("4xV100-32GB:1")  # gradients too large for data parallelism
     plain = search(profile, cluster, 8, "dapple", Allowed())
     found = search(profile, cluster, 8, "dapple", Allowed(schedule=AUTO))
@@ -133,7 +133,7 @@ def test_sixteen_bits_are_faster_and_smaller() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_says_what_was_played() -> None:
+def test_plan_says_what_was_played() -> None:
     """Written, read and simulated again, it takes as long and as much."""
     cluster = Cluster.parse("V100-32GB:4").limited(6.5 * GB)
     found = search(model(), cluster, 4, "dapple", EVERYTHING)
@@ -146,7 +146,7 @@ def test_a_plan_says_what_was_played() -> None:
     assert max(result.peak_memory_bytes) == pytest.approx(max(found.peak_memory_bytes), abs=2)
 
 
-def test_an_interrupted_search_answers_the_best_so_far() -> None:
+def test_interrupted_search_answers_the_best_so_far() -> None:
     profile, cluster = model(), Cluster.parse("V100-32GB:4").limited(9.0 * GB)
     layers = Layers(profile, cluster, lambda measures: searched(profile, cluster, 4, "dapple", measures))
     play, played = layers.play, []

@@ -74,7 +74,7 @@ def test_one_device_takes_the_time_of_all_ops() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PLANS))
-def test_a_step_takes_no_less_than_its_work_on_all_devices_and_no_more_than_all_in_turn(name: str) -> None:
+def test_step_takes_no_less_than_its_work_on_all_devices_and_no_more_than_all_in_turn(name: str) -> None:
     step, each = stages(), PLANS[name]
     cluster = machines(each.num_devices)
     alone, found = seconds_of_all(step, cluster), played_seconds(step, each, cluster)
@@ -110,7 +110,7 @@ def peaks_of(step: TrainingStep, chosen: Plan, devices: int = 2) -> Tuple[int, .
     return played_peaks(step, chosen, machines(devices), held)
 
 
-def test_a_device_holds_variables_and_what_the_backward_pass_reads() -> None:
+def test_device_holds_variables_and_what_the_backward_pass_reads() -> None:
     """At the peak: the first layer's result, the gradient of the second's, and both gradients that follow from these."""
     assert peaks_of(stages(1), plan([1]), 1) == (2 * 2 * KERNEL + 3 * LAYER + KERNEL,)
 
@@ -186,7 +186,7 @@ def prices(step: TrainingStep) -> _Costs:
     return _Costs(StepPrices(step), machines(1))
 
 
-def test_a_replica_computes_with_its_rows_and_all_weights() -> None:
+def test_replica_computes_with_its_rows_and_all_weights() -> None:
     step = stages(1)
     costs, product = prices(step), step.graph.op("layer_0/MatMul")
     half, flops = costs.kernel(product, 0.5, 0).seconds, 2.0 * BATCH * WIDTH * WIDTH
@@ -200,7 +200,7 @@ def test_handles_weigh_nothing_and_moving_them_takes_no_time() -> None:
     assert costs.moving(0, 0.0) == 0.0 and costs.moving(0, 2e6) == pytest.approx(LAUNCH_S + 2.0)
 
 
-def test_a_small_message_does_not_wait_for_a_large_one() -> None:
+def test_small_message_does_not_wait_for_a_large_one() -> None:
     """Both share the link, so that what follows from the small one runs while the large one is under way."""
     network = Network(BATCH, [WIDTH], trained=False)
     graph = network.graph
@@ -232,7 +232,7 @@ def sized(step: TrainingStep) -> TrainingStep:
     return step
 
 
-def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Called, the backward pass holds the loss, which its first op reads, until it ends.  (It is a part of its own where the
     micro-batches go forward one after the other.)"""
     step, one = sized(chain(1)), plan([1], 2, schedule="gpipe")
@@ -245,7 +245,7 @@ def test_a_large_step_is_inlined_where_only_that_fits(monkeypatch: pytest.Monkey
         assert called_too_large(step, replace(one, emit="call"), machines(1).limited(limit), ()) == ()
 
 
-def test_an_open_form_has_the_peaks_of_the_inlined_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_form_has_the_peaks_of_the_inlined_step(monkeypatch: pytest.MonkeyPatch) -> None:
     step, one = sized(chain(1)), plan([1], 2, schedule="gpipe")
     inlined, called = (played_peaks(step, one, machines(1), (), emit) for emit in ("inline", "call"))
     assert inlined != called

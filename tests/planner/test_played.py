@@ -68,7 +68,7 @@ def test_all_searches_keep_a_tensor_parallel_answer_of_amp() -> None:
     assert found.search == "amp" and found.latency_s == alone.latency_s
 
 
-def test_a_benchmark_section_that_does_not_exist_is_named(capsys: pytest.CaptureFixture) -> None:
+def test_benchmark_section_that_does_not_exist_is_named(capsys: pytest.CaptureFixture) -> None:
     import argparse
 
     parser = argparse.ArgumentParser()

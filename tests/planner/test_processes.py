@@ -34,13 +34,13 @@ def test_replicas_stay_within_a_process() -> None:
     assert [task.devices for task in pipeline.task_graphs] == [((0,), (2,)), ((1,), (3,))]
 
 
-def test_the_local_part_holds_a_process_own_replicas() -> None:
+def test_local_part_holds_a_process_own_replicas() -> None:
     part = plan_of(1).local_part(1)
     assert part.num_model_replicas == 2 and part.task_graphs[0].devices == ((2,), (3,))
     assert Plan.parse(part.to_json()) == part
 
 
-def test_a_plan_of_one_process_is_its_local_part() -> None:
+def test_plan_of_one_process_is_its_local_part() -> None:
     plan = Plan.parse({"graph": "x", "num_devices": 1, "task_graphs": [{"name": "a", "devices": [[0]]}]})
     assert plan.local_part(0) is plan
 
@@ -93,13 +93,13 @@ def test_stages_across_processes_and_their_replicas_within() -> None:
     assert plan_of(1, **across).task_graphs[0].devices == ((0,), (1,), (2,), (3,))
 
 
-def test_a_search_places_stages_itself() -> None:
+def test_search_places_stages_itself() -> None:
     nothing: Any = None
     with pytest.raises(ConfigError, match="choose devices themselves"):
         layers_of(nothing, nothing, Cluster.parse("cpu:4"), Config({"cluster.device_place_prefer_intra_node": False}))
 
 
-def test_a_plan_for_other_processes_is_refused() -> None:
+def test_plan_for_other_processes_is_refused() -> None:
     with pytest.raises(PlanError, match="made for 2 process.es. with devices"):
         check_plan(plan_of(None), Cluster.parse("cpu:4"))
 

@@ -90,7 +90,7 @@ def test_nothing_fits() -> None:
     assert row.fastest(0.9 * row.smallest().memory) is None
 
 
-def test_the_choice_says_which_parts_are_dropped() -> None:
+def test_choice_says_which_parts_are_dropped() -> None:
     """Four equal parts and little that crosses: as little as possible is kept if two are dropped at a time."""
     size = 4
     crossing = np.array([[1.0 if p <= q < size - 1 else 0.0 for q in range(size)] for p in range(size)])
@@ -113,7 +113,7 @@ def test_memory_is_counted_in_512_parts_of_the_budget() -> None:
     assert row._within(200.0, 0.0) == [Choice(200.0, 0.0, kept)] and row._within(199.0, 0.0) == []
 
 
-def test_a_slower_choice_of_the_same_memory_replaces_none() -> None:
+def test_slower_choice_of_the_same_memory_replaces_none() -> None:
     """The whole row is still there when the backward pass begins; cut in two, its first part would be computed again."""
     row = row_of([100.0, 100.0], [1.0, 5.0], [[10.0, 10.0], [0.0, 0.0]], 1)
     found, = row._within(220.0, 200.0)

@@ -115,7 +115,7 @@ def names(region: Region, tensors: Sequence[int]) -> List[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ in numbers
-def test_a_row_in_numbers() -> None:
+def test_row_in_numbers() -> None:
     """Parts are w0 mul0 | act0 | w1 mul1 | act1 | w2 mul2 | act2 | loss.  A product of 8 x 16 by 16 x 16 takes its arithmetic,
     the others their bytes."""
     row = row_of(layers([16, 16, 2, 3]), plan([1]))
@@ -175,7 +175,7 @@ def branching() -> Region:
     return step.region()
 
 
-def test_a_mask_is_kept_where_nothing_gives_it_again_and_a_buffer_once() -> None:
+def test_mask_is_kept_where_nothing_gives_it_again_and_a_buffer_once() -> None:
     """Parts: w mul | act | flat | rand mask dropped | u out | sum.  In the place of ``rand``, ``mask`` is kept, a quarter of its
     size; ``act`` is read until the last part."""
     region = branching()
@@ -273,7 +273,7 @@ def test_nothing_is_done_again_that_all_clones_need(prepare: Callable[[Drawing],
     assert not with_one(prepare).may
 
 
-def test_the_quietest_cut_of_every_share_is_taken() -> None:
+def test_quietest_cut_of_every_share_is_taken() -> None:
     """More layers than places that are looked at: there is no cut behind the wide ones, and all parts hold about as much."""
     widths = [2, 1, 1] * MOST_CUTS
     for wide in (5, 20, 33):
@@ -341,7 +341,7 @@ def test_what_cannot_be_recomputed_is_kept_if_something_needs_it_again() -> None
     assert row.parts.crossing[0].tolist() == [6 * size, (6 + 5) * size, (6 + 5 + 3) * size, (6 + 5 + 3) * size, (5 + 3) * size]
 
 
-def test_a_reshape_of_what_another_task_graph_sends_is_not_held() -> None:
+def test_reshape_of_what_another_task_graph_sends_is_not_held() -> None:
     """The buffer is on the other TaskGraph's device."""
     step = product()
     step.task_graph = 1
@@ -422,7 +422,7 @@ def test_each_task_graph_has_its_own_memory() -> None:
     assert found(first + 10, first + 9, second + 20) == found(first + 9, first + 10, second + 20) == {0}
 
 
-def test_a_task_graph_that_holds_nothing_is_left_out() -> None:
+def test_task_graph_that_holds_nothing_is_left_out() -> None:
     """The backward pass of its only layer reads what the one before has sent."""
     step = product()
     step.task_graph = 1
@@ -445,6 +445,6 @@ def test_marked_tensors() -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing:0", "dact1:0", "w1:0", "update/grad0:0", "x:0"])
-def test_a_mark_on_something_else_is_refused(name: str) -> None:
+def test_mark_on_something_else_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"wh.checkpoint marks '{name}', which is not an activation"):
         marked_tensors(layers([4, 2, 3]), 1, [name])

@@ -81,7 +81,7 @@ def test_too_large_names_the_memory_that_would_do(method: str) -> None:
     assert f"needs {48e9 / 2 ** 30:.2f} GiB" in str(caught.value)
 
 
-def test_the_memory_named_is_enough() -> None:
+def test_memory_named_is_enough() -> None:
     """A device with what the message asks for holds a plan."""
     layers = [{"name": f"l{i}", "forward_flops": 1e9, "parameter_bytes": (i + 1) * 10 ** 9, "activation_bytes": 10 ** 8,
                "output_bytes": 10 ** 6} for i in range(5)]

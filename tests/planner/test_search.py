@@ -21,7 +21,7 @@ SMALL = "V100-16GB:2,V100-16GB:2"
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dapple", "amp"])
 @pytest.mark.parametrize("model", ["bert-48@dapple", "vgg-19@dapple"])
-def test_a_found_plan_is_legal_and_runs_through_json(method: str, model: str) -> None:
+def test_found_plan_is_legal_and_runs_through_json(method: str, model: str) -> None:
     found = search(model, SMALL, 16, method)
     profile = load_builtin(model)
     assert [stage.first_layer for stage in found.stages] == [0] + [s.last_layer + 1 for s in found.stages[:-1]]
@@ -58,6 +58,6 @@ def test_command_line_prints_one_object() -> None:
     assert {"search", "kind", "stages", "micro_batches", "latency_s", "peak_memory_bytes", "search_seconds"} <= set(found)
 
 
-def test_a_model_that_fits_nowhere_is_refused_with_the_memory_it_needs() -> None:
+def test_model_that_fits_nowhere_is_refused_with_the_memory_it_needs() -> None:
     with pytest.raises(WhaleError, match="GB|GiB|bytes"):
         search("moe-32e-10b", "T4:2", 8, "dapple")

@@ -26,7 +26,7 @@ def test_whole_tensors_and_shards_are_brought_elsewhere_for_the_same_bytes(price
 
 
 @pytest.mark.parametrize("layers,devices", [(1, 2), (1, 4), (2, 4)])
-def test_the_cheapest_costs_what_it_costs_when_every_state_is_followed(monkeypatch: Any, layers: int, devices: int) -> None:
+def test_cheapest_costs_what_it_costs_when_every_state_is_followed(monkeypatch: Any, layers: int, devices: int) -> None:
     costs: List[float] = []
     original = search.cheapest
 

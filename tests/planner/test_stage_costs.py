@@ -44,12 +44,12 @@ def test_memory(recompute: str, expected: Tuple[float, float]) -> None:
     assert all((fixed[a, b], held[a, b]) == group.memory(a, b)[:2] for b in range(1, 4) for a in range(b))
 
 
-def test_a_layer_that_cannot_be_split_is_held_whole() -> None:
+def test_layer_that_cannot_be_split_is_held_whole() -> None:
     sizes = costs().bytes(2)
     assert sizes.parameters[0][3] == 8 + 6 / 2 and sizes.each[0][3] == 100 + 400 / 2 + 200
 
 
-def test_the_slowest_device_decides_and_recomputation_is_backward_work() -> None:
+def test_slowest_device_decides_and_recomputation_is_backward_work() -> None:
     assert costs().group((0,), 4).work(1, 3) == Work(3.5, 6.0)
     assert costs().group((0, 1), 4).work(1, 3) == Work(7.0, 12.0)
     assert costs(recompute="full").group((0, 1), 4).work(1, 3) == Work(7.0, 19.0)

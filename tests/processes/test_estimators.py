@@ -11,7 +11,7 @@ from whale_tf.processes.estimators import _from_text, _to_text
     "loss": np.float32(0.1), "global_step": np.int64(2 ** 60), "nan": np.float64("nan"), "each": np.float32([1, 2]),
     "summary": b"\xff\x00"}], ids=["none", "metrics"])
 @pytest.mark.parametrize("exports", [None, [b"/a/1", "/b/2", None]], ids=["none", "paths"])
-def test_a_result_is_told_with_its_types(metrics: object, exports: object) -> None:
+def test_result_is_told_with_its_types(metrics: object, exports: object) -> None:
     told = _from_text(_to_text((metrics, exports)))
     assert told[1] == exports
     if not isinstance(metrics, dict):

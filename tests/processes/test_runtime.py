@@ -55,7 +55,7 @@ def test_processes_agree_on_the_same_model_only(monkeypatch: Any) -> None:
     assert digest(build(monkeypatch, 0)) != digest(build(monkeypatch, 1, units=4))
 
 
-def test_a_differing_process_is_named() -> None:
+def test_differing_process_is_named() -> None:
     process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1, 1)
     process.check_agreement([5, 5, 5])
     with pytest.raises(wh.PlanError, match=r"process\(es\) 1, 2 built another model"):
@@ -97,7 +97,7 @@ def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any)
     assert not alone.waits and len(alone.alone) == 2
 
 
-def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
+def test_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
     fetches = active.require("tests").fetches[graph]
     update = next(op for op in graph.get_operations() if "ApplyGradientDescent" in op.type)
@@ -111,7 +111,7 @@ def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
     assert together.waits and not together.alone
 
 
-def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
+def test_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
     fetches = active.require("tests").fetches[graph]
     loss, train = graph.get_tensor_by_name("loss:0"), graph.get_operation_by_name("train")
@@ -128,7 +128,7 @@ def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
         fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], {})
 
 
-def test_a_port_already_taken() -> None:
+def test_port_already_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen(1)
@@ -147,7 +147,7 @@ def test_other_processes_write_no_checkpoint(monkeypatch: Any, graph: tf.Graph, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_of_the_script_is_refused() -> None:
+def test_server_of_the_script_is_refused() -> None:
     with pytest.raises(wh.ClusterError, match="leave out the target .master."):
         Runtime(Processes(tuple(TWO), 0), 1, 1).target("grpc://other:1", tf.ConfigProto())
 
@@ -199,7 +199,7 @@ def test_whole_files_are_not_shared_by_speed(graph: tf.Graph) -> None:
         datasets.share(tf.data.TextLineDataset(["a", "b"]).batch(2), Processes(("a", "b"), 0), UNEQUAL, by_file=True)
 
 
-def test_a_driver_reads_all_files(tmp_path: Any, graph: tf.Graph) -> None:
+def test_driver_reads_all_files(tmp_path: Any, graph: tf.Graph) -> None:
     names = [str(tmp_path / str(number)) for number in range(4)]
     for name in names:
         with open(name, "w", encoding="utf8") as handle:
@@ -243,7 +243,7 @@ def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: t
 
 
 @pytest.mark.slow
-def test_a_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
+def test_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
     shared = datasets.share(tf.data.Dataset.range(6).batch(2), Processes(("a", "b"), 1), UNEQUAL)
     iterator = tf.data.make_initializable_iterator(shared)
     value = iterator.get_next()
@@ -274,7 +274,7 @@ def test_processes_agree_on_shuffling() -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_takes_all(graph: tf.Graph) -> None:
+def test_driver_takes_all(graph: tf.Graph) -> None:
     shared = datasets.share(tf.data.Dataset.range(5), Processes(("a", "b"), 0))
     iterator = tf.data.make_initializable_iterator(shared)
     value = iterator.get_next()
@@ -284,14 +284,14 @@ def test_a_driver_takes_all(graph: tf.Graph) -> None:
         assert [session.run(value) for _ in range(5)] == list(range(5))
 
 
-def test_a_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
+def test_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     with pytest.raises(wh.UnsupportedOpError, match="make_initializable_iterator"):
         datasets.take_all(graph)
 
 
 @pytest.mark.parametrize("slicing", [True, False])
-def test_a_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
+def test_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
     """Under ``io.slicing: false`` a one-shot iterator has no share built in, and one process may drive a pipeline with it."""
     from whale_tf.runtime import triggers
 

@@ -70,7 +70,7 @@ def test_saves_after_the_step_under_the_next_number(tmp_path: Any, has_global_st
 
 
 @pytest.mark.slow
-def test_a_step_given_as_a_variable(tmp_path: Any) -> None:
+def test_step_given_as_a_variable(tmp_path: Any) -> None:
     script = Script(has_global_step=True)
     script.saver.save(script.session, str(tmp_path / "model"), global_step=tf.train.get_global_step())
     script.steps(3)
@@ -81,7 +81,7 @@ def test_a_step_given_as_a_variable(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_saver_that_is_used_most(tmp_path: Any, capsys: Any) -> None:
+def test_saver_that_is_used_most(tmp_path: Any, capsys: Any) -> None:
     script = Script()
     best = tf.train.Saver()
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_not_in_the_middle_of_a_save(tmp_path: Any, capsys: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_saves_nothing(capsys: Any) -> None:
+def test_script_that_saves_nothing(capsys: Any) -> None:
     script = Script()
     asked_to_end()
     with pytest.raises(SystemExit):
@@ -118,7 +118,7 @@ def test_a_script_that_saves_nothing(capsys: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 20, 200])
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Any, capsys: Any, limit: int) -> None:
+def test_full_disk_leaves_the_checkpoint_before(tmp_path: Any, capsys: Any, limit: int) -> None:
     """No file may be longer than ``limit`` bytes: the data file, the index and the list of checkpoints fail in turn."""
     script = Script()
     for step in range(2):
@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Any, capsys: Any, li
 
 
 @pytest.mark.slow
-def test_a_script_that_runs_nothing_any_more(monkeypatch: Any) -> None:
+def test_script_that_runs_nothing_any_more(monkeypatch: Any) -> None:
     """It ends after a while; not where whale_tf has been shut down in the meantime."""
     ends: List[int] = []
     monkeypatch.setattr(termination, "PATIENCE_S", 0.2)
@@ -161,7 +161,7 @@ def test_a_script_that_runs_nothing_any_more(monkeypatch: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_with_a_handler_of_its_own() -> None:
+def test_script_with_a_handler_of_its_own() -> None:
     wh.shutdown()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wh.init(cluster="cpu:1")

@@ -93,7 +93,7 @@ def eventually(condition: Any, limit_s: float = 30.0) -> bool:
 
 
 @pytest.mark.slow
-def test_a_death_between_runs_is_told_by_the_next(watch: Watch, server: Server, ends: List[str]) -> None:
+def test_death_between_runs_is_told_by_the_next(watch: Watch, server: Server, ends: List[str]) -> None:
     with watch:
         pass
     server.kill()
@@ -105,14 +105,14 @@ def test_a_death_between_runs_is_told_by_the_next(watch: Watch, server: Server, 
 
 
 @pytest.mark.slow
-def test_a_death_during_a_run_ends_this_process(watch: Watch, server: Server, ends: List[str]) -> None:
+def test_death_during_a_run_ends_this_process(watch: Watch, server: Server, ends: List[str]) -> None:
     with watch:
         server.kill()
         assert eventually(lambda: ends) and "process 1" in ends[0]
 
 
 @pytest.mark.slow
-def test_a_process_that_was_asked_to_end_follows_process_0(server: Server, monkeypatch: Any) -> None:
+def test_process_that_was_asked_to_end_follows_process_0(server: Server, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.05)
     ends: List[int] = []
     watch = Watch({0: server.address}, 1.0, lambda message, status: ends.append(status), asked_to_end=lambda: True)
@@ -126,7 +126,7 @@ def test_a_process_that_was_asked_to_end_follows_process_0(server: Server, monke
 
 
 @pytest.mark.slow
-def test_a_broken_connection_is_no_death(watch: Watch, server: Server, ends: List[str]) -> None:
+def test_broken_connection_is_no_death(watch: Watch, server: Server, ends: List[str]) -> None:
     with watch:
         server.drop()
         assert eventually(lambda: len(server.connections) > 1)
@@ -136,7 +136,7 @@ def test_a_broken_connection_is_no_death(watch: Watch, server: Server, ends: Lis
 
 
 @pytest.mark.slow
-def test_a_process_that_answers_no_more(watch: Watch, server: Server, ends: List[str]) -> None:
+def test_process_that_answers_no_more(watch: Watch, server: Server, ends: List[str]) -> None:
     time.sleep(0.8)
     watch.check()
     with watch:
@@ -202,7 +202,7 @@ time.sleep(60)
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_server_of_tensorflow_answers_until_it_is_stopped() -> None:
+def test_server_of_tensorflow_answers_until_it_is_stopped() -> None:
     """Also while Python does nothing else."""
     port, = free_ports(1)
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(port)])
@@ -220,7 +220,7 @@ def test_a_server_of_tensorflow_answers_until_it_is_stopped() -> None:
         watch.stop()
 
 
-def test_a_question_is_a_request_of_http2() -> None:
+def test_question_is_a_request_of_http2() -> None:
     assert PREFACE.startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") and len(PREFACE) == 24 + 9 + 9
     frames = question(0), question(1)
     assert [int.from_bytes(frame[5:9], "big") for frame in frames] == [1, 3]

@@ -23,7 +23,7 @@ def chain(types: str, crossing: Sequence[float] = (), flops: Sequence[float] = (
                  np.array(list(crossing) or [1.0] * count), 1)
 
 
-def test_a_repeated_part_is_found_with_its_shortest_period() -> None:
+def test_repeated_part_is_found_with_its_shortest_period() -> None:
     assert repeats(chain("xx" + "abc" * 4 + "y")) == [Repeat(2, 12, 3)]
 
 
@@ -37,7 +37,7 @@ def test_shapes_tell_blocks_apart() -> None:
     assert repeats(wide) == []
 
 
-def test_a_cheap_repeated_part_does_not_count() -> None:
+def test_cheap_repeated_part_does_not_count() -> None:
     assert repeats(chain("aaaz", flops=[1, 1, 1, 1000])) == []
 
 

@@ -75,7 +75,7 @@ def test_one_measurement_pays_launch_overhead_once() -> None:
     assert seconds(heavy, 5).forward_s == pytest.approx(10e-3)
 
 
-def test_a_device_nobody_measured() -> None:
+def test_device_nobody_measured() -> None:
     layer = LayerProfile(name="l", measured=(Measurement(device="T4", batch=1, forward_s=1.0, backward_s=1.0),))
     with pytest.raises(PlanError) as caught:
         seconds(layer, 1)

@@ -42,7 +42,7 @@ def test_contractions_cost_two_flops_per_product(type_: str, inputs: Any, output
     assert found.flops == flops and found.is_contraction
 
 
-def test_a_contraction_reads_its_operands_and_writes_its_result() -> None:
+def test_contraction_reads_its_operands_and_writes_its_result() -> None:
     assert cost("MatMul", [(4, 5), (5, 6)], [(4, 6)]).bytes == 4 * (20 + 30 + 24)
 
 
@@ -67,7 +67,7 @@ def test_what_hands_its_buffer_on_is_free() -> None:
     assert cost("Reshape", [(4, 5), [20]], [(20,)]) == cost("Identity", [(4, 5)], [(4, 5)]) == OpCost(0.0, 0.0)
 
 
-def test_a_look_up_reads_the_rows_it_returns() -> None:
+def test_look_up_reads_the_rows_it_returns() -> None:
     assert cost("GatherV2", [(1000, 16), (8,), [0]], [(8, 16)]).bytes == 2 * 4 * 8 * 16 + 4 * 8
 
 
@@ -91,7 +91,7 @@ def test_unknown_sizes_count_as_the_batch() -> None:
         op_costs(draft.graph)
 
 
-def test_a_product_of_unknown_rank_costs_its_weights_once_for_each_example() -> None:
+def test_product_of_unknown_rank_costs_its_weights_once_for_each_example() -> None:
     draft = Draft()
     draft.op("MatMul", [draft.source(None, 5), draft.source(5, 6)], (None, 6))
     product = draft.graph.op("matmul_2")
@@ -116,18 +116,18 @@ def loop(start: int, limit: int, comparison: str = "Less", through: str = "") ->
 
 
 @pytest.mark.parametrize("start,limit,comparison,count", [(0, 7, "Less", 7), (2, 7, "Less", 5), (1, 7, "LessEqual", 7)])
-def test_a_loops_ops_run_as_often_as_its_counter_says(start: int, limit: int, comparison: str, count: int) -> None:
+def test_loops_ops_run_as_often_as_its_counter_says(start: int, limit: int, comparison: str, count: int) -> None:
     graph = loop(start, limit, comparison)[0].graph
     assert op_costs(graph)[graph.op("product").id].flops == count * 2 * 4 * 5 * 6
 
 
 @pytest.mark.parametrize("through", ["Identity", "PreventGradient", "EnsureShape", "Reshape", "ExpandDims", "Cast"])
-def test_a_limit_is_known_behind_what_hands_it_on(through: str) -> None:
+def test_limit_is_known_behind_what_hands_it_on(through: str) -> None:
     graph = loop(0, 7, "Less", through)[0].graph
     assert op_costs(graph)[graph.op("product").id].flops == 7 * 2 * 4 * 5 * 6
 
 
-def test_a_gradients_loop_runs_as_often_as_the_forward_loop() -> None:
+def test_gradients_loop_runs_as_often_as_the_forward_loop() -> None:
     draft, exit_ = loop(0, 7)
     frame = {"frame_name": "gradient"}
     merge = draft.op("Merge", [draft.op("Enter", [exit_], (), dtype="int32", attrs=frame)], (), (), dtype="int32")
@@ -139,7 +139,7 @@ def test_a_gradients_loop_runs_as_often_as_the_forward_loop() -> None:
     assert op_costs(draft.graph)[draft.graph.op("backward").id].flops == 7 * 2 * 4 * 5 * 6
 
 
-def test_a_functional_loop_costs_its_body_each_time() -> None:
+def test_functional_loop_costs_its_body_each_time() -> None:
     condition, body, draft = Draft(), Draft(), Draft()
     counter = condition.op("_Arg", (), (), dtype="int32", attrs={"index": 0})
     condition.op("_Retval", [condition.op("Less", [counter, condition.const(3)], (), dtype="bool")], attrs={"index": 0})

@@ -199,7 +199,7 @@ def test_policies_without_limits(policy: str, expected: Tuple[int, ...]) -> None
     assert warmup_depths(policy, 4, None, 16) == warmup_depths(policy, 4) == expected
 
 
-def test_a_stage_short_of_memory_holds_back_the_stages_after_it() -> None:
+def test_stage_short_of_memory_holds_back_the_stages_after_it() -> None:
     assert warmup_depths("PB", 4, (2, 9, 9, 9), 16) == warmup_depths("PB", 4, (2, 9, 9, 9)) == (2, 2, 2, 1)
 
 

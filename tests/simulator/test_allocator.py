@@ -20,7 +20,7 @@ def test_sizes_are_multiples_of_the_unit_and_freed_neighbours_join() -> None:
     assert arena.take(3 * UNIT) == (0, 3 * UNIT) and arena.reach == 4 * UNIT
 
 
-def test_the_smallest_chunk_that_fits_is_taken_whole_unless_it_is_twice_as_large() -> None:
+def test_smallest_chunk_that_fits_is_taken_whole_unless_it_is_twice_as_large() -> None:
     arena = Arena()
     held = [arena.take(size * UNIT) for size in (8, 1, 3, 1)]
     arena.give_back(held[0])

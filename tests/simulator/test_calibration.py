@@ -48,7 +48,7 @@ def test_seconds(work: float, kind: str, seconds: float) -> None:
     assert CALIBRATION.seconds(work, kind) == pytest.approx(seconds)
 
 
-def test_a_thread_that_sleeps_wakes_up() -> None:
+def test_thread_that_sleeps_wakes_up() -> None:
     assert [CALIBRATION.wake_s(waited) for waited in (1e-6, 7.5e-5, 1.0)] == pytest.approx([2e-6, 1.1e-5, 2e-5])
     assert Calibration.parse(dict(GIVEN, wake=[])).wake_s(1.0) == 0.0, "where it was not measured"
 
@@ -94,7 +94,7 @@ def test_missing_or_broken_file(tmp_path: Any) -> None:
         Calibration.parse(str(path))
 
 
-def test_the_cluster_takes_measured_rates_and_links() -> None:
+def test_cluster_takes_measured_rates_and_links() -> None:
     cluster = calibrated(Cluster.parse("2xcpu:2"), CALIBRATION)
     device = cluster.devices[0]
     assert device.peak_flops_per_s["fp32"] == pytest.approx(1e11) and device.memory_bandwidth_bytes_per_s == pytest.approx(1e10)
@@ -103,7 +103,7 @@ def test_the_cluster_takes_measured_rates_and_links() -> None:
         calibrated(Cluster.parse("V100:2"), CALIBRATION)
 
 
-def test_a_simulation_takes_op_times_and_gamma() -> None:
+def test_simulation_takes_op_times_and_gamma() -> None:
     strategy, cluster = uniform_3d(mlp(64)), Cluster.parse("cpu:1")
     plain, measured = simulate(strategy, cluster), simulate(strategy, cluster, Options(calibration=CALIBRATION))
     slow = Calibration.parse(dict(GIVEN, arithmetic=[[1e6, 1e-4], [1e8, 1e-2]]))

@@ -37,7 +37,7 @@ def test_built_in_model_and_cluster_need_nothing_else() -> None:
     assert len(found["peak_memory_bytes"]) == 16 and found["samples_per_s"] == pytest.approx(64 / found["step_time_s"])
 
 
-def test_the_table_names_the_bottleneck() -> None:
+def test_table_names_the_bottleneck() -> None:
     result = call(*"simulate --model mlp --cluster cpu:4 --pp 4 --micro-batches 2".split())
     assert result.exit_code == 0 and "bottleneck: stage" in result.output
 
@@ -94,7 +94,7 @@ def test_files(tmp_path: Any) -> None:
             assert handle.read().startswith(start)
 
 
-def test_a_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
+def test_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
     ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
     made = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", ops=ops, devices=((0, 1),)),))
     path = tmp_path / "plan.json"
@@ -152,7 +152,7 @@ def test_gradients_in_sixteen_bits_are_sent_faster() -> None:
     assert half < 0.7 * own
 
 
-def test_a_profile(tmp_path: Any) -> None:
+def test_profile(tmp_path: Any) -> None:
     result = call("simulate", "--profile", "vgg-19", "--cluster", "dapple-b", "--dp", "2", "--global-batch", "64", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["samples_per_s"] > 0
@@ -197,7 +197,7 @@ def test_refusals(arguments: str, message: str) -> None:
     assert "Traceback" not in result.output
 
 
-def test_a_tensor_parallel_plan_costs_what_its_degrees_cost(tmp_path: Any) -> None:
+def test_tensor_parallel_plan_costs_what_its_degrees_cost(tmp_path: Any) -> None:
     """A plan of layers says no shards: its ops are divided, and timed, like those of the uniform strategy."""
     layers = tuple(layer.name for layer in ModelProfile.parse("gpt2-24").layers)
     task = TaskGraphPlan(name="all", strategy="split", ops=layers, devices=((0, 1), (2, 3)))
@@ -209,7 +209,7 @@ def test_a_tensor_parallel_plan_costs_what_its_degrees_cost(tmp_path: Any) -> No
     assert found["step_time_s"] == pytest.approx(uniform["step_time_s"], rel=1e-9)
 
 
-def test_a_stage_without_work_has_words(tmp_path: Any) -> None:
+def test_stage_without_work_has_words(tmp_path: Any) -> None:
     """The last layers of AMP's GPT-2 cost nothing by themselves."""
     layers = tuple(layer.name for layer in ModelProfile.parse("gpt2-24").layers)
     tasks = tuple(TaskGraphPlan(name=name, ops=ops, devices=((device,),))
@@ -220,7 +220,7 @@ def test_a_stage_without_work_has_words(tmp_path: Any) -> None:
     assert result.exit_code == 0 and "stage 1 has none" in " ".join(result.output.split()), result.output
 
 
-def test_a_task_graph_without_ops_is_refused(tmp_path: Any) -> None:
+def test_task_graph_without_ops_is_refused(tmp_path: Any) -> None:
     ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
     tasks = (TaskGraphPlan(name="all", ops=ops, devices=((0,),)), TaskGraphPlan(name="idle", devices=((1,),)))
     path = tmp_path / "plan.json"
@@ -229,7 +229,7 @@ def test_a_task_graph_without_ops_is_refused(tmp_path: Any) -> None:
     assert result.exit_code == 1 and "TaskGraph 'idle' has no ops" in result.output
 
 
-def test_a_device_listed_twice_is_refused(tmp_path: Any) -> None:
+def test_device_listed_twice_is_refused(tmp_path: Any) -> None:
     path = tmp_path / "plan.json"
     text = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", devices=((0, 1),)),)).to_json()
     path.write_text(json.dumps(dict(json.loads(text), task_graphs=[{"name": "all", "devices": [[1, 1]]}])))
@@ -237,7 +237,7 @@ def test_a_device_listed_twice_is_refused(tmp_path: Any) -> None:
     assert result.exit_code == 1 and "lists device 1 twice" in result.output
 
 
-def test_a_cluster_without_links_is_refused(tmp_path: Any) -> None:
+def test_cluster_without_links_is_refused(tmp_path: Any) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"nodes": [{"devices": ["V100-32GB", "V100-32GB"]}]}))
     result = call("simulate", "--cluster", str(path), "--model", "mlp", "--dp", "2")

@@ -48,7 +48,7 @@ def row() -> Row:
     return Row()
 
 
-def test_a_curve_has_every_change(row: Row) -> None:
+def test_curve_has_every_change(row: Row) -> None:
     """Of what changes at one moment, buffers are freed first: the second buffer takes the first one's place after a second."""
     row.makes(30.0, row.run())
     second = row.makes(50.0, row.run(), "second", category="gradients")
@@ -62,7 +62,7 @@ def test_a_curve_has_every_change(row: Row) -> None:
     assert other.bytes.tolist() == [0.0, 7.0, 0.0] and other.at_peak == {"activations": 7.0} and other.final_bytes == 0.0
 
 
-def test_a_buffer_that_dies_as_it_is_made_counts(row: Row) -> None:
+def test_buffer_that_dies_as_it_is_made_counts(row: Row) -> None:
     row.makes(30.0, row.run(seconds=0.0))
     assert row.curves()[0].bytes.tolist() == [101.0, 131.0, 101.0]
 
@@ -87,7 +87,7 @@ def test_what_is_there_at_the_peak(row: Row) -> None:
     assert curve.peak_s == 3.0 and curve.largest == (("peak", 60.0), ("kept", 20.0)) and curve.peak_bytes == 181.0
 
 
-def test_the_result_of_a_sum_is_there_when_the_sum_may_begin(row: Row) -> None:
+def test_result_of_a_sum_is_there_when_the_sum_may_begin(row: Row) -> None:
     """Though the communicator is busy with another sum of ten seconds."""
     bandwidth = min(row.tasks.network.bandwidths[link] for link in row.tasks.network.path(0, 1))
     first, second = row.run(seconds=0.5), row.run()
@@ -101,7 +101,7 @@ def test_the_result_of_a_sum_is_there_when_the_sum_may_begin(row: Row) -> None:
     assert [born for born, _ in row.lives()] == [times.end[first], times.end[second], times.start[plain]]
 
 
-def test_a_task_overwrites_one_operand_and_shares_none(row: Row) -> None:
+def test_task_overwrites_one_operand_and_shares_none(row: Row) -> None:
     """The last task reads two buffers, and puts its result into one of them; two tasks that end together overwrite nothing."""
     first = row.run()
     one, two = row.makes(8.0, first), row.makes(8.0, first)
@@ -115,7 +115,7 @@ def test_a_task_overwrites_one_operand_and_shares_none(row: Row) -> None:
     assert again.lives()[shared] == (0.0, 2.0)
 
 
-def test_a_buffer_that_another_task_still_reads_is_not_overwritten(row: Row) -> None:
+def test_buffer_that_another_task_still_reads_is_not_overwritten(row: Row) -> None:
     first = row.run()
     made = row.makes(8.0, first)
     row.run(made, device=1, seconds=0.25, waits=[first])
@@ -123,7 +123,7 @@ def test_a_buffer_that_another_task_still_reads_is_not_overwritten(row: Row) -> 
     assert row.lives()[made] == (0.0, 2.0)
 
 
-def test_the_allocators_memory_of_each_device(row: Row) -> None:
+def test_allocators_memory_of_each_device(row: Row) -> None:
     """What is kept, and what is there at one time, in the allocator's chunks of 256 bytes."""
     first = row.makes(1000.0, row.run())
     row.makes(1024.0, row.run(first))

@@ -106,7 +106,7 @@ def test_sharing_counts_the_groups_a_collapsed_task_stands_for() -> None:
     assert execute([gradient(4.0, (0,), (0, 10.0, 4))], [], [10.0]).end == pytest.approx([16.0])
 
 
-def test_the_narrowest_share_decides() -> None:
+def test_narrowest_share_decides() -> None:
     tasks = [gradient(1.0, (0,), (0, 10.0, 1), (1, 4.0, 1)), feature(1.0, (1,), (1, 4.0, 1))]
     assert execute(tasks, [], [10.0, 2.0]).end == pytest.approx([4.0, 4.0])
 
@@ -127,12 +127,12 @@ def test_tasks_without_duration() -> None:
     assert times.end == [0.0, 0.0, 0.0, 2.0]
 
 
-def test_a_cycle_is_reported() -> None:
+def test_cycle_is_reported() -> None:
     with pytest.raises(PlanError, match=r"deadlock: 2 of 3 tasks never run; tasks \[1, 2\]"):
         execute([compute(1.0), compute(1.0), compute(1.0)], [(1, 2), (2, 1)])
 
 
-def test_the_same_graph_gives_the_same_times() -> None:
+def test_same_graph_gives_the_same_times() -> None:
     random = np.random.RandomState(0)
     tasks = [
         (compute, feature, gradient)[i % 3](float(random.rand()), (i % 5,) if i % 3 else i % 5)  # type: ignore

@@ -37,7 +37,7 @@ def pipeline_plan(**fields: Any) -> Plan:
     )
 
 
-def test_a_pipeline_with_nested_data_parallelism_is_the_uniform_strategy() -> None:
+def test_pipeline_with_nested_data_parallelism_is_the_uniform_strategy() -> None:
     cluster = Cluster.parse("hc2")
     from_plan = simulate(strategy_from_plan(pipeline_plan(), mlp(8)), cluster)
     assert from_plan.step_time_s == simulate(uniform_3d(mlp(8), 2, 1, 2, 4), cluster).step_time_s
@@ -85,7 +85,7 @@ def test_refusals(change: Any, message: str) -> None:
         strategy_from_plan(plan([TaskGraphPlan(**fields)], shards={"layer0/fc": "z"}), mlp(8))
 
 
-def test_a_plan_that_would_deadlock_is_refused() -> None:
+def test_plan_that_would_deadlock_is_refused() -> None:
     bad = pipeline_plan()
     task_graphs = (replace(bad.task_graphs[0], warmup=1), replace(bad.task_graphs[1], warmup=2))
     strategy = strategy_from_plan(replace(bad, task_graphs=task_graphs), mlp(8))
@@ -93,7 +93,7 @@ def test_a_plan_that_would_deadlock_is_refused() -> None:
         simulate(strategy, Cluster.parse("hc2"))
 
 
-def test_a_profile_s_layers_take_the_profiler_s_time_and_memory() -> None:
+def test_profile_s_layers_take_the_profiler_s_time_and_memory() -> None:
     profile = ModelProfile.parse("bert-48")
     cluster = Cluster.parse("dapple-b")
     model = layered_model(profile, 2)
@@ -108,7 +108,7 @@ def test_a_profile_s_layers_take_the_profiler_s_time_and_memory() -> None:
     assert result.memory[0].peak_bytes - held == pytest.approx(kept, rel=0.1)
 
 
-def test_a_plan_over_a_profile_s_layers() -> None:
+def test_plan_over_a_profile_s_layers() -> None:
     """What a search over a built-in profile says: which layers each stage takes."""
     profile = ModelProfile.parse("bert-48")
     names = [layer.name for layer in profile.layers]
@@ -130,7 +130,7 @@ def test_a_plan_over_a_profile_s_layers() -> None:
     assert result.step_time_s > 0
 
 
-def test_a_profile_s_tensor_parallelism_sums_the_bytes_it_names() -> None:
+def test_profile_s_tensor_parallelism_sums_the_bytes_it_names() -> None:
     profile = ModelProfile.parse("bert-48")
     model = layered_model(profile, 2)
     estimator = LayerEstimator(model, profile, {op.name: 4 for op in model.ops if op.split})

@@ -120,7 +120,7 @@ def test_collapsing_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_simulator_that_remembers_gives_what_a_fresh_one_gives() -> None:
+def test_simulator_that_remembers_gives_what_a_fresh_one_gives() -> None:
     """Changed schedules, warm-ups and numbers of micro-batches reuse the compiled program."""
     for case in itertools.islice(cases(300, small=True), 25):
         simulator = Simulator(case.cluster, case.options)

@@ -68,14 +68,14 @@ def test_products_of_a_transformer(name: str, product: Product) -> None:
     assert product_of(model.ops[op_number(model, name)]) == product
 
 
-def test_a_convolution_is_the_product_it_is_lowered_to() -> None:
+def test_convolution_is_the_product_it_is_lowered_to() -> None:
     model = built_in_model("resnet-50", 2)
     stem = product_of(model.ops[op_number(model, "stem/conv")])
     assert stem == Product(1, 2 * 112 * 112, 64, 7 * 7 * 3) and not is_eligible(stem)
     assert is_eligible(product_of(model.ops[op_number(model, "stage0_block0/conv2")]))
 
 
-def test_a_product_takes_its_flops_at_the_share_of_full_tiles() -> None:
+def test_product_takes_its_flops_at_the_share_of_full_tiles() -> None:
     model = built_in_model("bert-base", 40)
     number = op_number(model, "block0/feed_forward/expand")
     flops = model.ops[number].flops
@@ -128,7 +128,7 @@ def test_few_channels_keep_few_multiprocessors_busy_and_16_bits_are_transposed()
     assert seconds == pytest.approx([elements * 2 * 1.15 / 128e9, elements * (2 * 1.15 + 2 * 0.65) / 128e9])
 
 
-def test_a_step_takes_as_long_as_the_host_that_starts_its_kernels() -> None:
+def test_step_takes_as_long_as_the_host_that_starts_its_kernels() -> None:
     def run(count: int, xla: bool = False) -> Simulation:
         strategy = uniform_3d(as_run(built_in_model("bert-base", 8 // count), "tf32", xla), num_micro_batch=count)
         return simulate(strategy, Cluster.parse("H200:1"), Options(xla=xla))
@@ -141,7 +141,7 @@ def test_a_step_takes_as_long_as_the_host_that_starts_its_kernels() -> None:
     assert not simulate(uniform_3d(built_in_model("bert-base", 1)), Cluster.parse("H200:1")).kernels, "no law, no host"
 
 
-def test_an_update_op_by_op_holds_what_waits_for_no_gradient() -> None:
+def test_update_op_by_op_holds_what_waits_for_no_gradient() -> None:
     """LAMB: both moments times their decay, and the variable times its own: 12 bytes a parameter."""
     cluster, model = Cluster.parse("H200:1"), as_run(built_in_model("bert-base", 8), "fp32", False)
     without = model._replace(optimizer=model.optimizer._replace(early_bytes=0))
@@ -160,7 +160,7 @@ def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:
     assert kernels.seconds(number, 0.0, 900e6, 1.0, False, V100) == pytest.approx(1e-3)
 
 
-def test_the_fastest_kernel_runs_in_tf32() -> None:
+def test_fastest_kernel_runs_in_tf32() -> None:
     """Tensor cores compute a stem of three channels, which is all bytes, no faster than float32's kernels without transposing."""
     a100 = Cluster.parse("A100-40GB:1").devices[0]
     model = built_in_model("vgg-19", 32)
@@ -182,7 +182,7 @@ def test_16_bits_without_tensor_cores_are_not_slower_than_float32(kind: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision,xla", [("fp32", False), ("tf32", True), ("fp16", True)])
-def test_a_better_gpu_is_not_slower(precision: str, xla: bool) -> None:
+def test_better_gpu_is_not_slower(precision: str, xla: bool) -> None:
     """Whole steps of every type of GPU against those that have no higher rate in float32, in the precision and of memory."""
     names = [name for name in DEVICE_TYPES if DEVICE_TYPES[name].kind == "GPU"]
     devices = {name: Cluster.parse(f"{name}:1").devices[0] for name in names}
@@ -314,7 +314,7 @@ def test_cpus_have_no_such_kernels() -> None:
     assert found.exit_code == 1 and "has CPUs; leave them out" in " ".join(found.output.split())
 
 
-def test_a_batch_that_does_not_fit_says_by_how_much() -> None:
+def test_batch_that_does_not_fit_says_by_how_much() -> None:
     model = as_run(built_in_model("bert-base", 128), "fp32", False)
     found = simulate(uniform_3d(model), Cluster.parse("V100-16GB:1"), Options(xla=False))
     missing = (max(found.peak_memory_bytes) - found.usable_bytes[0]) / 2**30

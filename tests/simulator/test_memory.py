@@ -60,7 +60,7 @@ def test_recomputation_costs_about_one_more_forward() -> None:
     assert 1.2 < again.step_time_s / plain.step_time_s < 1.4
 
 
-def test_a_buffer_lives_from_its_writer_to_its_last_reader() -> None:
+def test_buffer_lives_from_its_writer_to_its_last_reader() -> None:
     """One layer, 1 s forward, 2 s backward; the kept bytes are there from 0 to 3 s."""
     model = chain_model(1, kept_bytes=1000.0)
     result = simulate(pipeline(model, 1, 1, "gpipe", (1,)), flat_cluster(1), NO_RESERVE, KnownTimes(model, 1.0, 2.0))
@@ -72,7 +72,7 @@ def test_a_buffer_lives_from_its_writer_to_its_last_reader() -> None:
 
 
 @pytest.mark.parametrize("waits, size, died", [(True, 8.0, 2.0), (True, 4.0, 3.0), (False, 8.0, 2.0)])
-def test_a_task_overwrites_an_operand_of_its_size_that_all_others_have_read(waits: bool, size: float, died: float) -> None:
+def test_task_overwrites_an_operand_of_its_size_that_all_others_have_read(waits: bool, size: float, died: float) -> None:
     """``made`` ends after 1 s; ``other`` reads it for 1 s, or half a second beside ``last``, which takes 1 s."""
     cluster = Cluster.parse("cpu:2")
     tasks = Tasks(cluster, Network(cluster))
@@ -125,7 +125,7 @@ def test_zero_sends_what_its_paper_says(zero: str, times: float) -> None:
     assert scattered[1] == scattered[0] * (1 if zero == "v1" else 3)
 
 
-def test_an_offloaded_update_takes_its_copies_or_the_hosts_memory() -> None:
+def test_offloaded_update_takes_its_copies_or_the_hosts_memory() -> None:
     model, cluster = transformer("t", 8, 2, 1024, 8, 64, 512), Cluster.parse("hc1")
     seconds = {name: update_seconds(simulate(uniform_3d(model, 8, offload=name), cluster)) for name in ("none", "states")}
     size = sum(t.bytes for t in model.tensors if t.role == "parameter")

@@ -35,7 +35,7 @@ def test_tree_wins_for_small_messages_and_ring_for_large_ones() -> None:
 
 
 @pytest.mark.parametrize("kind", [ALL_GATHER, REDUCE_SCATTER])
-def test_a_hierarchical_gather_is_half_of_an_all_reduce(kind: str) -> None:
+def test_hierarchical_gather_is_half_of_an_all_reduce(kind: str) -> None:
     network, group = Network(Cluster.parse("a100:32")), Group(tuple(range(32)))
     half, whole = (next(one for one in network.algorithms_of(name, group) if one.name == "hierarchical")
                    for name in (kind, ALL_REDUCE))
@@ -55,7 +55,7 @@ def test_nvlink_mesh_sums_its_channels() -> None:
     assert seconds(network, ALL_REDUCE, tuple(range(8))) == pytest.approx(14 * 3.4e-6 + 2 * 7 / 8 * SIZE / 120e9)
 
 
-def test_a_ring_over_nodes_is_as_fast_as_the_adapter() -> None:
+def test_ring_over_nodes_is_as_fast_as_the_adapter() -> None:
     network = Network(Cluster.parse("hc2"), algorithms=("ring",))
     slowest = min(12e9, 100e9 / 8, 10e9)  # PCIe slot, adapter, uplink to it
     assert seconds(network, ALL_REDUCE, tuple(range(16))) == pytest.approx(2 * 15 / 16 * SIZE / slowest, rel=0.02)
@@ -69,7 +69,7 @@ def test_nccl_sends_from_next_to_the_adapter() -> None:
     assert bus == pytest.approx(12.2e9, rel=0.06) and network.best(ALL_REDUCE, Group(tuple(range(32))), 1e9).name == "ring"
 
 
-def test_a_protocol_for_small_messages_and_one_for_large_ones() -> None:
+def test_protocol_for_small_messages_and_one_for_large_ones() -> None:
     protocols = (Protocol("", 8e-6), Protocol("low latency", 4e-6, 0.25, 0.5))
     network = Network(flat_cluster(4, 1e9, 1e-5), algorithms=("ring",), protocols=protocols)
     found = {one.name: one for one in network.algorithms_of(ALL_REDUCE, Group((0, 1, 2, 3)))}

@@ -49,7 +49,7 @@ def test_all_commands_answer_the_same(model: str, cluster: str, tmp_path: Any) -
         assert uniform["step_time_s"] == expected and uniform["peak_memory_bytes"] == peaks
 
 
-def test_a_profile_keeps_its_own_times_and_says_so(tmp_path: Any) -> None:
+def test_profile_keeps_its_own_times_and_says_so(tmp_path: Any) -> None:
     path, on = str(tmp_path / "plan.json"), ("--cluster", "V100-32GB:2", "--global-batch", BATCH)
     _, own, _ = answer("plan", "--profile", "bert-base", *on, "-o", path, "--json")
     _, model, _ = answer("plan", "--model", "bert-base", *on, "--json")

@@ -33,14 +33,14 @@ def test_missing_sources_are_named_and_printed_ones_stay() -> None:
     assert "DLPerf: no data" in shown and "DAPPLE's profiles: no data" in shown
 
 
-def test_a_table_that_nothing_is_fitted_to() -> None:
+def test_table_that_nothing_is_fitted_to() -> None:
     """DAPPLE Table VI with two micro-batches."""
     laws = default_laws()
     (found,) = errors_of(answered([point for point in dapple_table() if point.measured in (5.10, 4.24)], lambda point: laws))
     assert found.times == KERNELS and found.points == 3 and found.largest < 0.2
 
 
-def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
+def test_kind_of_device_that_nothing_is_fitted_to() -> None:
     """NVIDIA's runs on one A100."""
     laws = default_laws()
     alone = [point for point in nvidia() if point.gpus == 1 and point.cluster.devices[0].type.startswith("A100")]
@@ -49,7 +49,7 @@ def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
     assert all(one.mean < 0.25 for one in found)
 
 
-def test_the_packages_laws_know_the_errors_of_our_own_measurements() -> None:
+def test_packages_laws_know_the_errors_of_our_own_measurements() -> None:
     assert HOPPER and {*HOPPER, OWN_OPS} <= set(default_laws().errors)
 
 

@@ -47,7 +47,7 @@ def rgb(colour: str) -> Tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on the PATH")
-def test_the_report_shows_one_forward_one_backward(tmp_path: Any) -> None:
+def test_report_shows_one_forward_one_backward(tmp_path: Any) -> None:
     page = str(tmp_path / "report.html")
     write_report(page, simulate(uniform_3d(mlp(64), 1, 1, 4, 8), Cluster.parse("hc2")))
     pixels = screenshot(page, str(tmp_path / "report.png"))

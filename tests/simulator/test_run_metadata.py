@@ -10,7 +10,7 @@ from whale_tf.viz.timeline import memory_figure, timeline_figure
 tf = tensorflow.compat.v1
 
 
-def test_a_real_step_on_two_devices() -> None:
+def test_real_step_on_two_devices() -> None:
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [64, 64], name="x")
         with tf.device("/CPU:0"):

@@ -40,12 +40,12 @@ def played(is_called: bool, is_donated: bool = False) -> Tuple[float, float]:
     return times.makespan, curve.peak_bytes
 
 
-def test_a_function_begins_with_its_last_argument_and_overwrites_none() -> None:
+def test_function_begins_with_its_last_argument_and_overwrites_none() -> None:
     assert played(is_called=False) == pytest.approx((3.0, 150.0))
     assert played(is_called=True) == pytest.approx((4.0, 250.0))
 
 
-def test_a_function_overwrites_what_is_donated_to_it() -> None:
+def test_function_overwrites_what_is_donated_to_it() -> None:
     assert played(is_called=True, is_donated=True) == pytest.approx((4.0, 150.0))
 
 

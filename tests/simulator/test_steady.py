@@ -59,7 +59,7 @@ def test_thousands_of_changed_plans_reuse_the_compiled_one() -> None:
         assert result.program.instructions is first.program.instructions
 
 
-def test_a_compiled_plan_is_not_reused_for_another_estimator() -> None:
+def test_compiled_plan_is_not_reused_for_another_estimator() -> None:
     """Each estimator is gone before the next is made, which may then stand at the same address."""
     model = chain_model(2)
     simulator = Simulator(flat_cluster(2), NO_RESERVE)

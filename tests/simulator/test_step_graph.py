@@ -83,7 +83,7 @@ def test_one_core_does_all_work_one_after_the_other() -> None:
     assert played(plan([0], names=ONE), step(), cores=1).step_time_s == pytest.approx(7.0)
 
 
-def test_a_global_batch_takes_the_times_measured_at_its_size() -> None:
+def test_global_batch_takes_the_times_measured_at_its_size() -> None:
     """Ops of examples take half the time at half the batch, updates what they took."""
     chosen, known = plan([0], names=ONE), Calibration.parse(dict(FREE, cores=1))
     simulator = Simulator(Cluster.parse("cpu:8"), Options(calibration=known))
@@ -107,7 +107,7 @@ def test_replicas_share_the_cores_of_their_process() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
-def test_a_pipeline_overlaps_its_stages(schedule: str) -> None:
+def test_pipeline_overlaps_its_stages(schedule: str) -> None:
     """Two stages of 2 and 3 seconds: the second is the bottleneck."""
     found = played(plan([0], [1], micro_batches=4, schedule=schedule), step())
     assert 5.0 / 2 < found.step_time_s < 7.0
@@ -144,14 +144,14 @@ def test_ops_that_run_at_once_slow_each_other_down() -> None:
     assert slower.step_time_s == pytest.approx(2 + 1.5 + 1.5 + 1)
 
 
-def test_a_thread_that_has_waited_wakes_up_first() -> None:
+def test_thread_that_has_waited_wakes_up_first() -> None:
     """f_a f_b; then b_b, and w_b on the thread that has waited for two seconds; w_a and u_b; u_a."""
     assert played(plan([0], names=ONE), step(), wake=[[1.0, 0.125], [3.0, 0.375]]).step_time_s == pytest.approx(5.25)
     assert played(plan([0], names=ONE), step(), wake=[[3.0, 0.25]]).step_time_s == pytest.approx(5.25)
     assert played(plan([0], names=ONE), step(), cores=1, wake=[[1.0, 0.25]]).step_time_s == pytest.approx(7.0)
 
 
-def test_a_thread_that_wakes_up_takes_what_is_left_by_then() -> None:
+def test_thread_that_wakes_up_takes_what_is_left_by_then() -> None:
     """w_b and b_b are there from 2 s on; the other thread runs w_b and u_b, and b_b from 4 s on if this one is not yet awake."""
     assert played(plan([0], names=ONE), step(), wake=[[1.0, 9.0]]).step_time_s == pytest.approx(7.0)
     assert played(plan([0], names=ONE), step(), wake=[[1.0, 1.5]]).step_time_s == pytest.approx(6.5)  # b_b from 3.5 s on
@@ -234,13 +234,13 @@ def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> Non
     assert begin(plan([0], names=ONE)) == pytest.approx([1e-6, 2e-6], rel=1e-3)
 
 
-def test_an_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() -> None:
+def test_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() -> None:
     graph = step()
     fused = {name: points for name, points in graph.seconds.items() if name != "forward_a"}
     assert played(plan([0], names=ONE), graph._replace(seconds=fused), cores=1).step_time_s == pytest.approx(6.0)
 
 
-def test_an_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None:
+def test_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None:
     """forward_b may take forward_a's buffer; where forward_a was fused into it, not the buffer of what forward_a read."""
     graph = step()
 
@@ -315,7 +315,7 @@ def test_each_device_sends_as_soon_as_it_has_something_to_send() -> None:
     assert sends == pytest.approx(ends) and sends[0] < sends[1]
 
 
-def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:
+def test_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:
     found = played(plan([0], names=ONE, micro_batches=2), waiting(), cores=1)
     times = ran(found)
     assert times["weight (accumulate)", 0, 1][0] > max(times["backward_b", 0, batch][0] for batch in range(2))
@@ -337,7 +337,7 @@ def alive(found: Any, name: str) -> List[Any]:
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
-def test_the_first_gradient_is_the_sum_of_all(schedule: str) -> None:
+def test_first_gradient_is_the_sum_of_all(schedule: str) -> None:
     """It lives until the update has read it, and nothing is added then; others until they are added."""
     sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
     found = played(plan([0], names=ONE, micro_batches=4, schedule=schedule), step(), cores=1, **sums)
@@ -371,7 +371,7 @@ def test_memory_counts_variables_kept_tensors_and_sums() -> None:
     assert parts.peak_memory_bytes[0] < whole.peak_memory_bytes[0]
 
 
-def test_a_trace_has_every_clone() -> None:
+def test_trace_has_every_clone() -> None:
     events = trace_of(played(plan([0], [1], micro_batches=4), step())).events
     assert sum(event.name == "weight_b" for event in events) == 4
     assert {event.device for event in events if event.name == "weight_a"} == {0}
@@ -385,7 +385,7 @@ def test_forward_ops_stay_forward_ops_in_a_call_that_also_goes_backward() -> Non
     assert (kept["forward_a"], kept["backward_b"]) == ("activations", "gradients of activations")
 
 
-def test_an_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
+def test_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
     """Each of the two exchanges has an op beside it: both take twice their time, a quarter of a second more."""
     links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 4 * KB / 0.25}}
 
@@ -398,7 +398,7 @@ def test_an_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
 
 
 @pytest.mark.parametrize("cores, begins", [(1, 5.0), (2, 3.0)])
-def test_an_exchange_waits_for_a_thread_that_has_nothing_to_compute(cores: int, begins: float) -> None:
+def test_exchange_waits_for_a_thread_that_has_nothing_to_compute(cores: int, begins: float) -> None:
     """f_a f_b w_b b_b w_a on one thread; on two, w_b ends beside b_b, and its thread takes the exchange."""
     links = {"processes": {"alpha_s": 0.25, "bandwidth_bytes_per_s": 1e15}}
     found = played(apart(), step(), cores=cores, cluster="2xcpu:1", communicators=links)

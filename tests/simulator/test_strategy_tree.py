@@ -27,7 +27,7 @@ def small(batch: int = 8, **options: int):  # type: ignore[no-untyped-def]
     return transformer("small", batch, 2, 64, 8, 32, 128, **options)  # type: ignore[arg-type]
 
 
-def test_a_few_configs_reach_every_op() -> None:
+def test_few_configs_reach_every_op() -> None:
     tree = StrategyTree(mlp(8))
     tree.set("layer0/fc", op_config(range(4), (2, "b"), (2, "o")))
     strategy = tree.propagate()
@@ -193,7 +193,7 @@ def test_refusals(call, message: str) -> None:  # type: ignore[no-untyped-def]
     assert message in str(raised.value)
 
 
-def test_an_unknown_kind_of_op_is_refused() -> None:
+def test_unknown_kind_of_op_is_refused() -> None:
     model = mlp(8)
     odd = model._replace(ops=(model.ops[0]._replace(kind="magic"),) + model.ops[1:])
     with pytest.raises(PlanError, match="op 'layer0/fc' is of kind 'magic'"):

@@ -82,7 +82,7 @@ def test_pictures_have_a_row_per_device_and_the_same_bytes_every_time() -> None:
 
 
 @pytest.mark.slow
-def test_the_report_needs_no_network() -> None:
+def test_report_needs_no_network() -> None:
     page = html_report(pipeline())
     assert page.count("<svg") == 2 and "<script" not in page and "src=" not in page and "@import" not in page
     outside = [piece for piece in page.split("http")[1:] if not piece.startswith(("://www.w3.org/", "s://matplotlib.org/"))]
@@ -92,7 +92,7 @@ def test_the_report_needs_no_network() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_out_of_memory_has_no_trace_but_a_report() -> None:
+def test_plan_out_of_memory_has_no_trace_but_a_report() -> None:
     result = simulate(uniform_3d(built_in_model("m6-moe-1t", 8), 8), Cluster.parse("hc2"))
     with pytest.raises(PlanError, match="no trace of an infeasible plan: out of memory: device"):
         trace_of(result)
@@ -120,7 +120,7 @@ def test_nanoseconds_are_taken_where_they_are() -> None:
     assert executed_s(coarse) == pytest.approx((1.2e-6, 0.5e-6))
 
 
-def test_a_real_step_s_metadata_gives_the_same_events() -> None:
+def test_real_step_s_metadata_gives_the_same_events() -> None:
     """The fields of RunMetadata.step_stats, as a Session fills them."""
     records = [SimpleNamespace(alloc_micros=1005, alloc_bytes=64), SimpleNamespace(alloc_micros=1030, alloc_bytes=-64)]
     rows = [

@@ -36,19 +36,19 @@ def is_equal(*items: Item) -> List[bool]:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_the_tolerance_follows_from_the_type(dtype: str) -> None:
+def test_tolerance_follows_from_the_type(dtype: str) -> None:
     within, beyond = ONES * (1 + 0.9 * TOLERANCE[dtype]), ONES * (1 + 1.1 * TOLERANCE[dtype])
     assert is_equal(item(within, dtype=dtype), item(beyond, dtype=dtype)) == [True, False]
 
 
-def test_a_small_gradient_is_judged_beside_the_largest() -> None:
+def test_small_gradient_is_judged_beside_the_largest() -> None:
     large = item(ONES, what=GRADIENT, is_backward=True)
     noise = item(1e-12 * ONES, 2e-12 * ONES, what=GRADIENT, is_backward=True)
     wrong = item(1e-6 * ONES, 2e-6 * ONES, what=GRADIENT, is_backward=True)
     assert is_equal(large, noise, wrong) == [True, True, False]
 
 
-def test_a_new_value_is_judged_by_its_change() -> None:
+def test_new_value_is_judged_by_its_change() -> None:
     old = 1000.0 * ONES
     right, wrong = old + 1e-6, old + 2e-6  # an update that is made twice changes the value itself by one part in 10^9
     assert is_equal(item(right, right, before=old), item(wrong, right, before=old)) == [True, False]
@@ -86,7 +86,7 @@ def test_what_rounding_may_do_is_no_difference() -> None:
     assert [one.is_equal for one in compare([flipped], lambda: {key(flipped): ONES + 1e-9})] == [False]
 
 
-def test_the_first_difference_is_named() -> None:
+def test_first_difference_is_named() -> None:
     items = [item(2 * ONES, name="late:0", order=9, what=LOSS), item(1.5 * ONES, name="early:0", order=3), item(ONES, order=1)]
     text = (r"tensor 'early:0' of TaskGraph 'stage 0' \(sharded\(dim=0\)\): norm 15 in the divided step and 10 in the local one.*"
             "first of 2 values that differ, of 3")
@@ -95,7 +95,7 @@ def test_the_first_difference_is_named() -> None:
     assert (error.value.tensor, error.value.task_graph) == ("early:0", "stage 0")
 
 
-def test_the_table_and_the_line() -> None:
+def test_table_and_the_line() -> None:
     found = compare([item(ONES), item(2 * ONES, name="y:0", what=VALUE)])
     text = table(found)
     assert "NO" in text and "yes" in text and "sharded(dim=0)" in text and shown(found).row_count == 2

@@ -64,7 +64,7 @@ def trained(verify: str) -> List[np.ndarray]:
         wh.shutdown()
 
 
-def test_a_function_is_compared_once_and_trains_as_before(said: List[str]) -> None:
+def test_function_is_compared_once_and_trains_as_before(said: List[str]) -> None:
     verified = trained("first_step")
     assert len(said) == 1 and "tf.function 'step' equals the local one in" in said[0] and "Not compared" not in said[0]
     for one, other in zip(verified, trained("off")):
@@ -72,7 +72,7 @@ def test_a_function_is_compared_once_and_trains_as_before(said: List[str]) -> No
     assert len(said) == 1
 
 
-def test_a_fault_is_caught_before_the_step(forgetful: None, said: List[str]) -> None:
+def test_fault_is_caught_before_the_step(forgetful: None, said: List[str]) -> None:
     with pytest.raises(wh.MismatchError, match="the first training step of tf.function 'step' is not the local one"):
         trained("first_step")
     assert not said
@@ -86,7 +86,7 @@ def test_no_false_alarm(way: str, said: List[str], monkeypatch: Any) -> None:
     assert said and all("equals the local one" in line for line in said)
 
 
-def test_a_step_that_the_loss_scale_skips(said: List[str]) -> None:
+def test_step_that_the_loss_scale_skips(said: List[str]) -> None:
     """Its gradients overflow in float16, and not in the local step, which has no scale."""
     w, x, y = tf.Variable([[0.0]]), tf.ones([8, 1]), tf.fill([8, 1], -3.0)
 
@@ -106,7 +106,7 @@ def test_a_step_that_the_loss_scale_skips(said: List[str]) -> None:
     assert "the first step of tf.function 'step' equals the local one" in said[-1] and len(said) < 4
 
 
-def test_a_function_that_is_called_in_a_loop_is_refused(said: List[str]) -> None:
+def test_function_that_is_called_in_a_loop_is_refused(said: List[str]) -> None:
     wh.init({"verify": "first_step"}, cluster="cpu:2")
     try:
         step, _ = model()
@@ -224,7 +224,7 @@ def test_verify_in_several_processes_is_refused(monkeypatch: Any) -> None:
 # -- whale verify ------------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("is_faulty", [False, True])
-def test_the_command_trains_nothing(is_faulty: bool, tmp_path: Any, request: Any) -> None:
+def test_command_trains_nothing(is_faulty: bool, tmp_path: Any, request: Any) -> None:
     if is_faulty:
         request.getfixturevalue("forgetful")
     script = tmp_path / "train.py"
@@ -235,7 +235,7 @@ def test_the_command_trains_nothing(is_faulty: bool, tmp_path: Any, request: Any
     assert not (tmp_path / "losses").exists(), "the script has trained"
 
 
-def test_the_command_names_what_is_missing(tmp_path: Any) -> None:
+def test_command_names_what_is_missing(tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("print('nothing')")
     result = call(app, "verify", str(tmp_path / "nothing.py"))
     assert result.exit_code == 2 and "ended without a training step that whale_tf divides" in result.output

@@ -83,7 +83,7 @@ def test_it_leaves_no_trace(random: str, tmp_path: Any, said: List[str], monkeyp
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_wrong_part_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+def test_wrong_part_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
     """All clones get the first one's examples."""
     monkeypatch.setattr(Division, "position", lambda self, task_graph, clone: 0)
     with pytest.raises(wh.MismatchError) as error:
@@ -100,14 +100,14 @@ def test_forgotten_weights_are_caught_and_named(tmp_path: Any, said: List[str], 
         Trained(tmp_path, {"verify": "first_step"}, rate=0.0)
 
 
-def test_a_result_that_is_not_the_compared_one_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
+def test_result_that_is_not_the_compared_one_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
     """The loss is that of the undivided ops, unless clones are fetched beside it."""
     monkeypatch.setattr(Fetches, "_is_parallel", lambda self, op: op.name.startswith("whale/"))
     with pytest.raises(wh.MismatchError, match=r"computes 'Mean:0' for 'Mean:0', but 'whale/merged/Mean_0/value:0' beside"):
         Trained(tmp_path, {}, rate=0.0)
 
 
-def test_an_input_without_examples_has_one_value(said: List[str]) -> None:
+def test_input_without_examples_has_one_value(said: List[str]) -> None:
     """Two model replicas take mini-batches of their own, each with a number that scales the loss."""
     wh.init({}, cluster="cpu:2")
     try:

@@ -31,7 +31,7 @@ def test_boxes_wait_for_what_they_take_and_never_overlap(name: str) -> None:
         assert all(before[1] <= after[0] + 1e-9 for before, after in zip(row, row[1:]))
 
 
-def test_a_pipeline_of_two_stages_is_as_full_as_its_schedule_allows() -> None:
+def test_pipeline_of_two_stages_is_as_full_as_its_schedule_allows() -> None:
     """1F1B with 4 micro-batches: a stage is busy 12 units of 15 (DAPPLE section II-A), communication aside."""
     from whale_tf.viz.program import boxes
 
@@ -61,7 +61,7 @@ def test_pictures_are_the_same_every_time() -> None:
 
 
 @pytest.mark.once
-def test_the_page_of_programs_is_true() -> None:
+def test_page_of_programs_is_true() -> None:
     from examples.programs import PLANS, page, program_of
 
     assert page({name: program_of(name) for name in PLANS}) == (DOCS / "programs.md").read_text(encoding="utf8")
@@ -69,7 +69,7 @@ def test_the_page_of_programs_is_true() -> None:
 
 
 @pytest.mark.once
-def test_the_page_of_schedules_is_true() -> None:
+def test_page_of_schedules_is_true() -> None:
     from examples.schedules import SCHEDULES, page, program_of
 
     assert page({name: program_of(name) for name in SCHEDULES}) == (DOCS / "schedules.md").read_text(encoding="utf8")

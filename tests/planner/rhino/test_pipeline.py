@@ -42,7 +42,7 @@ def least_of_all(problem: StageProblem, count: int, epsilon: float) -> Optional[
 
 
 @pytest.mark.slow
-def test_the_most_balanced_of_all_assignments() -> None:
+def test_most_balanced_of_all_assignments() -> None:
     random = np.random.RandomState(9)
     for _ in range(200):
         problem, count = random_problem(random), random.randint(2, 4)
@@ -106,13 +106,13 @@ def test_two_towers_are_cut_where_each_is_narrow() -> None:
     assert found.of == (0, 0, 1, 1, 0, 0, 0, 1, 1) and found.bytes == 2
 
 
-def test_a_tensor_with_several_readers_crosses_once() -> None:
+def test_tensor_with_several_readers_crosses_once() -> None:
     problem = StageProblem([1.0] * 4, [Flow(0, (1, 2, 3), 7), Flow(1, (2,), 100), Flow(2, (3,), 100)])
     assert crossing_bytes(problem, (0, 1, 1, 1)) == 7
     assert stage_program(problem, 2, 4.0) == ((0, 1, 1, 1), 7, 7)
 
 
-def test_a_long_chain_with_skips_takes_no_time() -> None:
+def test_long_chain_with_skips_takes_no_time() -> None:
     flows = [Flow(i, (i + 1,) + ((i + 3,) if i + 3 < 400 else ()), 100 + i % 7) for i in range(399)]
     found = stage_program(StageProblem([1.0] * 400, flows), 8, 0.2)
     even = [unit // 50 for unit in range(400)]

@@ -136,7 +136,7 @@ def test_memory_forces_the_largest_parameters_first() -> None:
     assert tight.seconds > free.seconds and free.seconds <= (tight.lower_bound_s or 0) <= tight.seconds
 
 
-def test_a_large_batch_shards_the_optimizer_as_in_zero() -> None:
+def test_large_batch_shards_the_optimizer_as_in_zero() -> None:
     """The batch is divided; parameters and slots are stored in shards, gradients come as shards: as many bytes as all-reduce."""
     answer = search(Network(65536, [256, 1024, 256]).graph, FOUR, shapes=[(4,)])
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
@@ -256,7 +256,7 @@ def test_best_mesh_is_taken_and_the_others_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_near_answer_is_the_cheapest_with_other_patterns() -> None:
+def test_near_answer_is_the_cheapest_with_other_patterns() -> None:
     """Compared with all pairs of patterns.  A column after a column costs as much as a row after it."""
     names = ("layer_0/MatMul", "layer_1/MatMul")
     graph = Network(64, [1024, 1024, 1024]).graph

@@ -119,7 +119,7 @@ def test_solvers_agree_on_repeated_layers_and_work_is_shared() -> None:
     assert sizes[1] <= sizes[0] + 10  # most of the second half was met before
 
 
-def test_a_table_that_grows_too_large_is_refused() -> None:
+def test_table_that_grows_too_large_is_refused() -> None:
     random = np.random.RandomState(0)
     graph = CostGraph()
     for _ in range(6):
