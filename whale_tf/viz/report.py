@@ -6,10 +6,9 @@ import html
 from string import Template
 from typing import Iterable, List, Optional, Sequence
 
-from whale_tf.cluster.hardware import GIB
 from whale_tf.simulator.result import Simulation
 from whale_tf.simulator.trace import Trace, trace_of
-from whale_tf.viz.timeline import memory_figure, svg_text, timeline_figure
+from whale_tf.viz.timeline import GIB, memory_figure, svg_text, timeline_figure
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
