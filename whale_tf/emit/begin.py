@@ -19,10 +19,11 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Role, traits
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.form import Form, choose_form
-from whale_tf.passes.homes import find_homes
+from whale_tf.passes.homes import Homes, find_homes
 from whale_tf.passes.owners import find_owners
-from whale_tf.passes.replicate import has_one_clone
+from whale_tf.passes.replicate import device_at, has_one_clone
 from whale_tf.plan import Plan
+from whale_tf.program import ORIGINAL
 
 
 class Begun(NamedTuple):
@@ -43,32 +44,31 @@ def begin(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, de
     if compiled:
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
     is_in_place = has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
-    facts = Facts(step.update.variables, find_homes(step, plan), find_owners(step, plan),
-                  dropped=frozenset(wait for op, new in zip(captured.graph.ops, graph.ops) if op is not new
-                                    for wait in set(op.control_inputs).difference(new.control_inputs)),
-                  compiled=frozenset(function.name for body in program.bodies if compiled.get(body.name) == ""
-                                     for function in program.functions(body)))
-
-    def context_with(facts: Facts) -> Context:
-        return Context(tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program,
-                       form.is_called, is_in_place, facts)
-
-    context = context_with(facts._replace(pinned=_pinned(context_with(facts), captured)))
+    homes, variables = find_homes(step, plan), step.update.variables
+    facts = Facts(variables, homes, find_owners(step, plan), _pinned(captured, step.region, plan, homes, devices, processes),
+                  frozenset(wait for op, new in zip(captured.graph.ops, graph.ops) if op is not new
+                            for wait in set(op.control_inputs).difference(new.control_inputs)),
+                  frozenset(function.name for body in program.bodies if compiled.get(body.name) == ""
+                            for function in program.functions(body)))
+    context = Context(tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program,
+                      form.is_called, is_in_place, facts)
     _check_rereads(context)
     if processes.graphs > 1:
         check_random(context)
     return Begun(context, step, form)
 
 
-def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
+def _pinned(captured: Captured, region: Region, plan: Plan, homes: Homes, devices: Sequence[str],
+            processes: Processes) -> Dict[str, str]:
     """Ops that take the handle or reference of a variable that all replicas share -> the variable's device; look-ups in tables
     -> the host."""
-    graph = captured.graph
-    found = {op.name: context.host for op in graph.ops if traits(op.type).role is Role.TABLE and context.region.contains(op)}
+    graph, host = captured.graph, processes.host_device
+    found = {op.name: host for op in graph.ops if traits(op.type).role is Role.TABLE and region.contains(op)}
     for tensor, variable in captured.phases.variables.alias_of.items():
-        home = captured.variable_homes.get(variable)
-        if home is not None and context.plan.task_graphs[home].variables == "shared":
-            device = context.device_of(graph.ops[variable])
+        task_graph = captured.variable_homes.get(variable)
+        if task_graph is not None and plan.task_graphs[task_graph].variables == "shared":
+            home = homes.ops.get(variable)
+            device = devices[device_at(plan, task_graph, ORIGINAL, graph.ops[variable].shard) if home is None else home]
             found.update(dict.fromkeys((graph.ops[op].name for op, _ in graph.consumers(tensor)), device))
     for op in graph.ops if found else ():  # in the order of creation: an op is colocated with an older one
         if "_class" in op.attrs:
