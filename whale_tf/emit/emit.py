@@ -25,7 +25,7 @@ from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.owners import Sent, send_updates
-from whale_tf.emit.processes import Shared, check_random, shared_scalars
+from whale_tf.emit.processes import Shared, check_random, merged_scalars, shared_scalars
 from whale_tf.emit.reads import Reads
 from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.shares import Division, find_division
@@ -123,6 +123,8 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         recipes.stage()
         if processes.graphs > 1 and not is_function:
             shared = shared_scalars(context, captured, recipes, sums)
+        elif processes.runs_part and not is_function:
+            shared = merged_scalars(context, captured, recipes)
         moves = _merge_leaving(context, nodes, inputs, recipes, step, {scalar.tensor: scalar.value for scalar in shared})
     if processes.graphs > 1:
         moves.update(_of_all_processes(context, nodes, recipes, division, sums, step.across))
@@ -136,7 +138,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     reroute.add_waits(context, update_clones)
     deferred = reroute.deferred_waits(graph, region, after)
     reroute.add_waits(context, {index: [graph.ops[wait].name for wait in waits] for index, waits in deferred.items()})
-    for scalar in shared:
+    for scalar in shared if processes.graphs > 1 else ():
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
     read_gathered(context)
@@ -165,7 +167,8 @@ def _begun(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, d
     compiled = not_compiled(program, plan, devices)
     if compiled:
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    is_in_place = has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+    is_in_place = (has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+                   and (tf_graph.building_function or not processes.runs_part))
     context = Context(tf_graph, _tf_ops(tf_graph, graph, edit), graph, step.region, plan, devices, edit, processes, program,
                       form.is_called, is_in_place)
     context.compiled = {function.name for body in program.bodies if compiled.get(body.name) == ""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
@@ -83,12 +82,6 @@ class Active:
         self.variable_parts = VariableParts(self.functions)
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
-
-    def driving(self) -> ContextManager:
-        """A run that needs the other processes' devices, if this process drives them."""
-        if self.runtime is None or not self.runtime.is_driver:
-            return contextlib.nullcontext()
-        return self.runtime.driving()
 
     @property
     def asked_for(self) -> Optional[str]:
