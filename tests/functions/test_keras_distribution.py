@@ -39,6 +39,7 @@ def perceptron(train_step: bool = False) -> Any:
     x = keras.layers.LayerNormalization(name="norm")(x + inputs)
     outputs = keras.layers.Dense(5, name="head")(x)
     model = (Own if train_step else keras.Model)(inputs, outputs)
+    model.get_layer("down").trainable = not train_step  # a frozen layer is divided, too
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), loss, metrics=None if train_step else ["accuracy"])
     return model
@@ -106,6 +107,7 @@ def placed(model: Any, path: str) -> List[Tuple[int, str]]:
     return [(size, part.device.rpartition("device:")[2]) for size, part in zip(held(parts), parts)]
 
 
+@pytest.mark.slow
 def test_data_parallel(local: Outcome) -> None:
     wh.init(cluster="cpu:4")
     assert D.list_devices() == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"] and D.list_devices("gpu") == []
@@ -149,10 +151,13 @@ def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
     ({"num_micro_batch": 2}, {**MAP, "norm/output": ("batch", "model"), "head/output": ("batch", None)}),
     ({"zero": "v3"}, {**MAP, "down/kernel": ("model", "batch")})])
 def test_configurations(config: Dict[str, Any], layouts: Dict[str, Any], local_own: Outcome) -> None:
-    """A ``train_step``, layouts of activations, micro-batches, and ZeRO, which keeps variables along the batch axis."""
+    """A ``train_step`` and a frozen layer: layouts of activations, micro-batches, and ZeRO along the batch axis."""
     wh.init(config, cluster="cpu:4")
     D.set_distribution(model_parallel((2, 2), layouts))
-    check_equal(trained(lambda: perceptron(True)), local_own)
+    found = trained(lambda: perceptron(True))
+    check_equal(found, local_own)
+    found.model.train_on_batch(X[:8], Y[:8])
+    assert [size for size, _ in placed(found.model, "down/kernel")] == [12 * 7, 12 * 6]
     text = wh.explain()
     if "norm/output" in layouts:
         kept = [line for line in text.splitlines() if "of tensor" in line]
@@ -161,6 +166,7 @@ def test_configurations(config: Dict[str, Any], layouts: Dict[str, Any], local_o
         assert "zero v3" in text
 
 
+@pytest.mark.slow
 def test_own_loop() -> None:
     """A tf.function around a layer, a variable with a layout of its own, and ``distribute_tensor``."""
     def losses(is_divided: bool) -> List[np.ndarray]:
@@ -229,6 +235,7 @@ def test_refused(make: Callable[[], Any], error: Any, text: str) -> None:
         train(up())
 
 
+@pytest.mark.slow
 def test_refused_variables() -> None:
     """Variables that only the step's end writes, or that have fewer elements than devices; annotations; other processes."""
     wh.init(cluster="cpu:4")
