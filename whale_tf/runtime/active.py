@@ -119,6 +119,11 @@ class Active:
         return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
 
     @property
+    def device_kinds(self) -> Sequence[str]:
+        """Kind and number of each of the cluster's devices, such as ``CPU:0``."""
+        return [f"{device.kind}:{device.number}" for device in self.cluster.devices]
+
+    @property
     def num_cpus(self) -> int:
         """Number of TensorFlow CPU devices that this process needs.  If variables are on the host, the last one stands for it."""
         offloads = [plan.offload for plan in self.plans.values()] + ([] if self.plan is not None else [self.config.offload])

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
-from whale_tf.capture import hooks, layers
+from whale_tf.capture import distribution, hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
@@ -126,6 +126,8 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     if not known.trains:
         return
     layers.enter_variables(graph)
+    zero = (state.plan_of(graph) or state.config).zero
+    distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return
@@ -409,6 +411,8 @@ def callbacks(state: Active) -> Callbacks:
         shuffle=shuffle,
         training_data=training_data,
         training_batches=training_batches,
+        devices=lambda: state.device_kinds,
+        processes=lambda: (state.processes.count, state.processes.rank),
         divides=lambda: state.asked_for is not None,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: rewrite_function(state, graph, attributes),
