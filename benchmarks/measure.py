@@ -151,15 +151,12 @@ class Workers:
 
     Args:
         processes: so many that train together (``TF_CONFIG`` says so); all do what is asked, and the first one's result counts.
-        driven: only the first one is asked, which drives the others.
         environment: variables beside those that they have anyhow.
     """
 
     def __init__(
         self, script: str, spec: Spec, processes: int = 1, environment: Mapping[str, str] = MappingProxyType({}),
-        driven: bool = False,
     ) -> None:
-        self.driven = driven
         self.log = tempfile.TemporaryFile("w+")
         self.started = [
             subprocess.Popen(_command(script, spec), env=_environment(dict(environment, **more)), stdin=subprocess.PIPE,
@@ -170,12 +167,11 @@ class Workers:
         """Raises:
         RuntimeError: it failed; with the end of its output.
         """
-        asked = self.started[:1] if self.driven else self.started
-        for process in asked:
+        for process in self.started:
             assert process.stdin is not None
             process.stdin.write(what + "\n")
             process.stdin.flush()
-        found = [self._answer(process) for process in asked]
+        found = [self._answer(process) for process in self.started]
         return found[0]
 
     def _answer(self, process: Any) -> Result:

@@ -171,8 +171,8 @@ def measure(micro_batches: int, folder: str) -> Dict[str, List[Result]]:
     found: Dict[str, List[Result]] = {system.name: [] for system in SYSTEMS}
     with contextlib.ExitStack() as stack:
         started = {system.name: stack.enter_context(Workers(
-            __file__, {"system": tuple(system), "micro_batches": micro_batches, "folder": folder}, system.processes,
-            driven=True)) for system in SYSTEMS}  # fmt: skip
+            __file__, {"system": tuple(system), "micro_batches": micro_batches, "folder": folder}, system.processes))
+            for system in SYSTEMS}  # fmt: skip
         for _ in range(ROUNDS):
             for name, workers in started.items():
                 found[name].append(workers.ask("time"))

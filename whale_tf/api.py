@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
@@ -389,10 +390,11 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step")
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
-    names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
+    processes = replace(state.processes, runs_part=done.plan.spans_processes)
+    names = (*device_names(state.cluster, processes), host_name(state.cluster, processes))
     text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large,
                          parameters(done.captured))
-    if state.runtime is None or state.runtime.is_driver or not state.shares_input:
+    if state.runtime is None or done.plan.spans_processes or not state.shares_input:
         return text
     return text + explained(state.processes, state.sharing, state.config.io.slicing == "file")
 

@@ -24,6 +24,7 @@ from whale_tf.decide.facts import parameters
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
+from whale_tf.errors import PlanError
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering
@@ -45,7 +46,6 @@ class Parallelized(NamedTuple):
     assignment: Optional[Assignment] = None  # how ``split`` TaskGraphs are divided
     variables: Optional[DividedVariables] = None
     too_large: Mapping[str, str] = {}  # see :class:`Division`
-    serves: bool = False  # another process drives this one's devices
     renews: bool = False  # sessions that ran before begin anew
 
 
@@ -76,12 +76,12 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
                         too_large=division.too_large)
     if plan.is_local:
         return done
-    if plan.spans_processes and graph.building_function:
+    if plan.spans_processes:
         processes = replace(processes, runs_part=True)
-    elif plan.spans_processes:
-        if not processes.is_chief:
-            return done._replace(serves=True)
-        processes = replace(processes, is_driver=True)
+        if early is not None:
+            raise PlanError(
+                "a model replica spans processes, but a Session ran before the ranks of all inputs were known; give the inputs "
+                "their shapes")
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
         tell_idle(region, plan, parameters(captured), config.on_idle, warn)
@@ -103,7 +103,7 @@ def find_lowered(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     optimizer's update yet.  If several processes train in parallel: the step of the first one.
 
     Args:
-        parts: device numbers that each process drives, if there are several.
+        parts: numbers of each process's devices, if there are several.
 
     Raises:
         WhaleError: see :func:`parallelize`.

@@ -187,7 +187,7 @@ class Plan(Record):
             the devices' memory allows calls.
         precision: ``float32``, or the 16-bit type in which ops compute if that is safe: ``float16`` or ``bfloat16``.
         loss_scale: factor for gradients in that type: a number, ``dynamic``, or None.
-        processes: numbers of the devices that each process drives, by rank; empty if one process drives all.
+        processes: numbers of each process's devices, by rank; empty if there is one.
         one_step: processes run parts of one step, on one mini-batch, even if each has whole model replicas.
     """
 
@@ -243,8 +243,8 @@ class Plan(Record):
                 if not 0 <= device < self.num_devices:
                     raise ValueError(f"TaskGraph {task.name!r} uses device {device}, the cluster has devices 0 to "
                                      f"{self.num_devices - 1}")
-        driven = sorted(device for part in self.processes for device in part)
-        if self.processes and driven != list(range(self.num_devices)):
+        listed = sorted(device for part in self.processes for device in part)
+        if self.processes and listed != list(range(self.num_devices)):
             raise ValueError(f"processes must list each of the devices 0 to {self.num_devices - 1} once, got {self.processes}")
 
     def _check_batch_parts(self) -> None:
@@ -302,7 +302,7 @@ class Plan(Record):
         return json.dumps(plain(self), indent=indent)
 
     def process_of(self, device: int) -> int:
-        """The process that drives a device."""
+        """The process that has a device."""
         return next((rank for rank, part in enumerate(self.processes) if device in part), 0)
 
     def here(self, device: int, rank: Optional[int] = None) -> int:
@@ -316,7 +316,7 @@ class Plan(Record):
         return device if device == self.host or rank == owner else self.processes[rank][self.processes[owner].index(device)]
 
     def _owners(self) -> List[Set[int]]:
-        """Processes that drive the devices of each model replica."""
+        """Processes that have the devices of each model replica."""
         process_of = {device: number for number, part in enumerate(self.processes) for device in part}
         return [{process_of[device] for task in self.task_graphs for device in task.devices[g]}
                 for g in range(self.num_model_replicas)]
@@ -346,8 +346,8 @@ class Plan(Record):
         return any(len(owner) > 1 for owner in owners) or len(counts) > 1
 
     def local_part(self, rank: int) -> Plan:
-        """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero; all of
-        them if one process drives all."""
+        """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero; the
+        whole plan if processes run parts of one step."""
         if not self.processes or self.spans_processes:
             return self
         mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]

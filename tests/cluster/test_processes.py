@@ -1,4 +1,4 @@
-"""Which processes a job has, and which devices each of them drives."""
+"""Which processes a job has, and which devices each of them has."""
 from __future__ import annotations
 
 import json

@@ -43,13 +43,13 @@ ACROSS = ("cluster.device_place_prefer_intra_node", False)
 
 
 class Job(NamedTuple):
-    """A case in each of several processes, or in the first one, which drives the devices of all where a model replica needs more
-    devices than a process has.
+    """A case in each of several processes, which run parts of one step where a model replica needs more devices than a process
+    has.
 
     Attributes:
         workers: processes.
         tolerance: in place of the type's own.
-        counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
+        counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.  Nothing: not annotated.
         split: stages with ``wh.split`` instead.
         devices: of each process.
         sizes: of the mini-batches in place of the case's own.
@@ -76,13 +76,13 @@ class Job(NamedTuple):
         return described([(speed, 1024) for speed in self.speeds for _ in range(self.devices)])
 
     @property
-    def is_driven(self) -> bool:
-        return sum(count or 0 for count in self.counts) > self.devices or ACROSS in self.config
+    def spans(self) -> bool:
+        return not self.counts or sum(count or 0 for count in self.counts) > self.devices or ACROSS in self.config
 
     @property
     def graphs(self) -> int:
-        """Processes that train."""
-        return 1 if self.is_driven else self.workers
+        """Steps side by side, each on mini-batches of its own."""
+        return 1 if self.spans else self.workers
 
     @property
     def scopes(self) -> List[Any]:
@@ -95,7 +95,9 @@ class Job(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        """Model replicas in each graph."""
+        """Model replicas in each graph, each on a mini-batch of its own."""
+        if not self.counts:  # a search decides
+            return 1
         devices = self.devices * self.workers // self.graphs
         return max(1, devices // sum(count or devices for count in self.counts))
 
@@ -161,8 +163,8 @@ JOBS: Dict[str, Job] = {
 }
 
 
-# one process drives the devices of both
-DRIVEN: Dict[str, Job] = {
+# each process runs a part of the step
+SPANNING: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
     "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
@@ -171,6 +173,9 @@ DRIVEN: Dict[str, Job] = {
         "clipped_adam", counts=(1, 1), micro_batches=3, config=(("pipeline.schedule", "zero_bubble_h1"), ("emit", "call"))),
     "several TaskGraphs a device": Job(
         "mlp_mean", counts=(1, 1, 1, 1), micro_batches=3, config=(("pipeline.schedule", "interleaved"),)),
+    "searched": Job("mlp_mean", counts=(), config=(("auto_parallel", True),)),
+    "stages by cost, called": Job("momentum", FED, counts=(), micro_batches=2, config=(("num_task_graph", 2), ("emit", "call"))),
+    "every op divided": Job("clipped_adam", FED, counts=(), config=(("auto_parallel", "rhino"),)),
     "uneven stages, monitored": Job(
         "tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2, config=VERIFIED),
 }
@@ -185,15 +190,16 @@ def local(job: Job) -> Outcome:
 
 
 def in_process(job: Job, rank: int, container: str) -> Outcome:
-    """What process ``rank`` computes; a driver has the local script's data."""
+    """What process ``rank`` computes; one that runs a part of a step has the local script's data."""
     case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
     wh.init(config, cluster=job.cluster)
     try:
-        stages = Stages(job.scopes)
+        stages = Stages(job.scopes) if job.counts else Stages()
         if job.setting.dataset:
             return equality.run_script(case, job.setting, stages, job.graphs * job.replicas, 1, container)
-        return _fed(case, job.setting, stages, [[number] for number in range(job.graphs)], rank, container)
+        return _fed(case, job.setting, stages, [[number] for number in range(job.graphs)],
+                    rank % job.graphs, container)
     finally:
         wh.shutdown()
 

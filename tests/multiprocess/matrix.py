@@ -65,5 +65,5 @@ def groups(jobs: List[Job], size: int) -> List[List[Job]]:
     the processes' servers are made."""
     found: Dict[Tuple[int, bool], List[Job]] = {}
     for job in sorted(jobs, key=lambda each: -each.devices):
-        found.setdefault((job.workers, job.is_driven), []).append(job)
+        found.setdefault((job.workers, job.spans), []).append(job)
     return [group[first:first + size] for group in found.values() for first in range(0, len(group), size)]

@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Sequence
 import pytest
 
 from tests import graph_optimizer
-from tests.multiprocess.jobs import DRIVEN, JOBS, Job, local, merged
+from tests.multiprocess.jobs import JOBS, SPANNING, Job, local, merged
 from tests.multiprocess.launch import WHALE_RUN, Starter
 from tests.multiprocess.matrix import every_case, groups, pairwise
 from tests.numeric.equality import TOLERANCE, Outcome, differences
 
 HOROVOD_RUN = ("-m", "horovod.runner.launch")
-NAMED: List[Job] = list(JOBS.values()) + list(DRIVEN.values())
+NAMED: List[Job] = list(JOBS.values()) + list(SPANNING.values())
 PAIRWISE = [pytest.param(jobs, marks=[pytest.mark.graph_optimizer, pytest.mark.once] if jobs[0].workers > 2 else [])
             for jobs in groups(NAMED + pairwise(), 60)]
 FULL = groups(every_case(), 60)
@@ -34,14 +34,14 @@ def run_jobs(path: str, jobs: Sequence[Job], launcher: Sequence[str] = WHALE_RUN
         run = starter.start(*launcher, *options, "-m", "tests.multiprocess.jobs", path, str(int(graph_optimizer.is_on())))
         assert run.wait(60 + 10 * len(jobs)) == 0, run.output
     found = []
-    for rank in range(jobs[0].graphs):
+    for rank in range(jobs[0].workers):
         with open(f"{path}.{rank}", "rb") as handle:
             found.append(pickle.load(handle))
     return [list(outcomes) for outcomes in zip(*found)]
 
 
 def name_of(jobs: Sequence[Job]) -> str:
-    return "{} processes{}".format(jobs[0].workers, ", one drives" if jobs[0].is_driven else "")
+    return "{} processes{}".format(jobs[0].workers, ", each runs a part" if jobs[0].spans else "")
 
 
 @pytest.mark.half
@@ -77,8 +77,8 @@ def check(jobs: Sequence[Job], path: str, launcher: Sequence[str] = WHALE_RUN) -
 def differing(job: Job, found: List[Outcome]) -> List[str]:
     """Where the processes differ from the local script, or from each other."""
     expected, tolerance = local(job), job.tolerance or TOLERANCE[job.setting.dtype]
-    if job.is_driven:
-        return differences(found[0], expected, tolerance)
+    if job.spans:
+        return [each for one in found for each in differences(one, expected, tolerance)]
     if job.replicas > 1:  # model replicas of a process take every second mini-batch: another order of examples
         expected, found = expected._replace(outputs={}), [one._replace(outputs={}) for one in found]
     wrong = differences(merged(job, found), expected, tolerance)

@@ -69,9 +69,9 @@ def test_wrong_first_step_ends_all(starter: Starter) -> None:
     (signal.SIGKILL, 1, {"COUNT": "2"}), (signal.SIGSTOP, 1, {}), pytest.param(signal.SIGSTOP, 0, {}, marks=pytest.mark.full),
     pytest.param(signal.SIGSTOP, 1, {"COUNT": "2"}, marks=pytest.mark.full)])
 def test_killed_or_stopped_process_ends_the_other(starter: Starter, number: int, victim: int, more: Dict[str, str]) -> None:
-    """Beside each other, and with a TaskGraph on both (``COUNT``), so that process 0 drives process 1."""
+    """Beside each other, and with a TaskGraph on both (``COUNT``), of which each runs a part."""
     both = [start(*SCRIPT, "1000000", **more) for start in starter.workers(2)]
-    for process in both[:1] if more else both:
+    for process in both:
         process.wait_for("step 20 ", START_S)
     both[victim].send(number)
     survivor = both[1 - victim]
@@ -83,13 +83,13 @@ def test_killed_or_stopped_process_ends_the_other(starter: Starter, number: int,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look_late", ["0", pytest.param("4", marks=pytest.mark.once)])
-def test_driver_that_fails_fails_the_others(starter: Starter, look_late: str) -> None:
-    """Also one that could fail before the other has looked for it (``LOOK_LATE``)."""
-    driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3", LOOK_LATE=late)
-                      for start, late in zip(starter.workers(2), ("0", look_late))]
-    assert driver.wait(START_S) == 1 and "the script's own mistake" in driver.output, driver.output
-    assert server.wait(BOUND_S) == EXIT_STATUS, server.output
-    assert "process 0, which drove this one, has failed" in server.output, server.output
+def test_process_that_fails_ends_the_others(starter: Starter, look_late: str) -> None:
+    """Each runs a part of the step; also one that could fail before the other has looked for it (``LOOK_LATE``)."""
+    failing, other = [start(*SCRIPT, "9", COUNT="2", LOOK_LATE=late, **more)
+                      for start, late, more in zip(starter.workers(2), ("0", look_late), ({"FAIL_AT": "3"}, {}))]
+    assert failing.wait(START_S) == 1 and "the script's own mistake" in failing.output, failing.output
+    assert other.wait(BOUND_S) in (1, EXIT_STATUS), other.output
+    assert "process 0 (127.0.0.1:" in other.output and "has ended" in other.output, other.output
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_port_that_is_taken(starter: Starter) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, pytest.param({"COUNT": "2"}, marks=pytest.mark.full)])
 def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, str]) -> None:
-    """Beside each other, and driven by process 0 (``COUNT``); the next run goes on there."""
+    """Beside each other, and each with a part of the step (``COUNT``); the next run goes on there."""
     run = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path), PAUSE="0.05", SAVE_STEPS="1000", **more)
     run.wait_for("step 11 ", START_S)
     run.send(signal.SIGTERM)

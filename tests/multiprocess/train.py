@@ -1,6 +1,7 @@
 """An ordinary script: a small regression, fed, with MonitoredTrainingSession; it prints every step's loss.
 
-``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own.  Environment variables say more:
+``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own, unless the processes run parts of
+one step.  Environment variables say more:
 TIMEOUT (seconds), COUNT (devices of the TaskGraph), SAVE_STEPS, PAUSE (seconds a step), FAIL_AT (step that raises), FULL_AT
 (step from which, once, no file can be written), LOOK_LATE (seconds between the start of this process' server and its looking
 for the others), WRONG (process that forgets the weight of its examples).
@@ -51,7 +52,7 @@ def main(steps: int, directory: str) -> None:
         while not session.should_stop():
             # hooks add their fetches to this run, too: the chief alone then computes a loss that nobody trains on
             number = session.run(step, {x: np.zeros([BATCH, 3])})
-            examples = np.random.RandomState(100 * number + rank).randn(BATCH, 3)
+            examples = np.random.RandomState(100 * number + (0 if "COUNT" in os.environ else rank)).randn(BATCH, 3)
             value, _ = session.run([loss, train], {x: examples})
             if os.environ.get("FAIL_AT") == str(number):
                 raise RuntimeError("the script's own mistake")

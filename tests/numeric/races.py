@@ -12,6 +12,8 @@ from typing import Any, Container, Dict, Iterator, List, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
+from whale_tf.runtime.active import current
+
 OWN = "whale"  # name scope of what a rewrite adds
 WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "Scatter")
 INITIAL = ("VarIsInitializedOp", "DestroyResourceOp", "IsVariableInitialized")
@@ -76,12 +78,23 @@ def _source(tensor: tf.Tensor) -> tf.Operation:
 def _predecessors(op: tf.Operation) -> List[tf.Operation]:
     """What an op waits for.  The back edges of a loop are left out; its results follow from its last round instead."""
     found = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    if op.type == "QueueDequeueV2":
+        found += _sent_before(op)
     if op.type == "Merge":
         return [earlier for earlier in found if earlier.type != "NextIteration"]
     if op.type == "Exit":
         merge = op.inputs[0].op.inputs[0].op
         return found + [tensor.op for tensor in merge.inputs if tensor.op.type == "NextIteration"]
     return found
+
+
+def _sent_before(receive: tf.Operation) -> List[tf.Operation]:
+    """What this process has sent to others before it receives a value."""
+    state = current()
+    fetches = None if state is None else state.fetches.get(receive.graph)
+    if fetches is None or fetches.parts is None:
+        return []
+    return [receive.graph.get_operation_by_name(name) for name in fetches.parts.part.sent_before(receive.name)]
 
 
 def _in_order(fetches: Sequence[tf.Operation]) -> List[tf.Operation]:

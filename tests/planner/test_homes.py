@@ -164,7 +164,7 @@ def test_who_reads_and_keeps_a_variable_without_a_home() -> None:
     assert one.kept(plan([2])) == {0: 30, 1: 30} and one.kept(shared([2])) == {0: 30}
     assert one.kept(shared([2], model_replicas=2)) == {0: 30}
     assert one.kept(shared([2], model_replicas=2, processes=((1, 0), (2, 3)))) == {0: 30, 2: 30}  # one in each graph
-    assert one.kept(shared([2], model_replicas=2, processes=((0,), (1, 2, 3)))) == {0: 30}  # one process drives all devices
+    assert one.kept(shared([2], model_replicas=2, processes=((0,), (1, 2, 3)))) == {0: 30}  # processes run parts of one step
 
 
 def test_largest_variable_comes_first() -> None:

@@ -46,7 +46,7 @@ def test_plan_of_one_process_is_its_local_part() -> None:
 
 
 @pytest.mark.parametrize("devices, spans", [([[0, 2]], True), ([[0], [1], [2]], True), ([[0], [3]], False), ([[1]], True)])
-def test_plans_that_one_process_drives(devices: Any, spans: bool) -> None:
+def test_plans_that_span_processes(devices: Any, spans: bool) -> None:
     plan = Plan.parse({"graph": "x", "num_devices": 4, "num_model_replicas": len(devices), "processes": PARTS,
                        "task_graphs": [{"name": "a", "devices": devices}]})
     assert plan.spans_processes is spans
@@ -62,7 +62,7 @@ def test_counts_beyond_a_process_go_over_the_whole_cluster(counts: Any, devices:
 
 
 @pytest.mark.parametrize("processes", [((0, 1), (2,)), ((0, 1), (1, 2, 3)), ((0,), (1, 2, 3, 4))])
-def test_processes_drive_each_device_once(processes: Any) -> None:
+def test_processes_have_each_device_once(processes: Any) -> None:
     with pytest.raises(PlanError, match="processes must list each of the devices 0 to 3 once"):
         Plan.parse({"graph": "x", "num_devices": 4, "processes": processes, "task_graphs": [{"name": "a", "devices": [[0]]}]})
 

@@ -199,7 +199,7 @@ def test_whole_files_are_not_shared_by_speed(graph: tf.Graph) -> None:
         datasets.share(tf.data.TextLineDataset(["a", "b"]).batch(2), Processes(("a", "b"), 0), UNEQUAL, by_file=True)
 
 
-def test_driver_reads_all_files(tmp_path: Any, graph: tf.Graph) -> None:
+def test_part_of_a_step_reads_all_files(tmp_path: Any, graph: tf.Graph) -> None:
     names = [str(tmp_path / str(number)) for number in range(4)]
     for name in names:
         with open(name, "w", encoding="utf8") as handle:
@@ -243,7 +243,7 @@ def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: t
 
 
 @pytest.mark.slow
-def test_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
+def test_part_of_a_step_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
     shared = datasets.share(tf.data.Dataset.range(6).batch(2), Processes(("a", "b"), 1), UNEQUAL)
     iterator = tf.data.make_initializable_iterator(shared)
     value = iterator.get_next()
@@ -274,7 +274,7 @@ def test_processes_agree_on_shuffling() -> None:
 
 
 @pytest.mark.slow
-def test_driver_takes_all(graph: tf.Graph) -> None:
+def test_part_of_a_step_takes_all(graph: tf.Graph) -> None:
     shared = datasets.share(tf.data.Dataset.range(5), Processes(("a", "b"), 0))
     iterator = tf.data.make_initializable_iterator(shared)
     value = iterator.get_next()
@@ -284,23 +284,23 @@ def test_driver_takes_all(graph: tf.Graph) -> None:
         assert [session.run(value) for _ in range(5)] == list(range(5))
 
 
-def test_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
+def test_part_of_a_step_refuses_a_built_in_share(graph: tf.Graph) -> None:
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     with pytest.raises(wh.UnsupportedOpError, match="make_initializable_iterator"):
         datasets.take_all(graph)
 
 
 @pytest.mark.parametrize("slicing", [True, False])
-def test_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
-    """Under ``io.slicing: false`` a one-shot iterator has no share built in, and one process may drive a pipeline with it."""
+def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
+    """Under ``io.slicing: false`` a one-shot iterator has no share built in, and processes may run parts of a step with it."""
     from whale_tf.runtime import triggers
 
-    runtime = SimpleNamespace(drive=lambda: None)
-    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, termination=SimpleNamespace(serves=False))
-    done: Any = SimpleNamespace(plan=SimpleNamespace(spans_processes=True), serves=False)
+    runtime = SimpleNamespace(run_parts=lambda: None)
+    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing)
+    done: Any = SimpleNamespace(plan=SimpleNamespace(spans_processes=True))
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     if slicing:
         with pytest.raises(wh.UnsupportedOpError, match="set io.slicing to false"):
             triggers.take_part(state, graph, done)
     else:
-        assert triggers.take_part(state, graph, done) is None
+        assert triggers.take_part(state, graph, done) is runtime

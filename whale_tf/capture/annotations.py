@@ -85,12 +85,14 @@ class Annotations:
         shapes: input of unknown rank -> its shape in the first mini-batch.
         remembered: names of annotations that Keras layers remembered, or entered themselves.
         made_in: placeholder of a variable's handle in a function -> index of the annotation in which the variable was made.
+        layouts: placeholder of a variable's handle in a function -> (dimension to divide, what asks for it).
     """
 
     def __init__(self) -> None:
         self.items: List[Annotation] = []
         self.remembered: Set[str] = set()
         self.made_in: Dict[str, int] = {}
+        self.layouts: Dict[str, Tuple[int, str]] = {}
         self.default: Optional[Annotation] = None
         self.default_since = 0
         self.gradient_calls: List[GradientCall] = []

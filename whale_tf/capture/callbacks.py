@@ -1,7 +1,7 @@
 """What the hooks into TensorFlow call."""
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 
@@ -47,6 +47,8 @@ class Callbacks(NamedTuple):
         estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
         checkpoint_saved: (listener, original, global step), when ``train_and_evaluate`` evaluates.
         train_and_evaluate: (its executor, original) -> the last evaluation.
+        devices: (), the cluster's devices of all processes, such as ``CPU:0``.
+        processes: (), the number of processes, and which of them this is.
         divides: (), whether training steps are divided.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
@@ -83,5 +85,7 @@ class Callbacks(NamedTuple):
     estimator_graph: Callable[[Any, tf.Graph, str], None] = lambda estimator, graph, mode: None
     checkpoint_saved: Function = lambda listener, original, step: original(step)
     train_and_evaluate: Function = lambda executor, original: original()
+    devices: Callable[[], Sequence[str]] = lambda: ()
+    processes: Callable[[], Tuple[int, int]] = lambda: (1, 0)
     divides: Callable[[], bool] = lambda: False
     writes: Callable[[], bool] = lambda: True

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Set
 from whale_tf._tf_compat import tf, variable_value
 from whale_tf.capture.annotations import TASK_GRAPH_ATTR, annotations_of
 from whale_tf.ir.across import SUMS
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR
 
 
 class Handle(NamedTuple):
@@ -25,7 +26,7 @@ class Handle(NamedTuple):
 def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
     """The placeholders of a function's graph that stand for variables, by name; other graphs have none."""
     found: Dict[str, Handle] = {}
-    summed, made_in = _summed(graph), annotations_of(graph).made_in
+    summed, made_in, layouts = _summed(graph), annotations_of(graph).made_in, annotations_of(graph).layouts
     for tensor in getattr(graph, "inputs", ()):
         value = variable_value(tensor) if tensor.dtype == tf.resource else None
         if value is not None:
@@ -34,6 +35,8 @@ def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
             attrs = {"shape": dims, "dtype": dtype.name, SUMS: tensor.op.name in summed}
             if tensor.op.name in made_in:
                 attrs[TASK_GRAPH_ATTR] = made_in[tensor.op.name]
+            if tensor.op.name in layouts:
+                attrs[LAYOUT_ATTR], attrs[LAYOUT_OF_ATTR] = layouts[tensor.op.name]
             found[tensor.op.name] = Handle("VarHandleOp", attrs)
     return found
 

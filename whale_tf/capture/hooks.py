@@ -24,7 +24,7 @@ from whale_tf._tf_compat import (
     tf,
     v1,
 )
-from whale_tf.capture import copies, fitting, layers, tapes
+from whale_tf.capture import copies, distribution, fitting, layers, tapes
 from whale_tf.capture.callbacks import Callbacks, Function
 
 
@@ -230,7 +230,8 @@ def install(callbacks: Callbacks) -> None:
 def install_keras() -> None:
     """Installs hooks in every Keras that has been loaded since, if TensorFlow's functions can be rewritten."""
     if _installed and _TRACING is not None:
-        found = {place[:2]: Hook(*place) for place in (*layers.places(), *copies.places(), *fitting.attributes())}
+        found = {place[:2]: Hook(*place) for place in (*layers.places(), *copies.places(), *fitting.attributes(),
+                                                       *distribution.places())}
         _put([found[place] for place in found if place not in {item.hook[:2] for item in _installed}])
 
 

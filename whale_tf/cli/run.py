@@ -69,7 +69,7 @@ def run(
     with reported(2):
         room = _room(rdzv, nodes, hosts)
         places = _places(hosts, ssh, workers)
-        configured = _configured(config, len(places) * nodes, replicate, auto)
+        configured = _configured(config, replicate, auto)
         variables = {VERIFIED: "1"} if verify else {}
         if room is None:
             variables.update(_variables(len(places), devices_per_worker, cluster, configured))
@@ -148,7 +148,7 @@ def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
     return places
 
 
-def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool) -> Optional[str]:
+def _configured(config: Optional[str], replicate: bool, auto: bool) -> Optional[str]:
     """The configuration's text, including ``--replicate`` and ``--auto``.
 
     Raises:
@@ -161,9 +161,6 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
     if replicate and (auto or searches):
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
-    if auto and workers > 1:
-        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use --workers 1 "
-                          "and --devices-per-worker")
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 

@@ -1,4 +1,4 @@
-"""The training processes of a job, and the devices of the cluster that each drives."""
+"""The training processes of a job, and the devices of the cluster that each has."""
 from __future__ import annotations
 
 import json
@@ -26,13 +26,11 @@ class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
-    is_driver: whether this process drives the devices of all processes in one graph.
     runs_part: whether each process runs its own part of one step.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
-    is_driver: bool = False
     runs_part: bool = False
 
     @property
@@ -42,7 +40,7 @@ class Processes:
     @property
     def graphs(self) -> int:
         """The number of steps that are computed side by side."""
-        return 1 if self.is_driver or self.runs_part else self.count
+        return 1 if self.runs_part else self.count
 
     @property
     def is_chief(self) -> bool:
@@ -157,10 +155,11 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
 
 
 def host_name(cluster: Cluster, processes: Processes) -> str:
-    """TensorFlow's name of the device that stands for this process's host memory: the CPU next to GPUs, and one more CPU device
-    next to CPU devices."""
-    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[processes.rank]
-    return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
+    """TensorFlow's name of the device that stands for this process's host memory, or process 0's if they run parts of one step:
+    the CPU next to GPUs, and one more CPU device next to CPU devices."""
+    rank = 0 if processes.runs_part else processes.rank
+    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[rank]
+    return f"{processes.prefix(rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
 
 
 def free_ports(count: int) -> List[int]:

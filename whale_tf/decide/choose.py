@@ -36,7 +36,6 @@ def _chosen(local: Captured, request: Request) -> Decision:
         if is_rhino and count > 1:
             check_automatic(local, config)
         if wants_search(config) and not local.is_annotated:
-            _check_processes(local, len(request.parts))
             if count > 1 or not is_rhino:
                 return _searched(local, request)
         else:
@@ -74,10 +73,3 @@ def _searched(local: Captured, request: Request) -> Decision:
     if len(request.parts) > 1:
         decision = decision._replace(plan=replace(decision.plan, processes=tuple(request.parts), one_step=True))
     return decision
-
-
-def _check_processes(local: Captured, count: int) -> None:
-    if count > 1 and not local.definitions.graph.building_function:
-        raise ConfigError(
-            f"auto_parallel and num_task_graph divide a Session's un-annotated model inside one process, but there are {count}; "
-            "annotate the model, train in a tf.function or fit, or start one process that sees all devices")

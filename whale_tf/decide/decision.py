@@ -18,7 +18,7 @@ class Request(NamedTuple):
     """Attributes:
     plan: the plan to run; None: find one.
     options: of the analysis of the batch axis.
-    parts: numbers of the devices that each process drives, if there are several processes.
+    parts: numbers of each process's devices, if there are several processes.
     """
 
     cluster: Cluster

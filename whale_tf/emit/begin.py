@@ -43,7 +43,8 @@ def begin(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, de
     compiled = not_compiled(program, plan, devices)
     if compiled:
         form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
-    is_in_place = has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+    is_in_place = (has_one_clone(plan) and processes.graphs == 1 and not (form.is_called or plan.reads_anew or has_run)
+                   and (tf_graph.building_function or not processes.runs_part))
     homes, variables = find_homes(step, plan), step.update.variables
     facts = Facts(variables, homes, find_owners(step, plan), _pinned(captured, step.region, plan, homes, devices, processes),
                   frozenset(wait for op, new in zip(captured.graph.ops, graph.ops) if op is not new

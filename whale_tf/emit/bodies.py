@@ -286,8 +286,8 @@ class _BodyConverter(Converter):
         if self.division.is_together:
             raise UnsupportedOpError(
                 f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, but the loss combines "
-                "the mini-batches of model replicas or processes; set io.nested_batch to 'divide', or let one process drive all "
-                "devices")
+                "the mini-batches of model replicas or processes; set io.nested_batch to 'divide', or start one process that "
+                "sees all devices")
         return super().rows(op, task_graph, place, False, scope, batch)
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:

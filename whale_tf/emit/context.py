@@ -192,6 +192,10 @@ class Context:
             return f"{self.scope(place)}/{self._body_of[op.id]}"
         return f"{self.scope(place)}/{op.name}"
 
+    def is_own_name(self, name: str) -> bool:
+        """Whether a name is under the rewrite's own scope."""
+        return name.startswith(self._scope + "/")
+
     def scoped(self, scope: str, tensor: int) -> str:
         """The name of a primitive that makes a value of a tensor (:mod:`whale_tf.passes.lowering`)."""
         return f"{self._scope}/{scope.replace(TENSOR, self.flat(tensor))}"

@@ -27,7 +27,7 @@ from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.outside import merge_leaving, take_of_all_processes
 from whale_tf.emit.owners import Sent, send_updates
-from whale_tf.emit.processes import Shared, shared_scalars
+from whale_tf.emit.processes import Shared, merged_scalars, shared_scalars
 from whale_tf.emit.reads import Reads
 from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.shares import find_division
@@ -109,6 +109,8 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         recipes.stage()
         if processes.graphs > 1 and not is_function:
             shared = shared_scalars(context, captured, recipes, sums)
+        elif processes.runs_part and not is_function:
+            shared = merged_scalars(context, captured, recipes)
         moves = merge_leaving(context, nodes, inputs, recipes, step, shared)
     if processes.graphs > 1:
         moves.update(take_of_all_processes(context, nodes, recipes, division, sums, step.across))
@@ -120,7 +122,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     reroute.move_controls(context, after)
     reroute.add_waits(context, update_clones)
     reroute.add_waits(context, reroute.deferred_waits(step.graph, step.region, after))
-    for scalar in shared:
+    for scalar in shared if processes.graphs > 1 else ():
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
     read_gathered(context)

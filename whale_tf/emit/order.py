@@ -36,6 +36,8 @@ from whale_tf.ir.walk import reached
 from whale_tf.passes.lowering.primitive import sum_scope
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
 
+PASSED = "/passed"  # behind a gate's name: the op that runs once the gate is open or fed
+
 
 class Wait(NamedTuple):
     """What a barrier waits for.
@@ -184,7 +186,7 @@ class Order:
             self.gates[gate] = tuple(wait.runs for wait in waits)
             anything = self._nodes.const(True, scope + "/anything", tf.bool, context.host)  # nothing reads the Switch's results
             switch = self._nodes.add("Switch", scope + "/open", [anything, gate], context.host, T=tf.bool)
-            self._of_gates[names] = self._nodes.add("Merge", scope + "/passed", [switch + ":0", switch + ":1"], context.host,
+            self._of_gates[names] = self._nodes.add("Merge", scope + PASSED, [switch + ":0", switch + ":1"], context.host,
                                                     T=tf.bool, N=2)
         return self._of_gates[names]
 

@@ -24,7 +24,7 @@ from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
-from whale_tf.passes.partition import Node, Output, partition, unanswered
+from whale_tf.passes.partition import Node, Output, before_wait, partition, unanswered
 
 SCOPE = "whale/crossing"
 HOST = "/device:CPU:0"  # of whichever process
@@ -140,7 +140,7 @@ class _Division:
                     for name in [pairs.cross(self._value(crossing.output), crossing.sender, crossing.receiver)] if name}
         runs = {index for index, runners in enumerate(self.found.runs[:-1]) if rank in runners}
         for index in runs:
-            self._read(edit, index, runs, received)
+            self._read(edit, index, runs, received, rank)
         ends = [self._definitions[index].name for index in self._effects if index in runs]
         for sender, receiver in unanswered(self.nodes, self.found):
             answer = nodes.const(0, SCOPE + "/nothing", tf.int32, HOST) if rank == receiver else ""
@@ -151,7 +151,7 @@ class _Division:
         ends += [*pairs.sent, *(name for names in pairs.received.values() for name in names)]
         ends.append(_count(nodes, ends))
         seen = f"{SEEN}/{keys.instance()}"
-        ends.append(_note(nodes, [self._graph.get_tensor_by_name(name) for name in inputs], seen))
+        ends.append(note(nodes, [self._graph.get_tensor_by_name(name) for name in inputs], seen))
         edit.commit()
         outputs = []
         for tensor in self._graph.outputs:
@@ -166,15 +166,18 @@ class _Division:
         shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
         return Value(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape)
 
-    def _read(self, edit: StagedEdit, index: int, runs: Set[int], received: Mapping[Output, str]) -> None:
+    def _read(self, edit: StagedEdit, index: int, runs: Set[int], received: Mapping[Output, str], rank: int) -> None:
         """Makes a node of this process read what has arrived, and wait for nothing that does not run here."""
         node, definition = self.nodes[index], self._definitions[index]
         for position, output in enumerate(node.inputs):
             if output in received:
                 edit.move_input(definition.name, position, received[output])
-        gone = [self._definitions[wait].name for wait in node.waits if wait not in runs]
-        if gone:
-            edit.move_waits(definition.name, gone, ())
+        gone = [wait for wait in node.waits if wait not in runs]
+        if gone:  # a value that is sent has been read, since tensors do not change
+            befores = [before_wait(self.nodes, wait, rank) for wait in gone if self.nodes[wait].owner not in (None, rank)]
+            here = {one for before in befores for one in (*before.nodes, *(output[0] for output, _ in before.outputs))}
+            edit.move_waits(definition.name, [self._definitions[wait].name for wait in gone],
+                            sorted(self._definitions[one].name for one in here & runs))
 
 
 def _beside_readers(nodes: Sequence[Node], cannot_travel: Callable[[Output], bool]) -> List[Node]:
@@ -198,22 +201,27 @@ def _count(nodes: Nodes, ends: Sequence[str]) -> str:
     return nodes.add("AssignAddVariableOp", SCOPE + "/count", [handle, one], HOST, ends, dtype=tf.int64)
 
 
-def _note(nodes: Nodes, inputs: Sequence[tf.Tensor], name: str) -> str:
-    """Leaves, of each input, the sum of the first example and the number of elements: float64 `[2 x inputs]`."""
-    every, found = nodes.const([-1], SCOPE + "/every", tf.int32, HOST), []
+def note(nodes: Nodes, inputs: Sequence[tf.Tensor], name: str, root: str = SCOPE, host: str = HOST) -> str:
+    """Leaves, of each input, the sum of the first example and the number of elements: float64 `[2 x inputs]`.
+
+    Args:
+        name: of the variable.
+        root: name of the new ops.
+    """
+    every, found = nodes.const([-1], root + "/every", tf.int32, host), []
     for number, tensor in enumerate(inputs):
-        scope, value, dtype = f"{SCOPE}/seen_{number}", tensor.name, tensor.dtype
-        size = nodes.add("Size", scope + "/size", [value], HOST, T=dtype, out_type=tf.int64)
+        scope, value, dtype = f"{root}/seen_{number}", tensor.name, tensor.dtype
+        size = nodes.add("Size", scope + "/size", [value], host, T=dtype, out_type=tf.int64)
         if tensor.shape.rank != 0:
-            value = nodes.slice_to(value, 0, 0, 1, scope + "/first", dtype, HOST)
+            value = nodes.slice_to(value, 0, 0, 1, scope + "/first", dtype, host)
         if dtype == tf.string:
-            value, dtype = nodes.add("StringToHashBucketFast", scope + "/hash", [value], HOST, num_buckets=1 << 31), tf.int64
-        numbers = nodes.cast(value, scope + "/numbers", dtype, tf.float64, HOST)
-        flat = nodes.add("Reshape", scope + "/flat", [numbers, every], HOST, T=tf.float64, Tshape=tf.int32)
-        axis = nodes.const([0], SCOPE + "/axis", tf.int32, HOST)
-        found += [nodes.add("Sum", scope + "/sum", [flat, axis], HOST, T=tf.float64, Tidx=tf.int32, keep_dims=False),
-                  nodes.cast(size, scope + "/elements", tf.int64, tf.float64, HOST)]
-    packed = nodes.add("Pack", SCOPE + "/seen", found, HOST, T=tf.float64, N=len(found), axis=0)
-    handle = nodes.add("VarHandleOp", SCOPE + "/seen_here", [], HOST, shared_name=name, dtype=tf.float64,
+            value, dtype = nodes.add("StringToHashBucketFast", scope + "/hash", [value], host, num_buckets=1 << 31), tf.int64
+        numbers = nodes.cast(value, scope + "/numbers", dtype, tf.float64, host)
+        flat = nodes.add("Reshape", scope + "/flat", [numbers, every], host, T=tf.float64, Tshape=tf.int32)
+        axis = nodes.const([0], root + "/axis", tf.int32, host)
+        found += [nodes.add("Sum", scope + "/sum", [flat, axis], host, T=tf.float64, Tidx=tf.int32, keep_dims=False),
+                  nodes.cast(size, scope + "/elements", tf.int64, tf.float64, host)]
+    packed = nodes.add("Pack", root + "/seen", found, host, T=tf.float64, N=len(found), axis=0)
+    handle = nodes.add("VarHandleOp", root + "/seen_here", [], host, shared_name=name, dtype=tf.float64,
                        shape=tf.TensorShape([len(found)]))
-    return nodes.add("AssignVariableOp", SCOPE + "/note", [handle, packed], HOST, dtype=tf.float64)
+    return nodes.add("AssignVariableOp", root + "/note", [handle, packed], host, dtype=tf.float64)

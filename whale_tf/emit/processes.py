@@ -38,6 +38,17 @@ class Shared(NamedTuple):
 
 
 def shared_scalars(context: Context, captured: Captured, recipes: Recipes, communicator: Communicator) -> List[Shared]:
+    """Sums over all processes, each of which computes a step; see :func:`_riders`."""
+    return [_share(context, recipes, communicator, tensor, writes) for tensor, writes in _riders(context, captured).items()]
+
+
+def merged_scalars(context: Context, captured: Captured, recipes: Recipes) -> List[Shared]:
+    """Merged values that every process of a step has after it; see :func:`_riders`."""
+    return [Shared(tensor, recipes.whole(tensor), tuple(sorted(writes)))
+            for tensor, writes in _riders(context, captured).items()]
+
+
+def _riders(context: Context, captured: Captured) -> Dict[int, Set[int]]:
     """The losses, each with the update made from its gradients.  If there is only one gradient call, also all other scalars that
     leave the region (for summaries and metrics); from the backward pass only the requested gradients, because it also computes
     those of constants, which nobody reads."""
@@ -53,7 +64,7 @@ def shared_scalars(context: Context, captured: Captured, recipes: Recipes, commu
         for tensor in scalars:
             if writes and _is_scalar_sum(context, tensor):
                 riders.setdefault(tensor, set()).update(writes)
-    return [_share(context, recipes, communicator, tensor, writes) for tensor, writes in riders.items()]
+    return riders
 
 
 def _share(context: Context, recipes: Recipes, communicator: Communicator, tensor: int, writes: Set[int]) -> Shared:
@@ -216,7 +227,7 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
     """
     nodes.edit = edit = StagedEdit(graph)
     assigns = []
-    for op in _variable_ops(graph):
+    for op in variable_ops(graph):
         is_resource = op.type == "VarHandleOp"
         dtype = op.get_attr("dtype")
         if dtype == tf.string:
@@ -247,7 +258,7 @@ def _device_of(op: tf.Operation) -> str:
     return op.device if "/task:" in op.device else ""
 
 
-def _variable_ops(graph: tf.Graph) -> List[tf.Operation]:
+def variable_ops(graph: tf.Graph) -> List[tf.Operation]:
     """The global variables' ops, in an order that is the same in every process."""
     names = {variable.op.name for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)}
     return [op for op in graph.get_operations() if op.name in names and op.type in VARIABLES]

@@ -418,5 +418,5 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
         raise PlanError(
             f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, but model replicas or processes "
             f"take mini-batches of their own, whose size, {batch}, is static and may be part of the computation: leave the batch "
-            "size open (None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
+            "size open (None, drop_remainder=False), set io.nested_batch to 'divide', or start one process that sees all devices")
     return bool(needed)

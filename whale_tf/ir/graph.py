@@ -38,6 +38,9 @@ TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
 CALL_ATTR = "_whale_gradient_call"  # attribute of an op that a gradient call made: the call's number
 SHARD_ATTR = "_whale_shard"  # attribute of an op of a divided TaskGraph: see Op.shard
+LAYOUT_ATTR = "_whale_layout"  # attribute of an op whose result has a layout: the dimension that is divided
+LAYOUT_OF_ATTR = "_whale_layout_of"  # what has this layout, in words
+NOT_DIVIDED = -1  # the layout of a tensor that is whole
 
 
 @lru_cache(maxsize=None)

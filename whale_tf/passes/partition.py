@@ -1,6 +1,6 @@
 """Divides the nodes of a step over the processes that run it, each its own part, and lists the values that cross.
 
-A node on a device belongs to the process that drives the device.  All other nodes (input pipelines, step counters, learning
+A node on a device belongs to the process that has the device.  All other nodes (input pipelines, step counters, learning
 rates, metrics) are *common*: each process that needs one runs it.  So only the values of nodes that belong to a process travel,
 each once to every other process that reads it::
 
@@ -9,13 +9,13 @@ each once to every other process that reads it::
     process 1    batch               └──> stage 1 ──> loss ──┬────────────────────┴──> mean of losses ──> result
                                                              └──> gradients ══> process 0
 
-A node that waits for one of another process does not wait: nothing that it reads or writes is in that process, or else the value
-would travel.
+A node that waits for one of another process waits instead for what that one follows from in the node's own process: for nodes,
+and for messages with their values (:func:`before_wait`).
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 Output = Tuple[int, int]  # (node, number of its output)
 
@@ -81,6 +81,42 @@ def partition(nodes: Sequence[Node], effects: Sequence[int], processes: int) -> 
         for wait in node.waits:
             need(wait, rank)
     return Partition(runs, sorted(crossings))
+
+
+class Before(NamedTuple):
+    """Attributes:
+    outputs: what a process has sent, with its receivers.
+    nodes: its nodes for which others have waited.
+    """
+
+    outputs: Set[Tuple[Output, int]]
+    nodes: Set[int]
+
+
+def before_wait(nodes: Sequence[Node], wait: int, rank: int, gates: Collection[int] = ()) -> Before:
+    """What comes in process ``rank`` before a node of another one, by way of whichever others.
+
+    Args:
+        gates: common nodes that stand for all before them, because a run may leave that out.
+    """
+    found = Before(set(), set())
+    owner = nodes[wait].owner
+    assert owner is not None and owner != rank
+    seen, stack = {(wait, owner)}, [(wait, owner)]
+    while stack:
+        index, runner = stack.pop()
+        befores = [(output[0], output) for output in nodes[index].inputs]  # type: List[Tuple[int, Optional[Output]]]
+        befores += [(one, None) for one in nodes[index].waits]
+        for before, output in befores:
+            owner = nodes[before].owner
+            if before in gates or (owner == rank and output is None):
+                found.nodes.add(before)
+            elif owner == rank and output is not None:
+                found.outputs.add((output, runner))
+            elif (before, runner if owner is None else owner) not in seen:
+                seen.add((before, runner if owner is None else owner))
+                stack.append((before, runner if owner is None else owner))
+    return found
 
 
 def unanswered(nodes: Sequence[Node], found: Partition) -> List[Tuple[int, int]]:

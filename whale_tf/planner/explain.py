@@ -19,7 +19,7 @@ from whale_tf.passes.form import Form
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.idle import Parameter, divided, told
-from whale_tf.planner.sharding.assignment import Assignment, Choice
+from whale_tf.planner.sharding.assignment import Assignment, Choice, Stored
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.simulator.laws import PRICED
 
@@ -62,6 +62,8 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
         yield from _undivided(plan, assignment)
     elif plan.shards:
         yield patterns_table(plan.shards)
+    if assignment is not None and assignment.stored:
+        yield _stored(assignment.stored)
     for task in plan.task_graphs:
         if task.kept is not None:
             yield f"{task.name}: the backward pass recomputes activations; {len(task.kept)} tensor(s) are kept."
@@ -184,6 +186,13 @@ def _shards(choices: Sequence[Choice]) -> Table:
                    overflow="fold")
     for choice in choices:
         table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
+    return table
+
+
+def _stored(stored: Sequence[Stored]) -> Table:
+    table = _table("Layouts of variables and activations", "layout", "kept as", "bytes on a device", overflow="fold")
+    for one in sorted(stored, key=lambda one: (not one.bytes, not one.spread.is_shard)):
+        table.add_row(one.what, str(one.spread) if one.spread.is_shard else "whole, on one device", _bytes(one.bytes))
     return table
 
 

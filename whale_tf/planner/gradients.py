@@ -34,8 +34,8 @@ def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Seque
     if backend == "horovod" and processes and not sums:
         raise ConfigError(
             f"communication.backend is 'horovod', which sums between processes, but model replicas span the {len(processes)} "
-            "processes, and the first one drives all devices; leave it out, or use TaskGraphs that fit the devices of one process"
-        )
+            "processes, each of which runs a part of the step; leave it out, or use TaskGraphs that fit the devices of one "
+            "process")
     if backend == "local" and sums:
         raise ConfigError(
             f"communication.backend is 'local', which sums inside one process, but there are {len(processes)} processes; use "
@@ -86,10 +86,10 @@ def travels_as_fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: 
     """Whether gradients travel as float16.  Inside one process they do not travel.
 
     Raises:
-        ConfigError: the configuration asks for it, but one process drives the devices of all processes.
+        ConfigError: the configuration asks for it, but processes run parts of one step.
     """
     if config.communication.fp16 and processes and not sums:
         raise ConfigError(
-            f"communication.fp16 is true, but model replicas span the {len(processes)} processes, and their gradients are summed "
-            "in the graph of the first; leave it out, or use TaskGraphs that fit the devices of one process")
+            f"communication.fp16 is true, but model replicas span the {len(processes)} processes, which then "
+            "do not sum gradients between them; leave it out, or use TaskGraphs that fit the devices of one process")
     return config.communication.fp16 and bool(sums)

@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 
 from whale_tf.errors import IdleError, IdleWarning
 from whale_tf.ir.batch_axis.analysis import MOVED, WRITES
-from whale_tf.ir.graph import SHARD_ATTR, Op, Phase
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, SHARD_ATTR, Op, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import CONDITIONALS, traits
 from whale_tf.ir.walk import reached
@@ -161,7 +161,11 @@ def _whole(region: Region, plan: Plan, found: Divided) -> str:
     if plan.estimate.search != Estimate().search or not kept or left <= (1 - LEAST) * total:
         return ""
     largest = max(kept, key=lambda one: one.bytes)
-    name = region.graph.ops[largest.variable].name
+    name, layout = region.graph.ops[largest.variable].name, region.graph.ops[largest.variable].attrs.get(LAYOUT_OF_ATTR)
+    if layout is not None:
+        return (f"the layout map divides {100 * (1 - left / total):.3g}% of the parameter bytes; the first device keeps "
+                f"{len(kept)} variable(s) whole, the largest because of {layout} ({largest.bytes} bytes); divide it over the "
+                "model axis, or set on_idle to 'allow' if this is intended")
     return (f"wh.split divides {100 * (1 - left / total):.3g}% of the parameter bytes under it; the first device keeps "
             f"{len(kept)} variable(s) whole, such as {name!r} ({largest.bytes} bytes) of TaskGraph "
             f"{tasks[largest.task_graph].name!r}. wh.explain() says why ops are not divided; put them into a wh.replicate block, "
@@ -171,6 +175,8 @@ def _whole(region: Region, plan: Plan, found: Divided) -> str:
 def _cause(region: Region, plan: Plan, op: Op) -> str:
     graph, batch = region.graph, region.batch
     if plan.task_graphs[region.task_graph[op.id]].strategy == "split" and op.id in region.batch_level:
+        if any(LAYOUT_ATTR in one.attrs for one in graph.ops):
+            return "The layout map divides no variable that it reads: give one a layout that names the model axis"
         return "wh.split finds no way to divide it: wh.explain() says why; put it into a wh.replicate block"
     begins = {index for index, reason in batch.whole.items() if reason != MOVED}  # the others only follow these
     before = reached([op.id], lambda index: region.sections.intersection(graph.predecessors(graph.ops[index])))

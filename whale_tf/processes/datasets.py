@@ -204,7 +204,7 @@ def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
 
 
 def take_all(graph: tf.Graph) -> None:
-    """Undo every share, because this process turns out to drive all devices.
+    """Undo every share, because this process turns out to run a part of one step.
 
     Raises:
         UnsupportedOpError: an iterator's share cannot be undone.
@@ -212,9 +212,8 @@ def take_all(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type == "OneShotIterator":
             raise UnsupportedOpError(
-                f"iterator {op.name!r} takes one process's share of its dataset, but one process drives a pipeline across "
-                "processes, and needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false"
-            )
+                f"iterator {op.name!r} takes one process's share of its dataset, but processes run parts of one step, and "
+                "need all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false")
         if op.type == "Const" and op.name.split("/")[-2:-1] and op.name.split("/")[-2].startswith(SCOPE):
             value = 1 if op.name.split("/")[-1].startswith("count") else 0
             op._set_attr("value", v1.AttrValue(tensor=v1.make_tensor_proto(value, tf.int64)))

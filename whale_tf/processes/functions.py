@@ -123,14 +123,7 @@ class Functions:
             found = tf.raw_ops.CollectiveGather(
                 input=tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64), group_size=processes.count, group_key=group,
                 instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy().reshape([-1, count])
-        differ = np.argwhere(~np.isclose(found, found[:1], 1e-9, 0, equal_nan=True))
-        if len(differ):
-            rank, number = differ[0]
-            what = "another size" if number % 2 else "another first example"
-            raise InputError(
-                f"input {one.inputs[number // 2]!r} of tf.function {graph.name!r} has {what} in process {rank} than in process 0"
-                ", but each of them runs a part of the step, so they must read the same mini-batches in the same order: give "
-                "each shuffle a seed, and let the script read the same data in all processes")
+        check_inputs(found, one.inputs, f"tf.function {graph.name!r}")
 
     def new_name(self) -> str:
         """A name for a variable, the same in all processes, that no other has while the server runs."""
@@ -206,6 +199,23 @@ class Functions:
             tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, wire), **given)
         else:
             variable.assign(tf.cast(tf.raw_ops.CollectiveBcastRecv(T=wire, **given), value.dtype))
+
+
+def check_inputs(found: np.ndarray, inputs: Sequence[str], where: str) -> None:
+    """Raises:
+        InputError: processes have read different mini-batches.
+
+    Args:
+        found: `[processes, 2 x inputs]`, checksums of the first example and sizes.
+    """
+    differ = np.argwhere(~np.isclose(found, found[:1], 1e-9, 0, equal_nan=True))
+    if len(differ):
+        rank, number = differ[0]
+        what = "another size" if number % 2 else "another first example"
+        raise InputError(
+            f"input {inputs[number // 2]!r} of {where} has {what} in process {rank} than in process 0, but each of them runs a "
+            "part of the step, so they must read the same mini-batches in the same order: give each shuffle a seed, and let the "
+            "script read the same data in all processes")
 
 
 def _steps() -> tf.Tensor:

@@ -18,12 +18,10 @@ from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
 from whale_tf.emit.processes import Start
 from whale_tf.errors import ClusterError, PlanError
-from whale_tf.processes.watch import Watch, end_process, say, split_address
+from whale_tf.processes.watch import Watch, split_address
 
-DRIVER_END_S = 60.0  # between a driver's verdict and its end
-READY = "whale_ready"  # queue: this process is serving
 ENDED = "whale_ended"  # queue: another process needs nothing more of this one
-VERDICT = "whale_verdict"  # queue: whether the driver, now ending, has succeeded
+EXCHANGED = "whale_exchanged"  # and a number; queue: texts that the process with this number gives this one
 TOLD = "whale_told"  # queue: texts that process 0 tells this one
 GIVEN = "whale_given"  # and a number; queue in process 0: texts that the process with this number gives it
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
@@ -54,12 +52,12 @@ class Runtime:
         self.is_consistent = True
         self.is_offered = False
         self.asked_to_end: Callable[[], bool] = lambda: False
-        self.is_driver = False
-        self._is_served = False  # by all others
+        self.sees_all = False  # Sessions see the devices of all processes
+        self._sees_own = False  # some Session sees only this process's
         self._stays = False
         self._afterwards: List[Callable[[], None]] = []
         self.is_free = False  # our own sessions are unchanged
-        self.sessions = 0  # sessions that see only this process's devices
+        self.sessions = 0  # in which this process takes part in steps
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
 
     def target(self, asked: str, config: v1.ConfigProto) -> str:
@@ -78,7 +76,7 @@ class Runtime:
         if self._server is None and serves_eagerly(may_start=False):
             self.join()
         if self._server is None:
-            self._server, self._devices = self._start(config, self.is_driver), devices
+            self._server, self._devices = self._start(config, self.sees_all), devices
         elif devices > self._devices:
             raise ClusterError(
                 f"this process's first Session started its server with {self._devices} CPU device(s), but a new Session needs "
@@ -163,15 +161,16 @@ class Runtime:
     # ---------------------------------------------------------------------------------- sessions
 
     def session_config(self, config: v1.ConfigProto) -> v1.ConfigProto:
-        """The given config, adapted for a Session of one of several processes: it sees only its own devices, and process 0
-        forms the collectives."""
+        """The given config, adapted for a Session of one of several processes: it sees only its own devices, unless each process
+        runs a part of one step, and process 0 forms the collectives."""
         if self.is_free:
             return config
         config.experimental.collective_group_leader = self.processes.prefix(0)
         del config.device_filters[:]
-        if self.is_driver:
-            return config
         self.sessions += 1
+        if self.sees_all:
+            return config
+        self._sees_own = True
         config.device_filters.append(self.processes.prefix(self.processes.rank))
         return config
 
@@ -269,10 +268,10 @@ class Runtime:
         self.run_beside(others, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
         self.run_beside([], lambda: _queue(self._own, ENDED, count).dequeue_many(count - 1))
 
-    # ---------------------------------------------------------------------------------- one process drives all devices
+    # ---------------------------------------------------------------------------------- each process runs its part of a step
     @contextlib.contextmanager
-    def driving(self) -> Iterator[None]:
-        """A run that needs the other processes' devices.
+    def waiting(self) -> Iterator[None]:
+        """A run that may need the other processes.
 
         Raises:
             ProcessLostError: another process has ended.
@@ -280,63 +279,57 @@ class Runtime:
         if self._watch is None:  # no Session yet
             yield
             return
-        self._watch.must_end = self._watch.needs_all = True
+        self._watch.must_end = True  # a Session that sees other processes' devices closes only when they answer
         with self._guarded():
-            self._wait_for_servers()
             yield
 
-    def drive(self) -> None:
-        """Drive all devices from this process from now on; when it ends, the others end.
+    def run_parts(self) -> None:
+        """From now on, Sessions see the devices of all processes, and this process stays for the others.
 
         Raises:
             PlanError: a Session that sees only this process's devices already exists.
         """
-        if self.sessions:
+        if self._sees_own:
             raise PlanError(
                 "a model replica spans processes, but a Session was created before the graph was built; create the Session after "
                 "the train op")
-        if not self.is_driver:
-            self.is_driver = True
-            atexit.register(self._release)
+        self.sees_all = True
+        self.stay_for_others()
 
-    def serve(self, config: v1.ConfigProto) -> None:
-        """Let process 0 drive this one's devices until it ends; does not return."""
-        if self._server is None and serves_eagerly(may_start=False):
-            self.join()
-        if self._server is None:
-            self._server = self._start(config, True)
-        config = self.session_config(config)
-        self.is_free = True
-        say(f"process {self.processes.rank} serves process 0 from here on")
-        with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
-            prefix = self.processes.prefix(self.processes.rank)
-            session.run(_queue(prefix, READY).enqueue(True))
-            assert self._watch is not None
-            with self._watch:
-                succeeded = session.run(_queue(prefix, VERDICT).dequeue())
-            # closing the driver's Sessions needs a response from here (1.15.5 waits for it forever)
-            self._watch.wait_for_loss(DRIVER_END_S)
-            if not succeeded:
-                end_process("process 0, which drove this one, has failed; look at its log")
-            sys.stdout.flush()
-            os._exit(0)
+    def open_beside(self, graph: tf.Graph) -> Any:
+        """A Session of its own on the devices of all processes."""
+        free, self.is_free = self.is_free, True
+        try:
+            return v1.Session(self._server.target, graph=graph, config=v1.ConfigProto())
+        finally:
+            self.is_free = free
 
-    def _wait_for_servers(self) -> None:
-        """Wait until the other processes watch this one; otherwise, if this one ended first, they would wait for it to
-        start."""
-        if not self._is_served:
-            self._run_alone((), lambda: [_queue(prefix, READY).dequeue() for prefix in self._others()])
-            self._is_served = True
+    def exchange(self, text: bytes) -> List[bytes]:
+        """The texts of all processes by rank, in each of them, once all have come here.
 
-    def _release(self) -> None:
-        """Tell the other processes whether this one succeeded."""
-        if self._server is None or self._watch is None or self._watch.lost:
-            return
-        succeeded = getattr(sys, "last_type", None) is None  # set if an exception has ended the script
-        with self._watch:
-            self._wait_for_servers()
-            self._run_alone((), lambda: [_queue(prefix, VERDICT).enqueue(succeeded) for prefix in self._others()])
-        self._watch.needs_all = False
+        Raises:
+            ProcessLostError: another process has ended.
+            tf.errors.DeadlineExceededError: one has not come within ``start_timeout_s``.
+        """
+        rank, count = self.processes.rank, self.processes.count
+
+        def queue(sender: int, receiver: int) -> Any:
+            return _queue(self.processes.prefix(receiver), f"{EXCHANGED}{sender}", 2, tf.string)
+
+        others = [other for other in range(count) if other != rank]
+        free, self.is_free = self.is_free, True
+        try:
+            with self._guarded(), tf.Graph().as_default():
+                given = v1.placeholder(tf.string, [])
+                sent = [queue(rank, other).enqueue(given) for other in others]
+                found = [queue(other, rank).dequeue() for other in others]
+                with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
+                    options = v1.RunOptions(timeout_in_ms=int(1000 * self.start_timeout_s))
+                    values = session.run([found, sent], {given: text}, options)[0]
+        finally:
+            self.is_free = free
+        values.insert(rank, text)
+        return [bytes(value) for value in values]
 
     @property
     def _own(self) -> str:

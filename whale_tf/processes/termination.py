@@ -88,15 +88,11 @@ class Termination:
 
     Args:
         runtime: this process, if it is one of several.
-
-    Attributes:
-        serves: process 0 drives this one and decides when it may end.
     """
 
     def __init__(self, processes: Processes, runtime: Optional[Runtime]) -> None:
         self._is_chief = processes.is_chief
         self._runtime = runtime
-        self.serves = False
         self.is_asked = False
         if runtime is not None:
             runtime.asked_to_end = lambda: self.is_asked
@@ -145,7 +141,7 @@ class Termination:
                     break
             self.is_asked = True
             patience_s = PATIENCE_S
-            while patience_s or self.serves or (self._is_chief and self._depth):
+            while patience_s or (self._is_chief and self._depth):
                 if self._removed.wait(patience_s or 1.0):
                     return
                 patience_s = 0.0

@@ -173,7 +173,6 @@ class Watch:
 
     Attributes:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
-        needs_all: so it must whatever it does, even if it is not told.
     """
 
     def __init__(self, addresses: Dict[int, str], silent_s: float, end: Optional[Callable[[str, int], None]] = None,
@@ -189,7 +188,7 @@ class Watch:
         self._waiting_since: Optional[float] = None
         self._lock = threading.Lock()
         self._told: Optional[float] = None  # when an exception told this process of a loss
-        self.must_end = self.needs_all = False
+        self.must_end = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
 
@@ -315,7 +314,7 @@ class Watch:
         return 0 in self._lost and self._asked_to_end()
 
     def _end_if_waiting_in_vain(self, now: float) -> None:
-        since = self._waiting_since if self._waiting_since is not None or not self.needs_all else 0.0
+        since = self._waiting_since
         if since is not None and self._follows_process_0():
             self._end("SIGTERM: ending after process 0", TERMINATED_STATUS)
         if since is not None and self._lost and now - max(since, min(when for when, _ in self._lost.values())) > GRACE_S:
@@ -326,7 +325,7 @@ class Watch:
     def _end_in_time(self) -> None:
         """Ends a process that knows of a loss though TensorFlow waits for the lost process while Python shuts down: then this
         thread no longer runs, and no handler either."""
-        if self._told is not None or (self.needs_all and self._lost):
+        if self._told is not None:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.setitimer(signal.ITIMER_REAL, END_S)

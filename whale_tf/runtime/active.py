@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
@@ -84,12 +83,6 @@ class Active:
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
 
-    def driving(self) -> ContextManager:
-        """A run that needs the other processes' devices, if this process drives them."""
-        if self.runtime is None or not self.runtime.is_driver:
-            return contextlib.nullcontext()
-        return self.runtime.driving()
-
     @property
     def asked_for(self) -> Optional[str]:
         """The part of ``wh.init``'s request that goes beyond local training on one device, in words."""
@@ -124,6 +117,11 @@ class Active:
         if self.runtime is None:
             return devices
         return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
+
+    @property
+    def device_kinds(self) -> Sequence[str]:
+        """Kind and number of each of the cluster's devices, such as ``CPU:0``."""
+        return [f"{device.kind}:{device.number}" for device in self.cluster.devices]
 
     @property
     def num_cpus(self) -> int:

@@ -20,6 +20,7 @@ from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.reroute import outside_after
+from whale_tf.emit.session_part import SessionPart
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.nodes import Nodes
@@ -27,6 +28,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.state import StateElsewhere
 from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed
+from whale_tf.runtime.part_runs import PartRuns, Run
 from whale_tf.transforms.loss_scale import INITIAL
 from whale_tf.transforms.shard import Pieces
 from whale_tf.transforms.shard.divided_variables import DividedVariables
@@ -59,10 +61,11 @@ class Fetches:
         replaced: tensors and ops of the local script -> what is computed instead.
         variables: those that ``wh.split`` divides.
         runtime: this process, if there are several.
+        sources: names of the tensors with the examples of the mini-batch.
     """
 
     def __init__(self, rewritten: Emitted, replaced: Mapping[str, Any], variables: Optional[DividedVariables],
-                 runtime: Optional[Runtime]) -> None:
+                 runtime: Optional[Runtime], sources: Sequence[str] = ()) -> None:
         context = rewritten.context
         self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
         copies: Dict[str, Any] = {}
@@ -81,6 +84,7 @@ class Fetches:
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
+        self.parts: Optional[PartRuns] = None
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
         self._runtime, sent = runtime, rewritten.sent
         self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
@@ -88,11 +92,25 @@ class Fetches:
         self._ends, self._gates = sent.ends, Gates(rewritten.gates)
         self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
-        if runtime is not None:
+        if runtime is not None and context.processes.runs_part:
+            self.parts = self._parts(runtime, sources)
+        elif runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)
             self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
             if sent.ends:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
+
+    def _parts(self, runtime: Runtime, sources: Sequence[str]) -> PartRuns:
+        """How this process makes runs of which it runs a part."""
+        rewritten, context = self._rewritten, self._rewritten.context
+        if self._variables is not None:
+            self._variables.update()
+        rewritten.mirror.update()
+        divided = [] if self._variables is None else [one.op.name for one in self._variables.parts]
+        riders = {shared.value.partition(":")[0]: [context.graph.ops[index].name for index in shared.writes]
+                  for shared in rewritten.shared}
+        part = SessionPart(context, self._after, riders, rewritten.gates, sources, runtime.keys.instance())
+        return PartRuns(part, divided, runtime, context.plan.to_json())
 
     @property
     def merges(self) -> Sequence[Recipes]:
@@ -108,6 +126,15 @@ class Fetches:
         ops = [_op_of(fetch) for fetch in fetches]
         kind = Kind() if self._runtime is None else self._runs.check(ops)
         return kind._replace(alone=kind.alone + self._gates.closed(ops)) if self._gates else kind
+
+    def own_run(self, fetches: Sequence[Fetch]) -> Run:
+        """What this process runs for (substituted) fetches, of which it runs a part."""
+        assert self.parts is not None
+        with unfinalized(self._graph):
+            self.parts.part.update()
+            found = self.parts.find(self._graph, fetches)
+        self._seen = self._graph.version
+        return found
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""
@@ -131,7 +158,10 @@ class Fetches:
     def make_equal(self, session: Any, original_run: Callable) -> None:
         """Call when a session has been initialised or restored: if there are several processes, its variables take the values
         of process 0."""
-        if self._runtime is not None:
+        if self.parts is not None:
+            self.prepare()
+            self.parts.begin(session, original_run)
+        elif self._runtime is not None:
             self.prepare()
             self.together(session, original_run, lambda: None)
 
@@ -167,6 +197,8 @@ class Fetches:
             if self._variables is not None:
                 self._variables.update()
             self._rewritten.mirror.update()
+            if self.parts is not None:
+                self.parts.part.update()
         self._seen = self._graph.version
 
     def catch_up(self, original_run: Callable) -> None:
@@ -199,6 +231,9 @@ class Fetches:
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
                     "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         parts = [self._successors(fetch) for fetch in fetches]
+        if self.parts is not None and not self.parts.part.trains([_op_of(one) for group in parts for one in group]):
+            with unfinalized(self._graph):
+                return [self._join(fetch, [self.parts.part.alone(one) for one in group]) for fetch, group in zip(fetches, parts)]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
@@ -209,8 +244,12 @@ class Fetches:
                     f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
                     "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         asks = self._shared or context.is_called or context.gathered.ops
-        writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
+        writes = self._writes([_op_of(part) for group in parts for part in group]) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
+
+    def _writes(self, ops: Sequence[tf.Operation]) -> Set[str]:
+        """Names of the writes of variables that running ops runs."""
+        return self._runs.writes(ops) if self.parts is None else self.parts.part.writes(ops)
 
     def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
         """What ``Variable.load`` runs instead if it feeds a value that divided variables do not read whole; else nothing."""
@@ -278,7 +317,7 @@ class Fetches:
         context = self._rewritten.context
         shared = self._shared.get(fetch.name)
         if shared is not None and any(self._is_among(index, writes) for index in shared.writes):
-            return self._graph.get_tensor_by_name(shared.value + ":0")
+            return self._graph.get_tensor_by_name(tensor_name(shared.value))
         op = fetch if isinstance(fetch, tf.Operation) else fetch.op
         if op.name not in context.graph:
             return fetch
@@ -367,6 +406,11 @@ def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed
     mapper, wanted = elements(session.graph, fetches)
     feeds = fed(session.graph, feed_dict)
     substitutes = fetch_map.substitutes(wanted, feeds)
+    if fetch_map.parts is not None:
+        own = fetch_map.own_run(substitutes)
+        feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in own.closed})
+        return mapper.build_results(fetch_map.parts.make(session, original, own, lambda: original(
+            list(own.fetches), feed_dict, options, run_metadata))[:len(substitutes)])
     call, kind = original, fetch_map.kind(substitutes)
     if kind.alone:
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
@@ -390,6 +434,13 @@ def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Cal
     mapper, wanted = elements(session.graph, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
+    if fetch_map.parts is not None:
+        parts, own = fetch_map.parts, fetch_map.own_run(substitutes)
+        closed = [session.graph.get_tensor_by_name(name + ":0") for name in own.closed]
+        part = _with_values(original(list(own.fetches), list(feed_list or ()) + closed or None, accept_options), len(feeds),
+                            [False] * len(closed))
+        return lambda *args, **kwargs: mapper.build_results(
+            parts.make(session, run, own, lambda: part(*args, **kwargs))[:len(substitutes)])
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
     inner = original(fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options)

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
-from whale_tf.capture import hooks, layers
+from whale_tf.capture import distribution, hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
 from whale_tf.capture.handles import note_variables
@@ -87,9 +87,11 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             state.latest = weakref.ref(graph)
             runtime = take_part(state, graph, done)
             if done.emitted is not None:
-                state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
+                state.fetches[graph] = whale_session.Fetches(
+                    done.emitted, done.replaced, done.variables, runtime,
+                    [done.captured.graph.tensor_name(tensor) for tensor in done.captured.sources])
                 if script is not None:
-                    job = None if runtime is None else Job(runtime)
+                    job = None if runtime is None else Job(runtime, done.plan.spans_processes)
                     state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown(), job)
     state.looked_at[graph] = graph.version
 
@@ -124,6 +126,8 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     if not known.trains:
         return
     layers.enter_variables(graph)
+    zero = (state.plan_of(graph) or state.config).zero
+    distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return
@@ -201,20 +205,12 @@ def give_default(state: Active, graph: tf.Graph) -> None:
 
 
 def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
-    """Starts this process's role for a rewritten graph: serve the driving process, drive the others, or train in parallel.
-
-    Returns:
-        The runtime, if several processes train in parallel.
-    """
-    if state.runtime is None or not done.plan.spans_processes:
-        return state.runtime
-    if done.serves:
-        state.termination.serves = True
-        state.runtime.serve(_session_config(state, None))
-    state.runtime.drive()
-    if state.shares_input:
-        take_all(graph)
-    return None
+    """This process, if there are several: they train in parallel, or each runs its part of a step."""
+    if state.runtime is not None and done.plan.spans_processes:
+        state.runtime.run_parts()
+        if state.shares_input:
+            take_all(graph)
+    return state.runtime
 
 
 def withdraw_in_graph_mode(state: Active) -> None:
@@ -237,7 +233,7 @@ def _may_span(state: Active, graph: tf.Graph, plan: Optional[Plan]) -> bool:
         return plan.spans_processes
     items = annotations_of(graph).items
     if not items and wants_search(state.config):
-        return graph.building_function
+        return True
     specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
@@ -359,7 +355,7 @@ def callbacks(state: Active) -> Callbacks:
             elif ran is not None:
                 known.catch_up(original)
             proof = state.proofs.get(session.graph)
-            with state.driving(), named_errors():
+            with named_errors():
                 if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     return proof.run(session, original, *arguments)
                 return whale_session.run(known, session, original, *arguments)
@@ -381,7 +377,7 @@ def callbacks(state: Active) -> Callbacks:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             proof = state.proofs.get(session.graph)
-            with state.termination.between(session, fetches), state.driving(), named_errors():
+            with state.termination.between(session, fetches), named_errors():
                 if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     fed_values = dict(zip(feed_list or (), args))
                     return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
@@ -415,6 +411,8 @@ def callbacks(state: Active) -> Callbacks:
         shuffle=shuffle,
         training_data=training_data,
         training_batches=training_batches,
+        devices=lambda: state.device_kinds,
+        processes=lambda: (state.processes.count, state.processes.rank),
         divides=lambda: state.asked_for is not None,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: rewrite_function(state, graph, attributes),

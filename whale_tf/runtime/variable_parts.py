@@ -255,6 +255,14 @@ class VariableParts:
                 if record is not None:
                     record.put_together()
 
+    def bring(self, handles: Sequence[Any]) -> None:
+        """Moves the values of variables to those of their parts that have these handles, for a reader that is no function."""
+        for handle in handles:
+            if id(handle) in self._parts:
+                record, division, _ = self._parts[id(handle)]
+                if not record.is_in_use:
+                    record.divide(division)
+
     def value(self, handle: Any, dtype: tf.DType) -> Any:
         """The value of the variable with this handle, also while a function is running on its parts."""
         record = self._wholes.get(id(handle))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.graph import LAYOUT_OF_ATTR, Op, Phase, bytes_of, elements_of
 from whale_tf.ir.traits import LOSSES, VARIABLES, traits
 from whale_tf.ir.traits import State as Effect
 from whale_tf.patterns.spread import Spread, once
@@ -29,6 +29,15 @@ class Choice(NamedTuple):
     is_forced: bool = False
 
 
+class Stored(NamedTuple):
+    """A variable or activation with a layout as ``wh.explain()`` shows it.  ``bytes`` is what the device with the largest part
+    holds of a variable; 0: it is an activation."""
+
+    what: str
+    spread: Spread
+    bytes: int = 0
+
+
 class Assignment(NamedTuple):
     """Attributes:
     strategies: op -> strategy, for all ops that are not simply computed once.
@@ -38,6 +47,7 @@ class Assignment(NamedTuple):
     settled: tensor -> the spread into which it is brought as soon as it is made, for all its readers.
     reseeded: names of the ops that draw other initial values than the local script.
     alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
+    stored: the variables and activations of which layouts say how they lie.
     """
 
     strategies: Dict[int, Strategy]
@@ -47,6 +57,7 @@ class Assignment(NamedTuple):
     settled: Dict[int, Spread] = {}
     reseeded: Sequence[str] = ()
     alone: Mapping[int, Tuple[str, ...]] = {}
+    stored: Sequence[Stored] = ()
 
     @property
     def shards(self) -> Dict[str, str]:
@@ -73,11 +84,25 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         result.strategies.update(chosen)
         spreads.update(variables)
         choices = _choices(problem, number, chosen, prices, forced)
-        if not any(_divides(problem, choice) for choice in choices):
+        if not any(_divides(problem, choice) for choice in choices) and not _is_asked(problem, number):
             raise UnsupportedOpError(_nothing_to_split(problem, number, choices))
         result.choices.extend(choices)
     _complete(problem, result, spreads)
-    return result
+    stored = [_stored(problem, root, spread) for root, spread in problem.asked.items()]
+    asked = [(op, problem.asked_of_result(op)) for number in problem.splits for op in problem.forward_ops(number)]
+    stored += [Stored(op.attrs[LAYOUT_OF_ATTR], spread) for op, spread in asked if spread is not None]
+    return result._replace(stored=stored)
+
+
+def _is_asked(problem: Problem, number: int) -> bool:
+    """Whether a layout divides a variable of a TaskGraph."""
+    return any(spread.is_shard and _home(problem, root, number) == number for root, spread in problem.asked.items())
+
+
+def _stored(problem: Problem, root: int, spread: Spread) -> Stored:
+    variable = problem.graph.producer(root)
+    shapes, size = spread.shapes(variable.attrs["shape"]), bytes_of(variable.attrs["dtype"])
+    return Stored(variable.attrs[LAYOUT_OF_ATTR], spread, max(elements_of(shape) for shape in shapes) * size)
 
 
 def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignment:

@@ -6,10 +6,11 @@ from types import MappingProxyType
 from typing import AbstractSet, Dict, FrozenSet, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, Op, OpGraph, Phase, Shape
+from whale_tf.ir.parts import apportion
 from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
-from whale_tf.patterns.spread import EACH, Spread, everywhere, once
+from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
     NOMINAL_SIZE,
@@ -74,6 +75,7 @@ class Problem:
         self.owners = {slot: variable for variable in reversed(list(slots)) for slot in slots[variable]}
         self.gradients, self.factored, self.whole, self.bound = gradients, factored, whole, bound
         self.roots = self._find_roots()
+        self.asked = self._find_asked()
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
         self._bytes: Dict[int, float] = {}
@@ -176,7 +178,46 @@ class Problem:
             total += gradient_bytes(have, need, size, count)
         return total
 
+    def is_weight(self, tensor: int) -> bool:
+        """Whether a tensor follows from variables and constants alone."""
+        return self._follows[tensor] == _VARIABLES
+
+    def reads_asked(self, op: Op) -> bool:
+        """Whether an operand follows from variables, and layouts say how variables are stored."""
+        return bool(self.asked) and any(self.is_weight(t) for t in op.inputs)
+
+    def asked_of_result(self, op: Op) -> Optional[Spread]:
+        """The spread of an op's result that a layout asks for; None: none does."""
+        if LAYOUT_ATTR not in op.attrs or op.type in VARIABLES or self.task_graph[op.id] not in self.splits:
+            return None
+        return self._spread_of(op, self.view.shape(op.outputs[0]), self.splits[self.task_graph[op.id]])
+
     # -- construction -------------------------------------------------------------------------------------------------
+    def _find_asked(self) -> Dict[int, Spread]:
+        """Variable -> the spread in which a layout asks to store it.
+
+        Raises:
+            UnsupportedOpError: a variable with such a layout cannot be divided.
+        """
+        found = {}
+        for variable, home in self.variables.items():
+            op = self.graph.ops[variable]
+            if LAYOUT_ATTR in op.attrs and home in self.splits:
+                found[op.outputs[0]] = self._spread_of(op, op.attrs["shape"], self.splits[home])
+        return found
+
+    def _spread_of(self, op: Op, shape: Shape, split: SplitTaskGraph) -> Spread:
+        """The spread that an op's layout means."""
+        dim = op.attrs[LAYOUT_ATTR]
+        if dim == NOT_DIVIDED:
+            return once
+        size = None if shape is None else shape[dim]
+        if size is None or size < split.devices:
+            why = "its size is not known" if size is None else f"it has {size} elements"
+            raise UnsupportedOpError(f"{op.attrs[LAYOUT_OF_ATTR]} divides dimension {dim} over {split.devices} devices, but "
+                                     f"{why}; divide another dimension, or none")
+        return shard(dim, apportion(split.shares, size, 1))
+
     def _find_roots(self) -> Dict[int, int]:
         roots: Dict[int, int] = {}
         for op in self.graph.ops:
@@ -234,7 +275,9 @@ class State:
         self.split = problem.splits[task_graph]
         self.count = self.split.devices
         self.cost = 0.0
-        self.spreads: Dict[int, Spread] = {}
+        self.spreads: Dict[int, Spread] = {
+            root: spread for root, spread in problem.asked.items()
+            if problem.variables[problem.graph.tensors[root].op] == task_graph}
         self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions whose price has been counted
         self.choices: Optional[tuple] = None
 

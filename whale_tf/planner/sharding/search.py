@@ -13,14 +13,18 @@ them whole.  Those without weights may also take the pattern ``batch``, which di
 variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read one decides how that one is stored, so all
 its strategies are followed up to the product.  A matrix is not stored whole: a table of positions, of which only a slice is added
 to activations, is in parts, too.  All other ops take the strategy that costs least at that point.
+
+If layouts say how variables are stored (``Problem.asked``), nothing is left to decide about these.  An op worth dividing takes
+the parts of a divided weight as they are if it can; beside a whole one every strategy counts, computing the op once included.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Dict, Iterable, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
-from whale_tf.ir.graph import Op
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, Op
 from whale_tf.ir.traits import NEXT_ITERATIONS
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
@@ -69,20 +73,24 @@ def cheapest(problem: Problem, task_graph: int,
 
 def _changes_nothing(problem: Problem, states: List[State], op: Op, forced: Mapping[int, str], dead: List[int]) -> bool:
     """Whether all states look the same after an op.  ``dead`` tensors are not read any more."""
-    return op.id not in forced and not problem.is_anchor(op) and all(
+    return op.id not in forced and not problem.is_anchor(op) and LAYOUT_ATTR not in op.attrs and all(
         state.is_plain(op) and state.spreads.keys().isdisjoint(dead) and not any(t in dead for t, _ in state.made)
         for state in states)
 
 
 def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapping[int, bool]) -> List[State]:
     """States after one op."""
-    anchor = problem.is_anchor(op)
-    if not anchor and forced is None and state.is_plain(op):
+    anchor, asked = problem.is_anchor(op), problem.asked_of_result(op)
+    if not anchor and forced is None and asked is None and state.is_plain(op):
         return [state]
     priced = [(state.price(op, s), s) for s in state.candidates(op)]
-    priced = [(cost, s) for cost, s in priced if cost < float("inf")]
+    priced = [(cost, s) for cost, s in priced if cost < float("inf") and (asked is None or s.gives[0] == asked)]
+    if not priced:
+        raise UnsupportedOpError(_cannot_keep(problem, op, asked))
     if forced is not None:
         priced = [(cost, s) for cost, s in priced if s.pattern == forced] or priced
+    elif anchor and problem.reads_asked(op):
+        priced = [(cost, s) for cost, s in priced if _keeps(problem, state, op, s)] or priced
     elif anchor and any(s.how != ONCE for _, s in priced):
         priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
         priced = [(cost, s) for cost, s in priced if problem.divides_weights(op, s)] or priced
@@ -106,6 +114,22 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
         following.choices = (following.choices, op.id, strategy, price)
         result.append(following)
     return result
+
+
+def _keeps(problem: Problem, state: State, op: Op, strategy: Strategy) -> bool:
+    """Whether a strategy takes the parts of weights that layouts divide as they are."""
+    return all(need == state.spread(t) for t, need in zip(op.inputs, strategy.needs)
+               if problem.is_weight(t) and state.spread(t).is_shard)
+
+
+def _cannot_keep(problem: Problem, op: Op, asked: Optional[Spread]) -> str:
+    reasons = "; ".join(problem.strategies(op, problem.splits[problem.task_graph[op.id]]).reasons)
+    if asked is not None:
+        return f"{op.attrs[LAYOUT_OF_ATTR]} cannot be kept: op {op.name!r} ({op.type}) cannot give its result as {asked}" + (
+            f" ({reasons})" if reasons else "")
+    variables = [problem.graph.producer(problem.root(t)) for t in op.inputs if problem.is_variable(problem.root(t))]
+    named = next((one.attrs[LAYOUT_OF_ATTR] for one in variables if LAYOUT_OF_ATTR in one.attrs), "wh.split")
+    return f"{named} cannot be kept: op {op.name!r} ({op.type}) needs the variable whole" + (f" ({reasons})" if reasons else "")
 
 
 def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[State]:

@@ -400,6 +400,7 @@ class _Divided:
                  runtime: Optional[Runtime]) -> None:
         self._parts, handles = parts, variable_handles(graph)
         self._outside = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name in handles}
+        parts.bring(list(self._outside.values()))
         before = {name: _nothing(handles[name]) if parts.is_elsewhere(outer) else _value_of(outer, handles[name])
                   for name, outer in self._outside.items()}
         definition = v1.GraphDef()

@@ -46,12 +46,13 @@ class Job:
 
     Args:
         runtime: this process.
+        are_parts: each process runs a part of one step, and has all values that are compared.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, are_parts: bool = False) -> None:
+        self._runtime, self.are_parts = runtime, are_parts
         self.is_first = runtime.processes.is_chief
-        self.count = runtime.processes.count
+        self.count = 1 if are_parts else runtime.processes.count  # steps side by side
 
     def told(self, what: Any) -> Any:
         """What process 0 gives (as JSON), in every process."""
@@ -59,6 +60,8 @@ class Job:
 
     def collected(self, own: Part) -> List[Part]:
         """The parts of all processes, in process 0; in the others, nothing."""
+        if self.are_parts:
+            return [own]
         texts = [f"{kind} {name}\n".encode() + tf.make_tensor_proto(value).SerializeToString()
                  for kind, values in enumerate(own) for name, value in values.items()]
         found = [own]

@@ -208,7 +208,7 @@ class SessionProof:
     def _of_all(self, cut: Cut, extra: Dict[str, List[tf.Tensor]], asked: Sequence[tf.Tensor], wanted: Sequence[Fetch],
                 feed_dict: Optional[Dict], parts: Sequence[Part]) -> Tuple[Values, Dict[str, str]]:
         """Values of the mini-batches of all processes, and what has none -> why."""
-        if self._job is None:
+        if self._job is None or self._job.are_parts:
             return parts[0].tensors, {}
         fetched = self._fetches.substitutes([*wanted, *asked], fed(self._graph, feed_dict))[len(wanted):]
         instead = dict(zip((tensor.name for tensor in asked), fetched))
@@ -218,6 +218,8 @@ class SessionProof:
 
     def _kept_here(self, cut: Cut) -> List[str]:
         """Variables whose new values this process gives to process 0."""
+        if self._job is None or self._job.are_parts:
+            return []
         ops, elsewhere = self._script.ops, kept_elsewhere(self._done)
         names = [ops.ops[variable].name for variable, why in cut.written.items() if not why]
         return [name for name in names if name not in elsewhere]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from whale_tf.capture.captured import Captured
+from whale_tf.capture.variables import optimizer_state
+from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis
-from whale_tf.ir.graph import TRAINED, Op, Phase
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, TRAINED, Op, Phase
 from whale_tf.ir.traits import ASSIGNS, traits
 from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
@@ -34,6 +36,7 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     inside = in_bodies(captured)
     trained = {op: home for op, home in captured.variable_homes.items()
                if home in shares and op not in inside and (only is None or op in only)}
+    _check_layouts(captured, shares, trained, inside)
     slots = {op: [slot for slot in found if slot not in inside] for op, found in _slots(captured, trained).items()}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
@@ -49,6 +52,20 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
         gradients = {**gradients, **rows}
     return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
                    bound_ops(captured))
+
+
+def _check_layouts(captured: Captured, shares: Mapping[int, Tuple[int, ...]], trained: Mapping[int, int],
+                   inside: Mapping[int, Op]) -> None:
+    """Raises:
+    UnsupportedOpError: a layout divides a variable that stays whole.
+    """
+    for variable in captured.phases.variables if shares else ():
+        attrs = captured.graph.ops[variable.op].attrs
+        if attrs.get(LAYOUT_ATTR, NOT_DIVIDED) != NOT_DIVIDED and variable.op not in trained:
+            user = inside.get(variable.op)
+            why = (f"op {user.name!r} ({user.type}) takes it whole" if user is not None
+                   else "no op of the forward pass reads it")
+            raise UnsupportedOpError(f"{attrs[LAYOUT_OF_ATTR]} cannot be kept, because {why}; leave it out of the layout map")
 
 
 def bound_ops(captured: Captured) -> FrozenSet[int]:
@@ -72,13 +89,16 @@ def in_bodies(captured: Captured) -> Dict[int, Op]:
 
 def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]:
     """For each trained variable, the variables of the same shape that the optimizer keeps for it, or averages of it: those that
-    the same op updates, or that are named after it (``w/Adam``), which is the only sign for the sparse updates of some
-    optimizers."""
+    the same op updates, those that lead to its update (Keras 3's optimizers consist of elementary ops), or those that are named
+    after it (``w/Adam``), which is the only sign for the sparse updates of some optimizers."""
     variables = captured.phases.variables
     named = {variables[other].name: other for other in captured.variable_homes}
     updated: Dict[int, List[int]] = {}  # variable -> trained variables whose updates write it
     for op in trained:
         for slot in variables[op].slots:
+            updated.setdefault(slot, []).append(op)
+    for op, kept in optimizer_state(captured.graph, variables, {variable for _, variable in captured.gradients}).items():
+        for slot in kept if op in trained else ():
             updated.setdefault(slot, []).append(op)
     found: Dict[int, List[int]] = {op: [] for op in trained}
     for other in variables:

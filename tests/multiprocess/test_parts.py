@@ -1,0 +1,53 @@
+"""Sessions of several processes, each of which runs its part of a step, in a script that does other things than train, too."""
+from __future__ import annotations
+
+import re
+from typing import Any, Iterator, List
+
+import pytest
+
+from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+
+SCRIPT = ("-m", "tests.multiprocess.train_parts")
+START_S = 120
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    with Starter() as found:
+        yield found
+
+
+def run(starter: Starter, folder: Any, *arguments: str) -> Process:
+    return starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, *arguments, FOLDER=str(folder))
+
+
+def shown(text: str) -> List[str]:
+    return re.findall(r"^(\[[a-z]\w+\] .*)", text, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_runs_of_all_kinds_equal_local(starter: Starter, tmp_path: Any) -> None:
+    """Epochs, moving averages, an evaluation and a summary by process 0 alone, an assignment, a save and a restore."""
+    together, alone = run(starter, tmp_path), starter.start(*SCRIPT, FOLDER=str(tmp_path))
+    assert together.wait(START_S) == 0, together.output
+    assert alone.wait(START_S) == 0, alone.output
+    expected = shown(alone.output)
+    assert len(expected) == 15
+    assert shown(together.output.replace("[0] ", "")) == expected
+    assert shown(together.output.replace("[1] ", "")) == [
+        line for line in expected if not line.startswith(("[result]", "[summary]"))]
+
+
+@pytest.mark.slow
+def test_fetch_of_one_process_beside_a_step_is_refused(starter: Starter, tmp_path: Any) -> None:
+    process = run(starter, tmp_path, "ALONE")
+    assert process.wait(START_S) != 0
+    assert "has come to a training run, but another one has not within 5 s" in process.output, process.output
+
+
+@pytest.mark.slow
+def test_other_mini_batches_are_refused(starter: Starter, tmp_path: Any) -> None:
+    process = run(starter, tmp_path, "OTHER")
+    assert process.wait(START_S) != 0
+    assert "of this graph has another first example in process 1 than in process 0" in process.output, process.output

@@ -1,0 +1,86 @@
+"""A script with a Session as people write it: two epochs of an iterator, and runs that do other things than train.
+
+``python -m tests.multiprocess.train_parts [ALONE] [OTHER]``: two stages; each of several processes runs its part.  It prints
+what it computes, which must be what one process prints.  ``ALONE``: process 0 alone fetches more beside a training step.
+``OTHER``: the processes shuffle differently.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+
+RANK = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("index", 0)
+
+
+def main(is_alone: bool, is_other: bool) -> None:
+    tf.disable_eager_execution()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.set_random_seed(1)
+    wh.init({"num_micro_batch": 2, "communication.start_timeout_s": 5 if is_alone else 60},
+            cluster=None if os.environ.get("TF_CONFIG") else "cpu:2")
+    numbers = np.random.RandomState(0)
+    x, y = numbers.randn(12, 3), numbers.randn(12, 2)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(12, 1 + is_other * RANK).batch(4)
+    iterator = tf.data.make_initializable_iterator(data)
+    features, labels = iterator.get_next()
+    features = tf.placeholder_with_default(features, [None, 3])
+    with wh.replicate(1):
+        hidden = tf.tanh(dense(features, 3, 4, "one"))
+    with wh.replicate(1):
+        result = dense(hidden, 4, 2, "two")
+        loss = tf.reduce_mean(tf.square(result - labels))
+    step = tf.train.get_or_create_global_step()
+    update = tf.train.MomentumOptimizer(tf.train.exponential_decay(.1, step, 2, .5), .9).minimize(loss, global_step=step)
+    average = tf.train.ExponentialMovingAverage(.5)
+    with tf.control_dependencies([update]):
+        train = average.apply(tf.trainable_variables())
+    averages = [average.average(variable) for variable in tf.trainable_variables()]
+    summary = tf.summary.merge([tf.summary.scalar("loss", loss), tf.summary.scalar("mean", tf.reduce_mean(result))])
+    halved = [variable.assign(.5 * variable) for variable in tf.trainable_variables()]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run(iterator.initializer)
+            while True:
+                try:
+                    values = session.run([loss, result, step, train])[:3]
+                except tf.errors.OutOfRangeError:
+                    break
+                show("step", *values)
+            if RANK == 0:  # the others do not look
+                show("result", session.run(result, {features: x[:2]}))
+            show("averages", *session.run(averages))
+            session.run(halved)
+            show("halved", *session.run(tf.trainable_variables()))
+        if is_alone:
+            session.run(iterator.initializer)
+            session.run([train, result] if RANK == 0 else [train])
+        session.run(iterator.initializer)
+        if RANK == 0:
+            text = session.run(summary)
+            show("summary", *(value.simple_value for value in tf.Summary.FromString(text).value))
+        tf.add_to_collection("later", tf.norm(tf.trainable_variables()[0]))
+        show("later", session.run(tf.get_collection("later")[0]))
+        path = tf.train.Saver().save(session, os.environ["FOLDER"] + "/model")
+        tf.train.Saver().restore(session, path)
+        show("restored", *session.run(tf.trainable_variables()))
+
+
+def dense(x: tf.Tensor, inputs: int, units: int, name: str) -> tf.Tensor:
+    with tf.variable_scope(name):
+        kernel = tf.get_variable("kernel", [inputs, units], tf.float64, tf.glorot_uniform_initializer(seed=units))
+        return tf.matmul(x, kernel) + tf.get_variable("bias", [units], tf.float64, tf.zeros_initializer())
+
+
+def show(what: str, *values: object) -> None:
+    print(f"[{what}]", *(np.array2string(np.asarray(value), precision=10).replace("\n", "") for value in values), flush=True)
+
+
+if __name__ == "__main__":
+    main("ALONE" in sys.argv, "OTHER" in sys.argv)

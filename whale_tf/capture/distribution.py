@@ -1,0 +1,354 @@
+"""``keras.distribution``: what Keras' mesh and layouts ask for becomes the strategy and the layouts of a training function.
+
+Keras' own backend for TensorFlow ignores distributions.  Here a mesh becomes a default strategy, and layouts become attributes::
+
+    DataParallel(8 devices)                          wh.replicate()
+    ModelParallel(mesh ("batch", "model") of 2 x 4)  wh.split(4) on 8 devices: two model replicas
+    layout_map["dense/kernel"] = (None, "model")     the variable is stored in parts along dimension 1
+    layout_map["dense/output"] = ("batch", "model")  the activation is computed in parts along dimension 1
+
+A variable has the layout that the distribution gives it when it is made, as under JAX, and a function is divided as the
+distribution of its variables says.  Keras' variables are found when a function has been traced, like those of
+:func:`whale_tf.capture.handles.note_variables`.
+"""
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.annotations import annotations_of, set_default_strategy
+from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.handles import inside, own_handle
+from whale_tf.capture.layers import Place
+from whale_tf.capture.tapes import is_body
+from whale_tf.errors import AnnotationError, ClusterError, PlanError, UnsupportedOpError
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED
+
+_LIBRARY = "keras.src.distribution.distribution_lib"
+_BACKEND = "keras.src.backend.tensorflow"
+
+
+class _Kind(NamedTuple):
+    """What a distribution makes of its mesh: the name of its class, whether it is DataParallel, and its batch axis."""
+
+    name: str
+    is_data_parallel: bool
+    batch: Optional[str]
+
+    @classmethod
+    def of(cls, distribution: Any) -> _Kind:
+        is_data_parallel = isinstance(distribution, sys.modules[_LIBRARY].DataParallel)
+        return cls(type(distribution).__name__, is_data_parallel, distribution.batch_dim_name)
+
+
+_made_under: MutableMapping[Any, _Kind] = weakref.WeakKeyDictionary()  # mesh -> distribution under which variables were made
+
+
+class _Mesh(NamedTuple):
+    """The mesh of a distribution.
+
+    Attributes:
+        sizes: axis -> number of devices along it.
+        batch: the axis that divides examples.
+        model: the axis that divides variables and has more than one device; None: there is none.
+        devices: names, model replica by model replica.
+    """
+
+    sizes: Dict[str, int]
+    batch: str
+    model: Optional[str]
+    devices: Tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "DeviceMesh({}, {})".format(tuple(self.sizes.values()), tuple(self.sizes))
+
+    def divided(self, layout: Any, shape: Sequence[Optional[int]], what: str) -> int:
+        """The dimension along which a layout divides a tensor over the model axis; ``NOT_DIVIDED``: it does not.
+
+        Args:
+            what: the tensor in words, with its layout.
+
+        Raises:
+            UnsupportedOpError: the layout cannot be kept.
+        """
+        axes = getattr(layout, "axes", None)
+        if axes is None:
+            raise UnsupportedOpError(f"{what} is not a keras.distribution.TensorLayout; give the layout as one, or as a tuple of "
+                                     "axis names")
+        if len(axes) > len(shape):
+            raise UnsupportedOpError(f"{what} has {len(axes)} axes, but the tensor has {len(shape)} dimensions; give one axis, "
+                                     "or None, for each dimension")
+        unknown = [axis for axis in axes if axis is not None and axis not in self.sizes]
+        if unknown:
+            raise UnsupportedOpError(f"{what} names axis {unknown[0]!r}, but the mesh has {', '.join(map(repr, self.sizes))}")
+        dims = [dim for dim, axis in enumerate(axes) if axis is not None and axis == self.model]
+        if len(dims) > 1:
+            raise UnsupportedOpError(f"{what} names axis {self.model!r} twice; an axis divides one dimension")
+        if not dims:
+            return NOT_DIVIDED
+        size = shape[dims[0]]
+        if size is not None and size < self.sizes[axes[dims[0]]]:
+            raise UnsupportedOpError(
+                f"{what} divides dimension {dims[0]}, which has {size} elements, over the {self.sizes[axes[dims[0]]]} devices of "
+                f"axis {self.model!r}; divide a larger dimension, or none")
+        return dims[0]
+
+
+# -- hooks ------------------------------------------------------------------------------------------------------------
+def places() -> Iterator[Place]:
+    """(owner, attribute, wrapper) for the loaded Keras 3, if it runs on TensorFlow."""
+    library, core = sys.modules.get(_LIBRARY), sys.modules.get(_BACKEND + ".core")
+    if library is not None and core is not None and _is_of_tensorflow(library):
+        yield library, "distribution_lib", _backend
+        yield core.Variable, "_initialize", _initialize
+
+
+def _is_of_tensorflow(library: Any) -> bool:
+    backend = getattr(library, "distribution_lib", None)
+    return isinstance(backend, Backend) or getattr(backend, "__name__", "") == _BACKEND + ".distribution_lib"
+
+
+class Backend:
+    """In place of Keras' module for TensorFlow, which has what is not here."""
+
+    def __init__(self, original: Any, callbacks: Callbacks) -> None:
+        self._original, self._callbacks = original, callbacks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def list_devices(self, device_type: Optional[str] = None) -> List[str]:
+        """The cluster's devices of one kind, those of all processes; by default the GPUs, if there are any."""
+        names = [name.lower() for name in self._callbacks.devices()]
+        kinds = [name.partition(":")[0] for name in names]
+        kind = device_type.lower() if device_type else next((kind for kind in kinds if kind != "cpu"), "cpu")
+        return [name for name, own in zip(names, kinds) if own == kind]
+
+    def get_device_count(self, device_type: Optional[str] = None) -> int:
+        return len(self.list_devices(device_type))
+
+    def initialize(self, job_addresses: Optional[str], num_processes: Optional[int], process_id: Optional[int]) -> None:
+        """Checks the number of processes; :func:`whale_tf.init` has found them, and starts what they need.
+
+        Raises:
+            ClusterError: it found another number of them, or another rank.
+        """
+        count, rank = self._callbacks.processes()
+        if num_processes not in (None, count) or process_id not in (None, rank):
+            raise ClusterError(
+                f"keras.distribution.initialize(num_processes={num_processes}, process_id={process_id}), but wh.init() found "
+                f"{count} process(es), of which this is {rank}; start the processes with whale run, or set TF_CONFIG for each "
+                "before wh.init()")
+
+    def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
+        """Gives a tensor of a traced function a layout, which its step keeps; eager tensors stay where they are."""
+        return tf.nest.map_structure(lambda part: _with_layout(part, layout), tensor)
+
+
+def _backend(original: Any, callbacks: Callbacks) -> Any:
+    return Backend(original, callbacks)
+
+
+def _initialize(original: Function, callbacks: Callbacks) -> Function:
+    """Gives a variable the layout that the current distribution has for it, as the JAX backend does."""
+
+    def initialize(self: Any, value: Any) -> None:
+        original(self, value)
+        distribution = _current()
+        if distribution is not None and getattr(self, "_layout", None) is None:
+            if self._shape is None:
+                self._shape = self._validate_shape(self._value.shape)
+            self._layout = distribution.get_variable_layout(self)
+        mesh = getattr(getattr(self, "_layout", None), "device_mesh", None)
+        if distribution is not None and mesh is not None:
+            _made_under.setdefault(mesh, _Kind.of(distribution))
+    return initialize
+
+
+def _current() -> Any:
+    """The distribution that is set; None: there is none."""
+    library = sys.modules.get(_LIBRARY)
+    return library.distribution() if library is not None and _is_of_tensorflow(library) else None
+
+
+def _with_layout(tensor: Any, layout: Any) -> Any:
+    graph = getattr(tensor, "graph", None) if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy") else None
+    if graph is None:
+        return tensor
+    what = f"layout {getattr(layout, 'axes', layout)} of tensor {tensor.name!r}"
+    if is_body(graph):
+        raise UnsupportedOpError(f"{what} is given inside the loop, condition or inner function {graph.name!r}, which is not "
+                                 "divided; give it to the result of the whole loop")
+    distribution, mesh = _current(), getattr(layout, "device_mesh", None)
+    if distribution is not None:
+        found = _mesh_of(distribution.device_mesh, _Kind.of(distribution))
+    elif mesh is not None and mesh in _made_under:
+        found = _mesh_of(mesh, _made_under[mesh])
+    else:
+        raise UnsupportedOpError(f"{what} cannot be kept, because no distribution is set; call "
+                                 "keras.distribution.set_distribution() before the model is built")
+    if tensor.shape.rank is None:
+        raise UnsupportedOpError(f"{what} cannot be kept, because the rank of the tensor is not known")
+    dim = found.divided(layout, tensor.shape.as_list(), what)
+    wrong = [d for d, axis in enumerate(layout.axes) if axis == found.batch and d > 0 and found.sizes[found.batch] > 1]
+    if wrong:
+        raise UnsupportedOpError(f"{what} divides dimension {wrong[0]} over the batch axis {found.batch!r}, which divides "
+                                 "examples, the first dimension; leave it out")
+    if found.model is None:
+        return tensor
+    with graph._attr_scope({LAYOUT_ATTR: v1.AttrValue(i=dim), LAYOUT_OF_ATTR: v1.AttrValue(s=what.encode())}):
+        return tf.identity(tensor, name="layout")
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: bool) -> None:
+    """Gives a training function the strategy and the layouts of its variables' distribution, or of the current one.
+
+    Args:
+        devices: the cluster's, such as ``CPU:0``.
+        processes: number of processes.
+        has_zero: whether ZeRO keeps each variable on one of the model replicas.
+
+    Raises:
+        AnnotationError: the function also has annotations.
+        PlanError, UnsupportedOpError: the mesh or a layout cannot be kept.
+    """
+    current = _current()
+    if current is None and not len(_made_under):
+        return
+    variables = _variables_of(graph)
+    mesh = _mesh_in_use(variables, current)
+    if mesh is None:
+        return
+    annotations = annotations_of(graph)
+    if annotations.items:
+        raise AnnotationError(
+            f"tf.function {graph.name!r} has annotations ({annotations.items[0].name!r}) beside a keras.distribution with "
+            f"{mesh}; use one of the two to say how it is divided")
+    _check_mesh(mesh, [name.lower() for name in devices], processes)
+    for placeholder, variable in variables.items():
+        layout = variable._layout
+        if layout is None and current is not None:
+            layout = current.get_variable_layout(variable)
+        if layout is None:
+            continue
+        what = f"layout {getattr(layout, 'axes', layout)} of variable {variable.path!r}"
+        shape = [int(size) for size in variable.shape]
+        dim = mesh.divided(layout, shape, what)
+        over = [d for d, axis in enumerate(layout.axes) if axis == mesh.batch and mesh.sizes[mesh.batch] > 1]
+        if over and not has_zero:
+            raise UnsupportedOpError(
+                f"{what} divides dimension {over[0]} over axis {mesh.batch!r} of {mesh}, which divides examples. ZeRO does this "
+                "variable by variable: under wh.init({'zero': 'v3'}, ...) one model replica keeps a variable, or its parts over "
+                "the other axis; or leave the axis out of the layout")
+        annotations.layouts[placeholder] = dim, what
+    if mesh.model is None:
+        set_default_strategy(graph, "replicate", None, "data_parallel")
+        annotations.layouts.clear()
+        return
+    if all(dim == NOT_DIVIDED for dim, _ in annotations.layouts.values()):
+        raise PlanError(
+            f"the layout map of {mesh} divides no variable of tf.function {graph.name!r} over axis {mesh.model!r}, so its "
+            "devices would all do the same; give a variable such a layout (keys are regular expressions of whole paths, such as "
+            f"{next((variable.path for variable in variables.values()), 'dense/kernel')!r}), or use DataParallel")
+    set_default_strategy(graph, "split", mesh.sizes[mesh.model], "model_parallel")
+
+
+def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
+    """Placeholder -> Keras' variable, for those that a function captured, without those of optimizers: these follow."""
+    core = sys.modules[_BACKEND + ".core"]
+    optimizers = sys.modules.get("keras.src.optimizers.base_optimizer")
+    placeholders, found, kept = inside(graph), {}, set()  # type: Any, Dict[str, Any], set
+    for item in gc.get_objects():
+        kind = type(item)
+        if issubclass(kind, core.Variable):
+            value = vars(item).get("_value")
+            inner = placeholders.get(id(own_handle(value))) if isinstance(value, tf.Variable) else None
+            if inner is not None:
+                found[inner.op.name] = item
+        elif optimizers is not None and issubclass(kind, optimizers.BaseOptimizer):
+            kept.update(map(id, vars(item).get("_variables", ())))
+    return {name: found[name] for name in sorted(found) if id(found[name]) not in kept}
+
+
+def _mesh_in_use(variables: Dict[str, Any], current: Any) -> Optional[_Mesh]:
+    """The mesh on which a function's variables have layouts, else that of the current distribution; None: there is none.
+
+    Raises:
+        PlanError: there are several meshes.
+    """
+    meshes: Dict[str, Tuple[Any, str]] = {}
+    for variable in variables.values():
+        mesh = getattr(variable._layout, "device_mesh", None)
+        if mesh is not None:
+            meshes.setdefault(_text_of(mesh), (mesh, variable.path))
+    if current is not None:
+        meshes.setdefault(_text_of(current.device_mesh), (current.device_mesh, ""))
+    if len(meshes) > 1:
+        (one, path), (other, _) = list(meshes.values())[:2]
+        raise PlanError(f"variable {path!r} has a layout on {one}, but {other} is in use, too; make the variables of a model and "
+                        "train it under one distribution")
+    if current is not None:
+        return _mesh_of(current.device_mesh, _Kind.of(current))
+    if not meshes:
+        return None
+    (mesh, path), = meshes.values()
+    if mesh not in _made_under:
+        raise PlanError(f"variable {path!r} has a layout on {mesh}, but it was made under no distribution, so the batch axis is "
+                        "not known; call keras.distribution.set_distribution() before the model is built")
+    return _mesh_of(mesh, _made_under[mesh])
+
+
+def _text_of(mesh: Any) -> str:
+    return f"{tuple(mesh.shape)} {tuple(mesh.axis_names)} {mesh.devices.tolist()}"
+
+
+def _mesh_of(mesh: Any, kind: _Kind) -> _Mesh:
+    """Raises:
+    PlanError: the mesh has no batch axis, or several model axes.
+    """
+    batch = kind.batch
+    names, shape = list(mesh.axis_names), [int(size) for size in mesh.shape]
+    sizes = dict(zip(names, shape))
+    if batch is None or batch not in sizes:
+        raise PlanError(f"{kind.name} has the batch axis {batch!r}, but its mesh has {', '.join(map(repr, names))}; "
+                        "give batch_dim_name the name of an axis")
+    model = [name for name in names if name != batch and sizes[name] > 1]
+    if kind.is_data_parallel and model:
+        raise PlanError(f"DataParallel divides examples over the first axis, {batch!r}, so the devices along {model[0]!r} would "
+                        f"all do the same; use a mesh of one axis: DeviceMesh(({mesh.devices.size},), ('batch',))")
+    if len(model) > 1:
+        raise PlanError(f"the mesh has {len(model)} axes for variables of more than one device "
+                        f"({', '.join(f'{name!r} of {sizes[name]}' for name in model)}), but one is supported beside the batch "
+                        f"axis; join them: DeviceMesh(({sizes[batch]}, {mesh.devices.size // sizes[batch]}), "
+                        f"({batch!r}, 'model'))")
+    place = names.index(batch)
+    devices = [str(name) for row in _moved_first(mesh.devices, place) for name in row]
+    return _Mesh(sizes, batch, model[0] if model else None, tuple(devices))
+
+
+def _moved_first(devices: Any, axis: int) -> Any:
+    """``[model replica, place]`` device names."""
+    order = (axis, *(other for other in range(devices.ndim) if other != axis))
+    return devices.transpose(order).reshape(devices.shape[axis], -1)
+
+
+def _check_mesh(mesh: _Mesh, devices: Sequence[str], processes: int) -> None:
+    """Raises:
+    PlanError: the mesh is not all of the cluster's devices in order.
+    """
+    if processes > 1:
+        raise PlanError(f"keras.distribution divides the step of one process, but there are {processes}; start one process that "
+                        "sees all devices, or use wh.replicate and wh.split")
+    asked = [name.lower() for name in mesh.devices]
+    if asked == list(devices):
+        return
+    if sorted(asked) == sorted(devices):
+        raise PlanError(
+            f"the mesh puts model replicas on the devices {', '.join(asked)} in this order, but whale_tf takes them in the order "
+            f"{', '.join(devices)}; name the batch axis first, and give DeviceMesh the devices in this order, or none")
+    raise PlanError(f"the mesh has the devices {', '.join(asked)}, but wh.init() was given {', '.join(devices)}; give both the "
+                    f"same: wh.init(cluster=\"cpu:{len(asked)}\"), or DeviceMesh without devices")
