@@ -45,7 +45,7 @@ def estimate(
     xla: bool = typer.Option(False, help="let XLA fuse the ops"),
     seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     examples: Optional[float] = typer.Option(None, min=1, help="examples of the data set"),
-    epochs: float = typer.Option(1.0, help="with --examples: how often training reads them"),
+    epochs: float = typer.Option(1.0, min=0, help="with --examples: how often training reads them"),
     tokens: Optional[float] = typer.Option(None, min=1, help="instead of --examples: tokens to train on, for transformers"),
     prices: Optional[str] = typer.Option(None, help="JSON file: {\"A100-80GB\": dollars for an hour of one device, ...}"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object a kind of device"),

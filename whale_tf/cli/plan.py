@@ -245,20 +245,21 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps(names))
         return
     out = console()
-    models = Table("model", "layers", "parameters", "batch granularity", "source")
+    models = Table(Column("model", no_wrap=True), Column("layers", justify="right"), Column("parameters", justify="right"),
+                   "batch", "source")
     for name in names["models"]:
         if name not in builtin_names():
-            models.add_row(name, "none: `whale simulate` only", f"{built_in_model(name, 1).parameter_count / 1e6:,.0f}M", "",
+            models.add_row(name, "no plans", f"{built_in_model(name, 1).parameter_count / 1e6:,.0f}M", "",
                            MODELS[name].source)
             continue
         profile = load_builtin(name)
         itemsize = 2 if profile.precision in ("fp16", "bf16") else 4
         models.add_row(name, str(len(profile.layers)), f"{profile.parameter_bytes / itemsize / 1e6:,.0f}M",
                        str(profile.batch_granularity), profile.source)
-    clusters = Table("cluster", "source")
+    clusters = Table(Column("cluster", no_wrap=True), "source")
     for name, row in BUILTIN.items():
         clusters.add_row(name, row.source)
-    searches = Table("search", "what it does")
+    searches = Table(Column("search", no_wrap=True), "what it does")
     for name, summary in [*((name, one.summary) for name, one in METHODS.items()), *ON_GRAPHS.items()]:
         searches.add_row(name, summary)
     for table in (models, clusters, searches):

@@ -7,6 +7,7 @@ from typing import Callable, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
+from whale_tf.planner import replicate_split
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.dapple import search as dapple
@@ -34,6 +35,8 @@ METHODS: Mapping[str, Method] = {
     "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", dapple.plans),
     "data-parallel": Method("every device holds the model", dapple.plans),
     "amp": Method("pipeline, data and tensor parallelism (AMP)", amp.plans),
+    "replicate-split": Method("the first layers replicated, the last ones split, on the same devices (Whale)",
+                              replicate_split.plans),
 }
 
 PLAIN = "data-parallel"
@@ -65,8 +68,8 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         for name in names:
             try:
                 plans = searched(own, room, global_batch, name, measures, micro_batches)
-            except InfeasibleError:
-                if name == names[-1] and not found:
+            except InfeasibleError as error:
+                if name == names[-1] and not found or name == method and error.least_bytes is None:  # whatever the memory
                     raise
                 continue
             known = {one.micro_batches for one in found if one.kind == "dp"}

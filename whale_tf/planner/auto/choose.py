@@ -23,7 +23,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import Source
 
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
-    "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
+    "all": ("data-parallel", "dapple", "amp", "replicate-split"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
 PLAYED = 6  # number of candidates of a graph to play, the fastest by layers
 ALWAYS = ("undivided", "data-parallel")
 SCORED = 3  # number of candidates to simulate for each number of stages
@@ -112,6 +112,8 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     if request.num_stages is None:
         found.append(undivided(StageCosts(layers, cluster, measures), request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
+            if name == "replicate-split" and layers.graph:  # a graph's TaskGraphs are not split by its layers
+                continue
             try:
                 found += _searched(layers, cluster, request, name, measures)
             except InfeasibleError as error:
