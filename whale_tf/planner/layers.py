@@ -13,7 +13,7 @@ from whale_tf.planner.bounds import Bounds
 from whale_tf.planner.candidate import Candidate, ranked
 from whale_tf.planner.fitting import Row, fitting, room_of
 from whale_tf.planner.folded import folded
-from whale_tf.planner.joint import Playable
+from whale_tf.planner.joint import NEVER_S, Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import priced, simulated, simulator_of, with_slices
@@ -104,7 +104,27 @@ class Layers(Playable):
 
     def least_seconds_again(self, plain: Candidate) -> float:
         rows, _ = _rows(plain, self.cluster, self._balance)
-        return self._least_with(plain, rows, [room_of(plain, row, rows, self.cluster) for row in rows])
+        choices = [row.parts.fastest(room_of(plain, row, rows, self.cluster)) for row in rows]
+        again = [choice.seconds for choice in choices if choice is not None]
+        if len(again) < len(rows):
+            return NEVER_S
+        least_s = plain.latency_s + (plain.micro_batches * again[0] if len(rows) == 1 else 0.0)
+        return max(least_s, self._least_with(plain, again))
+
+    def is_too_large(self, found: Candidate, measures: Measures) -> bool:
+        """By the state of the layers alone."""
+        profile = found.profile
+        if profile is None or found.why_not:
+            return False
+        for stage in found.stages:
+            replicas = len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
+            degree = len(stage.devices[0]) if stage.strategy == "split" else 1
+            layers = profile.distinct(stage.first_layer, stage.last_layer + 1)
+            size = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else degree) for layer in layers)
+            room = min(self.cluster.devices[device].usable_bytes for device in stage.all_devices)
+            if size * measures.parameter_bytes(profile, replicas) > room:
+                return True
+        return False
 
     def least_fitting_seconds(self, found: Candidate) -> float:
         key = found.stages, found.micro_batches, id(found.profile), "fitting"
@@ -112,19 +132,18 @@ class Layers(Playable):
             try:
                 rows, _ = _rows(found, self.cluster, self._balance)
                 usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) for row in rows]
-                self._least[key] = self._least_with(found, rows, usable)
+                self._least[key] = self._least_with(found, [row.parts.least_seconds(size) for row, size in zip(rows, usable)])
             except PlanError:
                 self._least[key] = 0.0
         return self._least[key]
 
-    def _least_with(self, found: Candidate, rows: Sequence[Row], room: Sequence[float]) -> float:
-        """A lower bound of a plan's time if each stage has so many bytes for its activations."""
-        again = [row.parts.least_seconds(size) for row, size in zip(rows, room)]
+    def _least_with(self, found: Candidate, again: Sequence[float]) -> float:
+        """A lower bound of a plan's time if each stage computes for so many seconds again in every micro-batch."""
         least_s = max(found.micro_batches * (work_s + more_s) for work_s, more_s in zip(self._bounds.busy_seconds(found), again))
         return least_s + self._bounds.waiting_seconds(found, least_s)
 
     def least_seconds(self, found: Candidate, measures: Measures) -> float:
-        key = found.stages, found.micro_batches, id(found.profile), measures.schedule, measures.zero == "none"
+        key = found.stages, found.micro_batches, id(found.profile), measures.schedule, measures.zero
         if key not in self._least:  # candidates are kept, and so are their profiles
             try:
                 self._least[key] = self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))

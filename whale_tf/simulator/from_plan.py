@@ -51,6 +51,10 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
                 op = model.ops[number]
                 configs[number] = _config(task_graph, op, plan.shards.get(name) if plan.shards else op.split)
                 warmup[number] = task_graph.warmup
+                for before in nodes[op.path[0]] if aliases else ():  # a layer's tensor arrives where the layer is
+                    if before < number:
+                        configs.setdefault(before, _config(task_graph, model.ops[before], None))
+                        warmup.setdefault(before, task_graph.warmup)
     if not configs:
         raise PlanError(
             "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
@@ -94,6 +98,7 @@ def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) ->
     """(ops, devices) of each TaskGraph, if several share devices.  An op that the plan does not name is where the one before it
     is, like its config."""
     home = {aliases.get(name, name): number for number, task in enumerate(plan.task_graphs) for name in task.ops}
+    home.update({name.split("/")[0]: number for name, number in home.items() if aliases})
     ops: List[List[int]] = [[] for _ in plan.task_graphs]
     current = 0
     for number, op in enumerate(model.ops):
