@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional
 import typer
 from rich.table import Table
 
-from whale_tf.cli.common import check_sizes, console, reported
+from whale_tf.cli.common import check_exists, check_sizes, console, reported
 from whale_tf.cluster import DEVICE_TYPES
 from whale_tf.documents import json_object
 from whale_tf.errors import PlanError, did_you_mean, memory_text, seconds_text
@@ -58,6 +58,8 @@ def estimate(
         work = Work(_examples(with_seq(model, seq), examples, epochs, tokens), _prices(prices))
         if precision not in (OWN, *TYPES):
             raise PlanError(f"--precision is {precision!r}, expected {', '.join((OWN, *TYPES))}")
+        if xla and any(DEVICE_TYPES[name].kind != "GPU" for name in names):
+            raise PlanError("--xla applies to kernels of GPUs, but --devices has CPUs; leave one of them out")
         arithmetic, laws = ARITHMETIC.get(precision), default_laws()
         executions = [Execution(arithmetic, xla, laws, cluster_of(name, count)) for name in names]
         found: List[Estimated] = []
@@ -87,6 +89,7 @@ def _script(model: str, global_batch: Optional[int], execution: Execution) -> Op
     """A script's layers, for which it runs once; None: the model is a built-in one."""
     if not model.endswith(".py"):
         return None
+    check_exists(model)
     from whale_tf.measure.scripts import profile_model  # TensorFlow takes seconds to load
 
     name = os.path.splitext(os.path.basename(model))[0]

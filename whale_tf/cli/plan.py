@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
+from whale_tf.cli.common import check_exists, check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text
@@ -101,6 +101,7 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
             f"search {method!r} cannot decide about memory for {model!r}; leave --{asked[0]} out, or give a script (.py) and "
             f"--search {', '.join(ON_STEPS)}")
     if is_graph:
+        check_exists(model)
         from whale_tf.measure.scripts import (  # TensorFlow takes seconds to load; profiles do not need it
             plan_model,
             profile_model,
@@ -177,6 +178,7 @@ def explain(
             check_plan(loaded, machines, loaded.processes)
         names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices] + ["host"]
         if script is not None:
+            check_exists(script)
             from whale_tf.measure.scripts import script_program  # TensorFlow takes seconds to load
 
             found = script_program(script, loaded, machines)

@@ -127,6 +127,14 @@ class Playable(abc.ABC):
         """Whether a plan does not fit under measures, whatever it recomputes."""
         return False
 
+    def least_seconds_under(self, plain: Candidate, measures: Measures) -> float:
+        """The least time of a plan under measures, with what it must recompute to fit, nearly; infinite if it cannot fit.
+
+        Args:
+            plain: the plan in simulation, under measures that save less, without recomputation.
+        """
+        return plain.latency_s
+
     def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
         """The plans from which to choose, with their final times and memory.  They are those of the simulation, unless what
         plays the plans of a search is only near to what they cost."""
@@ -231,6 +239,8 @@ class Joint:
             suiting = [one for one in suiting if self._least_s(one, bare) * GAIN < quickest_s
                        and self._play(one, bare).latency_s * GAIN < quickest_s]
         hopeful = [one for one in suiting if not self._is_needless(one, as_is, quickest_s)]
+        if suiting and not hopeful and (measures.zero, measures.offload) != ("none", "none"):
+            return [], False  # nor are cuts for less memory
         free = self._fast(hopeful, as_is, known)
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if not suiting or fastest is not None and (fastest.fits or fastest.latency_s >= quickest_s):
@@ -256,13 +266,14 @@ class Joint:
         less (whether it is faster under ZeRO is asked of the fastest plan alone), is slower without any, or cannot fit."""
         if quickest_s == NEVER_S or found.why_not:
             return False
+        gain = GAIN if as_is.offload == "none" else 1.0  # offloading adds copies and slower updates
         for zero in ZERO:
             for offload in OFFLOAD:
                 less = as_is._replace(zero=zero, offload=offload)
                 if less != as_is and costs_less((zero, offload), (as_is.zero, as_is.offload)):
                     known = self._played.get((_of(found), less))
                     if known is not None and not known[1].why_not and (
-                            known[1].fits or known[1].latency_s * GAIN >= quickest_s):
+                            known[1].fits or self.model.least_seconds_under(known[1], as_is) * gain >= quickest_s):
                         return True
         return self.model.is_too_large(found, as_is) or self._is_hopeless(found, quickest_s)
 

@@ -24,6 +24,7 @@ from whale_tf.simulator import Source
 
 PRICED = 4  # number of plans to price, besides the first of every search
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
+FEW = 8  # the same, where only the time is asked for
 
 Search = Callable[[Measures], List[Candidate]]
 Names = Tuple[Tuple[str, ...], ...]  # names of the layers in each part of a row
@@ -103,8 +104,16 @@ class Layers(Playable):
         return simulated(found, self.cluster, self._balance, self._simulator)
 
     def least_seconds_again(self, plain: Candidate) -> float:
-        rows, _ = _rows(plain, self.cluster, self._balance)
-        choices = [row.parts.fastest(room_of(plain, row, rows, self.cluster)) for row in rows]
+        return self._least_fitting(plain, [0.0] * len(plain.stages))
+
+    def _least_fitting(self, plain: Candidate, saved: Sequence[float]) -> float:
+        """The least time of a plan that recomputes what does not fit.
+
+        Args:
+            saved: bytes of each stage's state that a device no longer holds.
+        """
+        rows, _ = _rows(plain, self.cluster, self._balance, FEW)
+        choices = [row.parts.fastest(room_of(plain, row, rows, self.cluster) + size) for row, size in zip(rows, saved)]
         again = [choice.seconds for choice in choices if choice is not None]
         if len(again) < len(rows):
             return NEVER_S
@@ -113,18 +122,16 @@ class Layers(Playable):
 
     def is_too_large(self, found: Candidate, measures: Measures) -> bool:
         """By the state of the layers alone."""
-        profile = found.profile
-        if profile is None or found.why_not:
+        if found.profile is None or found.why_not:
             return False
-        for stage in found.stages:
-            replicas = len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
-            degree = len(stage.devices[0]) if stage.strategy == "split" else 1
-            layers = profile.distinct(stage.first_layer, stage.last_layer + 1)
-            size = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else degree) for layer in layers)
-            room = min(self.cluster.devices[device].usable_bytes for device in stage.all_devices)
-            if size * measures.parameter_bytes(profile, replicas) > room:
-                return True
-        return False
+        rooms = [min(self.cluster.devices[device].usable_bytes for device in stage.all_devices) for stage in found.stages]
+        return any(size > room for size, room in zip(_state_bytes(found, measures), rooms))
+
+    def least_seconds_under(self, plain: Candidate, measures: Measures) -> float:
+        if measures.recompute != "none" or plain.profile is None:
+            return plain.latency_s
+        saved = [before - after for before, after in zip(_state_bytes(plain, plain.measures), _state_bytes(plain, measures))]
+        return self._least_fitting(plain, saved)
 
     def least_fitting_seconds(self, found: Candidate) -> float:
         key = found.stages, found.micro_batches, id(found.profile), "fitting"
@@ -152,8 +159,21 @@ class Layers(Playable):
         return self._least[key]
 
 
-def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
-    """The stages in groups of layers."""
+def _state_bytes(found: Candidate, measures: Measures) -> List[float]:
+    """For each stage, bytes that a device holds for the whole step: values, gradients and optimizer state."""
+    sizes, profile = [], found.profile
+    assert profile is not None, "stages are given in layers"
+    for stage in found.stages:
+        is_split = stage.strategy == "split"
+        replicas, degree = (len(stage.devices), len(stage.devices[0])) if is_split else (len(stage.all_devices), 1)
+        size = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else degree)
+                   for layer in profile.distinct(stage.first_layer, stage.last_layer + 1))
+        sizes.append(size * measures.parameter_bytes(profile, replicas))
+    return sizes
+
+
+def _rows(found: Candidate, cluster: Cluster, balance: str, most: int = PARTS) -> Tuple[List[Row], List[Names]]:
+    """The stages in at most ``most`` groups of layers."""
     profile = found.profile
     assert profile is not None, "stages are given in layers"
     plan = with_slices(found, profile, cluster, balance)
@@ -168,7 +188,7 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
         slices = task.slices or (1,) * len(stage.devices[0])
         share = samples if stage.strategy == "split" else samples * max(slices) / sum(slices)
         times, sizes = costs.times(stage.devices[0][0], share, split), costs.bytes(split)
-        each = -(-len(layers) // PARTS)
+        each = -(-len(layers) // most)
         groups = [layers[first:first + each] for first in range(0, len(layers), each)]
         held = [sizes.each[number][number + 1] * share for number in range(stage.first_layer, stage.last_layer + 1)]
         seconds = times.forward_s[stage.first_layer:stage.last_layer + 1]
