@@ -500,23 +500,26 @@ def write(laws: Laws) -> None:
 
 
 def picture(path: str, answers: Sequence[Answer]) -> None:
-    """Predicted over measured throughput, each source in its colour."""
+    """Predicted over measured throughput, each kind of card and precision in its colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for source in dict.fromkeys(one.point.source for one in answers):
-        mine = [one for one in answers if one.point.source == source and one.point.fits]
-        axes.scatter([one.point.measured for one in mine], [one.ratio for one in mine], s=18, label=source)
+    kinds: Dict[str, List[Answer]] = {}
+    for one in answers:
+        if one.point.fits:
+            kinds.setdefault(f"{one.point.cluster.devices[0].type.split('-')[0]}, {one.point.precision}", []).append(one)
+    for kind, mine in sorted(kinds.items()):
+        axes.scatter([one.point.measured for one in mine], [one.ratio for one in mine], s=18, label=f"{kind} ({len(mine)})")
     axes.axhspan(0.85, 1.15, alpha=0.15, color="gray")
     axes.axhline(1.0, color="gray", linewidth=0.8)
     axes.set(xscale="log", xlabel="measured, samples/s", ylabel="predicted / measured", ylim=(0.4, 1.8),
              title="Predictions of runs that no parameter was fitted to; gray: 15%")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import abc
 import heapq
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
@@ -38,6 +38,7 @@ from whale_tf.schedule import schedule_of
 NEAR = 1.1  # times the time of the fastest plan, a plan may take and still be played to be reported
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 NEVER_S = float("inf")
+Progress = Callable[[int, float], None]
 LABELS = {
     "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
 
@@ -148,12 +149,16 @@ class Playable(abc.ABC):
 class Joint:
     """Searches for one model on one cluster; each runs once.
 
+    Args:
+        progress: called after each plan with the number of plans played so far, and the seconds of the fastest one that fits
+            (infinite: none).
+
     Attributes:
         errors: the reasons why searches found nothing, by their measures.
     """
 
-    def __init__(self, model: Playable) -> None:
-        self.model, self.cluster = model, model.cluster
+    def __init__(self, model: Playable, progress: Optional[Progress] = None) -> None:
+        self.model, self.cluster, self._progress, self._fastest_s = model, model.cluster, progress, NEVER_S
         self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
         self._played: Dict[Tuple[Any, Measures], Tuple[Candidate, Candidate]] = {}  # as it was found, as played
@@ -350,6 +355,10 @@ class Joint:
         key = (_of(found), measures)
         if key not in self._played:
             self._played[key] = found, self.model.play(found, measures)
+            if self._progress is not None:
+                played = self._played[key][1]
+                self._fastest_s = min(self._fastest_s, played.latency_s if played.fits and not played.why_not else NEVER_S)
+                self._progress(len(self._played), self._fastest_s)
         first, played = self._played[key]
         if first.search == found.search and first.description == found.description or played.description != first.description:
             return played
