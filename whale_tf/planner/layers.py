@@ -68,8 +68,8 @@ class Layers(Playable):
         if found.why_not:
             return found
         if measures.recompute != AUTO:
-            return self._simulated(_keeping(found, measures))
-        plain = self._simulated(_keeping(found, measures._replace(recompute="none")))
+            return self._kept(found, measures)
+        plain = self._kept(found, measures._replace(recompute="none"))
         if plain.fits or plain.why_not:
             return plain
         rows, names = _rows(plain, self.cluster, self._balance)
@@ -78,6 +78,21 @@ class Layers(Playable):
             return taken
         full = self._simulated(_keeping(found, measures._replace(recompute="full")))
         return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
+
+    def _kept(self, found: Candidate, measures: Measures) -> Candidate:
+        """A plan in which every stage keeps the same kind of tensors.  If it does not fit, with fewer micro-batches in flight:
+        one less on each stage, since searches do not count what messages hold, or those of 1F1B, which keep all stages busy."""
+        played, stages = self._simulated(_keeping(found, measures)), found.stages
+        if played.fits or played.why_not or measures.schedule != "backward_first":
+            return played
+        for less in (1, max(stage.warmup for stage in stages)):
+            fewer = tuple(replace(stage, warmup=max(min(stage.warmup, len(stages) - place), stage.warmup - less))
+                          for place, stage in enumerate(stages))
+            if fewer != stages:
+                again = self._simulated(_keeping(replace(found, stages=fewer), measures))
+                if again.fits:
+                    return again
+        return played
 
     def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
         """The first plans of all, and the first of every search, as the model itself is priced under them."""
