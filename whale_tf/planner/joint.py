@@ -218,10 +218,10 @@ class Joint:
         return [one for one in found if not one.why_not or one.search not in planned]
 
     def _with_zero(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
-        """The fastest plan that fits without any measure, and data parallelism, under every level of ZeRO: dividing the updates
-        can make them faster."""
+        """The fastest plan that fits without any measure but ZeRO, and data parallelism, under every level of ZeRO: dividing the
+        updates can make them faster."""
         bare = measures._replace(zero="none")
-        fitting = [one for one in found if one.fits and one.measures == bare and self._suits(one, measures)]
+        fitting = [one for one in found if one.fits and one.measures._replace(zero="none") == bare and self._suits(one, measures)]
         fastest = sorted(fitting, key=lambda one: one.latency_s)[:1]
         plans = [one for one in self._find(bare._replace(is_bounded=False))
                  if one.kind == "dp" and not one.why_not and self._suits(one, measures) and self._least_s(one, bare) > 0.0]
