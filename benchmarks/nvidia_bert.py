@@ -1,6 +1,9 @@
 """NVIDIA's published trainings of BERT-Large beside the simulator: throughput, and which batches run out of memory.
 
-    python -m benchmarks.nvidia_bert
+    python -m benchmarks.nvidia_bert [--picture FILE]
+
+``--picture``: draw predicted over measured throughput of these runs, and of those of :mod:`benchmarks.published` to which nothing
+is fitted.
 
 Nothing is fitted to these throughputs.  The figures are those of NVIDIA/DeepLearningExamples, commit 729963d, all under XLA:
 TensorFlow/LanguageModeling/BERT/README.md (container 20.06-tf1) and TensorFlow2/LanguageModeling/BERT/README.md (21.02-tf2,
@@ -10,13 +13,14 @@ Google's largest batches (google-research/bert, README.md, one GPU of 12 GB, Ten
 
 from __future__ import annotations
 
+import argparse
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 from rich.console import Console
 
 from benchmarks.measure import table
-from benchmarks.published import MOST_SIMULATED, NVIDIA, Point, answered, by_series
+from benchmarks.published import MOST_SIMULATED, NVIDIA, Point, answered, by_series, every_point, is_fitted, picture
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import Options, simulate, uniform_3d
 from whale_tf.simulator.laws import as_run, default_laws
@@ -160,8 +164,13 @@ def largest_batch(size: str, tokens: int) -> int:
 
 
 def main() -> None:
-    console, laws = Console(width=150), default_laws()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--picture", help="draw predicted over measured into this file")
+    console, laws, given = Console(width=150), default_laws(), parser.parse_args()
     answers = answered(points(), lambda point: laws)
+    if given.picture is not None:
+        others = [point for point in every_point(None, console) if point.fits and not is_fitted(point)]
+        picture(given.picture, answers + answered(others, lambda point: laws))
     console.print(table("NVIDIA's trainings of BERT-Large, none of them fitted", [
         "series", "precision", "points", "mean error", "largest", "efficiency, predicted (measured)", "Spearman"],
         by_series(answers)))

@@ -195,6 +195,20 @@ def nvidia() -> List[Point]:
     return points
 
 
+# tensorflow.org/performance/benchmarks (TensorFlow 1.1, CUDA 8.0, cuDNN 5.1, synthetic data): images/s of an NVIDIA DGX-1 with
+# P100 by (model, images of a GPU), on 1, 2, 4 and 8 GPUs.  Stored copies of the page differ about ResNet-50; these are its last
+# figures.  Variables were on the CPU, which only counts on several GPUs.
+P100 = {("inception-v3", 64): (142.0, 284.0, 569.0, 1131.0), ("inception-v3", 32): (128.0, 259.0, 520.0, 995.0),
+        ("resnet-50", 64): (219.0, 422.0, 852.0, 1734.0), ("resnet-50", 32): (195.0, 368.0, 768.0, 1485.0)}
+
+
+def tensorflow_org() -> List[Point]:
+    """Nothing is fitted to these runs, whose cuDNN is older than all others'."""
+    return [Point("tensorflow.org", f"{name}, {batch} a GPU", "fp32", gpus, rate,
+                  uniform_3d(as_run(built_in_model(name, batch * gpus), "fp32", False), gpus), Cluster.parse("P100-SXM2-16GB:8"))
+            for (name, batch), rates in P100.items() for gpus, rate in zip((1, 2, 4, 8), rates)]
+
+
 class MegatronRow(NamedTuple):
     """A model of GPT: batches in sequences of 2,048 tokens; ``chunks`` stages a device, interleaved if several; ``overlapped``:
     whether gradients are summed beside the backward pass (PyTorch's DistributedDataParallel) or behind it (Megatron's own)."""
@@ -444,7 +458,7 @@ COLUMNS = ["series", "precision", "points", "mean error", "largest", "efficiency
 
 def every_point(data: Optional[str], console: Console) -> List[Point]:
     sources = {"DLPerf": dlperf(data), "DAPPLE's profiles": dapple_profiles(data), "DAPPLE Table VI": dapple_table(),
-               "NVIDIA's examples": nvidia()}
+               "NVIDIA's examples": nvidia(), "tensorflow.org": tensorflow_org()}
     for name, points in sources.items():
         if not points:
             console.print(f"{name}: no data; --data DIRECTORY has none of it")
@@ -486,23 +500,26 @@ def write(laws: Laws) -> None:
 
 
 def picture(path: str, answers: Sequence[Answer]) -> None:
-    """Predicted over measured throughput, each source in its colour."""
+    """Predicted over measured throughput, each kind of card and precision in its colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for source in dict.fromkeys(one.point.source for one in answers):
-        mine = [one for one in answers if one.point.source == source and one.point.fits]
-        axes.scatter([one.point.measured for one in mine], [one.ratio for one in mine], s=18, label=source)
+    kinds: Dict[str, List[Answer]] = {}
+    for one in answers:
+        if one.point.fits:
+            kinds.setdefault(f"{one.point.cluster.devices[0].type.split('-')[0]}, {one.point.precision}", []).append(one)
+    for kind, mine in sorted(kinds.items()):
+        axes.scatter([one.point.measured for one in mine], [one.ratio for one in mine], s=18, label=f"{kind} ({len(mine)})")
     axes.axhspan(0.85, 1.15, alpha=0.15, color="gray")
     axes.axhline(1.0, color="gray", linewidth=0.8)
     axes.set(xscale="log", xlabel="measured, samples/s", ylabel="predicted / measured", ylim=(0.4, 1.8),
              title="Predictions of runs that no parameter was fitted to; gray: 15%")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator import Options, Simulation, built_in_model, op_config, simulate, uniform_3d
+from whale_tf.simulator import Options, Simulation, built_in_model, placement, simulate, uniform_3d
 
 GIB = 2.0**30
 Row = Sequence[object]
@@ -51,7 +51,7 @@ def nested() -> List[Row]:
 def pipeline_and_data(stages: int, count: int, per_device: int) -> Simulation:
     """Pipelines inside the nodes, data parallelism over them; four micro-batches a stage."""
     replicas, micro_batches = count // stages, 4 * stages
-    devices = [replica * stages + stage for stage in range(stages) for replica in range(replicas)]
+    devices = placement(cluster(count), replicas, 1, stages, "tp-pp-dp")
     model = built_in_model("bert-large", per_device * count // micro_batches)
     strategy = uniform_3d(model, replicas, 1, stages, micro_batches, devices=devices)
     return simulate(strategy, cluster(count), Options(steady_state=True))
@@ -72,12 +72,7 @@ def classifiers() -> List[Row]:
 
 def data_and_hybrid(name: str, count: int) -> Tuple[Simulation, Simulation]:
     model = built_in_model(name, 32 * count)
-    plain = uniform_3d(model, count)
-    configs = [
-        op_config(range(count), (count, "o" if op.name.startswith("classifier/") and "o" in op.dims else "b"))
-        for op in model.ops
-    ]
-    hybrid = plain._replace(op_configs=tuple(configs))
+    plain, hybrid = uniform_3d(model, count), uniform_3d(model, count, split=("classifier",))
     return simulate(plain, cluster(count)), simulate(hybrid, cluster(count))
 
 
@@ -85,7 +80,7 @@ def scaling() -> List[Row]:
     """Fig. 19: M6-10B with 8 stages and 35 micro-batches."""
     rates = []
     for nodes in (8, 32):
-        devices = [replica * 8 + stage for stage in range(8) for replica in range(nodes)]
+        devices = placement(cluster(8 * nodes), nodes, 1, 8, "tp-pp-dp")
         strategy = uniform_3d(built_in_model("m6-10b", nodes), nodes, 1, 8, 35, recompute="stage", devices=devices)
         rates.append(simulate(strategy, cluster(8 * nodes)).samples_per_s)
     return [("m6-10b", 256, "scaling from 8 to 32 nodes", "91%", f"{rates[1] / rates[0] / 4:.0%}")]

@@ -40,7 +40,7 @@ def seconds(layers: Sequence[Dict[str, Any]], stages: Sequence[Tuple], machines:
     profile = ModelProfile.parse({"name": "drawn", "layers": list(layers)})
     found, first = [], 0
     for size, rows, *strategy in stages:
-        found.append(Stage(first, first + size - 1, rows, *strategy))
+        found.append(Stage(first, first + size - 1, rows, *strategy, warmup=len(stages) - len(found)))  # type: ignore[misc]
         first += size
     candidate = Candidate("given", "", "drawn", global_batch=SAMPLES * count, num_devices=len(machines), stages=tuple(found),
                           micro_batches=count, model_replicas=len(found[0].devices), profile=profile,
@@ -112,8 +112,24 @@ def test_sums_of_two_stages_share_a_link() -> None:
     assert found == pytest.approx(2 * 1 / 3 + 2 / 3 + (6 + 3) * 4 / 3, rel=1e-9)
 
 
-def test_gradients_that_are_not_summed_whole_are_not_counted() -> None:
-    assert seconds([layer("a", 0.1, 0.2, 4)], [(1, ((0, 1),))], cluster("D", "D"), 1, {"zero": "v1"}) == pytest.approx(0.15)
+def test_zero_reduces_and_gathers_half_of_what_a_sum_sends() -> None:
+    """Under v2 every micro-batch reduces its gradients, from its first backward step on; under v3 each also gathers values."""
+    def of(count: int, zero: str) -> float:
+        return seconds([layer("a", 0.1, 0.2, 4)], [(1, ((0, 1),))], cluster("D", "D"), count, {"zero": zero})
+
+    assert [of(1, zero) for zero in ("none", "v1", "v2")] == [0.05 + 4, 0.05 + 4 / 2, 0.05 + 4 / 2]
+    assert of(3, "v1") == pytest.approx(3 * 0.05 + 2 * 0.1 + 4 / 2) and of(3, "v2") == 0.05 + 3 * 4 / 2
+    assert of(3, "v3") == 0.05 + 3 * 4 / 2
+
+
+def test_round_trips_of_micro_batches() -> None:
+    """Two micro-batches of the first stage are on their way at once, one of the second.  Adapters of the second stage's node
+    receive both devices' shares, and under tensor parallelism all examples for each."""
+    layers = [layer("a", 1.0, 2.0, output_bytes=1), layer("b", 3.0, 5.0, tensor_parallel_bytes=0)]
+    trip_s = (1 + 2) + (3 + 5) + 2 * SAMPLES  # SAMPLES bytes there, and back
+    assert seconds(layers, [(1, ((0,),)), (1, ((1,),))], cluster("D", "D"), 6) == 6 / 2 * trip_s
+    halves_s = (1 + 2) + (3 + 5) / 2 + 2 * SAMPLES
+    assert seconds(layers, [(1, ((0,),)), (1, ((1, 2),))], cluster("D", "DD"), 6) == 6 / 2 * halves_s
 
 
 def test_tied_parameter_is_summed_once() -> None:

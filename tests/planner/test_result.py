@@ -60,7 +60,7 @@ def test_profile_without_batch_size() -> None:
 
 @pytest.mark.parametrize("changes,part", [
     ({"method": "dapel"}, "Did you mean 'dapple'?"),
-    ({"method": "pipedream"}, "there are dapple, data-parallel, amp, rhino, auto."),
+    ({"method": "pipedream"}, "there are dapple, data-parallel, amp, replicate-split, rhino, auto."),
     ({"global_batch": 0}, "global_batch is 0"),
     ({"profile": "bert-49"}, "Did you mean 'bert-48'?")])
 def test_wrong_arguments(changes: Any, part: str) -> None:

@@ -9,10 +9,13 @@ from tests import command_line
 from tests.command_line import Called
 from whale_tf.cli import app
 from whale_tf.cli.simulate import COLUMNS, _memory
-from whale_tf.errors import memory_text
+from whale_tf.cluster import Cluster
+from whale_tf.errors import memory_text, seconds_text
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.simulator import built_in_model
+from whale_tf.simulator import Execution, Simulator, Source, built_in_model, placement, trace_of, uniform_3d
+from whale_tf.simulator.laws import default_laws
+from whale_tf.viz.timeline import timeline_figure
 
 
 def call(*arguments: str) -> Called:
@@ -146,6 +149,42 @@ def test_sizes_by_arguments() -> None:
     assert json.loads(own.stdout)["step_time_s"] == json.loads(short.stdout)["step_time_s"]
 
 
+def test_orders_of_devices() -> None:
+    cluster = Cluster.parse("2xcpu:4")
+    assert placement(cluster, 2, 2, 2) == list(range(8))
+    assert placement(cluster, 2, 2, 2, "tp-pp-dp") == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert placement(cluster, 4, 1, 2, "pp-dp-tp") == [0, 2, 4, 6, 1, 3, 5, 7], "pipelines of neighbours"
+    assert placement(cluster, 1, 2, 3, "nodes") == [0, 4, 1, 5, 2, 6], "tensor parallelism over both nodes"
+    asked = "compare 4x4x1 --model gpt2 --cluster 2xV100-32GB:8 --global-batch 16 --json --order".split()
+    near, far = (json.loads(call(*asked, order).stdout)["step_time_s"] for order in ("tp-dp-pp", "nodes"))
+    assert far > 2 * near, "tensor parallelism over a network"
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_features_replicated_and_the_classifier_split(count: int, tmp_path: Any) -> None:
+    """Whale's Figures 13 and 14: the search finds this plan, and every command has one price for it."""
+    path, on = str(tmp_path / "plan.json"), ("--cluster", f"whale-v100:{count}", "--global-batch", str(32 * count), "--json")
+    model = ("--model", "resnet-50-100k", *on)
+    found = json.loads(call("plan", *model, "--search", "replicate-split", "-o", path).stdout)
+    assert "stem to stage3_block2 replicated" in found["description"] and "classifier split" in found["description"]
+    simulate = ("simulate", *model, "--dp", str(count))
+    asked, whole = (json.loads(call(*simulate, *more).stdout) for more in (("--split", "classifier"), ()))
+    planned = json.loads(call("simulate", "--plan", path, *on).stdout)
+    assert asked["step_time_s"] == planned["step_time_s"] == pytest.approx(found["latency_s"], rel=1e-9)
+    assert asked["peak_memory_bytes"] == planned["peak_memory_bytes"] == found["peak_memory_bytes"]
+    assert asked["step_time_s"] < whole["step_time_s"] and asked["peak_memory_bytes"] < whole["peak_memory_bytes"]
+
+
+def test_pictures_name_the_run_and_end_with_its_step() -> None:
+    source = Source.of_model("bert-large", Execution(None, False, default_laws(), Cluster.parse("hc2")))
+    result = source.played(uniform_3d(source.graph(64), 32), Simulator(source.execution.cluster, source.options()))
+    trace = trace_of(result)
+    assert trace.end_s == result.step_time_s > max(event.start_s + event.duration_s for event in trace.events)
+    assert trace.about == f"bert-large on hc2, 64 examples a step: {seconds_text(result.step_time_s)}, predicted"
+    figure = timeline_figure(trace)
+    assert figure.axes[0].get_title("left") == trace.about and figure.axes[0].get_xlim()[1] == 1e3 * result.step_time_s
+
+
 def test_gradients_in_sixteen_bits_are_sent_faster() -> None:
     asked = "simulate --model vgg-19 --cluster dapple-c --dp 16 --global-batch 64 --json".split()
     own, half = (json.loads(call(*asked, "--gradients", name).stdout)["step_time_s"] for name in ("own", "fp16"))
@@ -166,6 +205,12 @@ def test_profile(tmp_path: Any) -> None:
         ("simulate --cluster hc1 --model gpt3", "Did you mean 'gpt2'"),
         ("simulate --cluster hc1 --model gpt-1.5b --tp 8", "'n', which 8 devices cannot share evenly; use a degree of 1, 5, 25"),
         ("simulate --cluster hc1 --model mlp --profile vgg-19", "keep one"),
+        ("simulate --cluster hc1 --model mlp --tp 0", "--tp is 0, expected at least 1"),
+        ("simulate --cluster hc1 --model mlp --order node", "order is 'node', expected one of tp-dp-pp, tp-pp-dp"),
+        ("simulate --cluster hc1 --model resnet-50 --dp 8 --split class", "no part of 'resnet-50'; its parts are stem"),
+        ("simulate --cluster hc1 --model vgg-19 --dp 8 --split pool5", "nothing in it can be divided; parts of 'vgg-19'"),
+        ("plan --cluster hc1 --model xlnet-36 --global-batch 8 --search replicate-split", "layer 'loss', which 8 devices cannot"),
+        ("plan --cluster hc1 --model vgg-19 --global-batch 9 --search replicate-split", "use a multiple of 8"),
         ("simulate --cluster hc1 --model mlp --dp 16", "cluster 'hc1' has devices 0 to 7"),
         ("simulate --cluster hc1 --model mlp --plan nowhere.json", "does not exist"),
         ("simulate --cluster cpu:4 --model mlp --dp 2 --global-batch 3", "use a multiple of 2"),

@@ -139,3 +139,18 @@ def test_profile_s_tensor_parallelism_sums_the_bytes_it_names() -> None:
     forward = sum(i.size_bytes for i in program.instructions if i.label == "all_reduce" and i.block[1] == "forward")
     named = sum((layer.tensor_parallel_bytes or 0) for layer in profile.layers if layer.parameter_bytes) * 2
     assert forward == pytest.approx(named, rel=1e-6)
+
+
+@pytest.mark.parametrize("split", [0, 7, None])
+def test_layers_send_what_crosses_a_cut(split: Any) -> None:
+    """The bytes behind the last layer of a stage, whatever tensor parallelism would exchange."""
+    layers = [{"name": name, "forward_flops": 1e6, "parameter_bytes": 4, "output_bytes": 100, "tensor_parallel_bytes": split}
+              for name in ("a", "b", "c", "d")]
+    profile = ModelProfile.parse({"name": "chain", "layers": layers})
+    model, cluster = layered_model(profile, 3), Cluster.parse("V100-32GB:2")
+    for schedule, places in (("backward_first", (("ab", 0), ("cd", 1))), ("interleaved", zip("abcd", (0, 1, 0, 1)))):
+        tasks = tuple(TaskGraphPlan(name=part, ops=tuple(part), devices=((device,),)) for part, device in places)
+        found = Plan(graph="chain", num_devices=2, num_micro_batch=2, schedule=schedule, task_graphs=tasks)
+        program = compile_strategy(strategy_from_plan(found, model, layer_names(profile)), cluster, OpEstimator(model))
+        sent = [one.size_bytes for one in program.instructions if one.label == "send_recv"]
+        assert sent == [300.0] * 2 * (len(tasks) - 1)

@@ -247,6 +247,11 @@ def test_errors_of_the_kind_of_device_or_the_largest_there_is() -> None:
     laws = Laws.parse({"devices": {"GPU": ROW}, "errors": rows})
     assert [laws.error(KERNELS, name, "fp32").mean for name in ("V100-32GB", "T4", "H100")] == [0.1, 0.2, 0.2]  # type: ignore[union-attr]
     assert laws.error("layers", "V100", "fp32") is None
+    assert laws.error(KERNELS, "CPU", "fp32") is None, "GPUs say nothing about CPUs"
+    own = default_laws()
+    alike = {"P100-16GB fp32": "P100 fp32", "TitanXp fp32": "P100 fp32", "H100-80GB bf16": "H200 fp16", "A10 fp32": "V100 fp32"}
+    answers = {name: own.error(KERNELS, *name.split()) for name in alike}
+    assert {name: f"{one.device} {one.precision}" for name, one in answers.items() if one} == alike
 
 
 # ---- where they reach --------------------------------------------------------------------------------------------------

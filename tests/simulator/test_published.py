@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 def test_missing_sources_are_named_and_printed_ones_stay() -> None:
     console = Console(file=io.StringIO(), width=200)
     points = every_point(None, console)
-    assert {point.source for point in points} == {"DAPPLE Table VI", "NVIDIA's examples"}
+    assert {point.source for point in points} == {"DAPPLE Table VI", "NVIDIA's examples", "tensorflow.org"}
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "DLPerf: no data" in shown and "DAPPLE's profiles: no data" in shown
 

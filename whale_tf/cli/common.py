@@ -45,6 +45,12 @@ def check_sizes(global_batch: int, micro_batches: int = 1) -> None:
             raise PlanError(f"{option} is {value:,}, expected 1 to {most:,}")
 
 
+def check_exists(model: str) -> None:
+    """Raises PlanError: there is no such script or graph.  It is asked before TensorFlow is loaded, which takes seconds."""
+    if not os.path.isfile(model):
+        raise PlanError(f"there is no file {model!r}; give the path of a script or graph, or a built-in model (--list)")
+
+
 def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[str]]) -> None:
     """Check paths by their options before the work whose result they hold; None: not given.
 

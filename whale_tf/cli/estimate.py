@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional
 import typer
 from rich.table import Table
 
-from whale_tf.cli.common import check_sizes, console, reported
+from whale_tf.cli.common import check_exists, check_sizes, console, reported
 from whale_tf.cluster import DEVICE_TYPES
 from whale_tf.documents import json_object
 from whale_tf.errors import PlanError, did_you_mean, memory_text, seconds_text
@@ -45,7 +45,7 @@ def estimate(
     xla: bool = typer.Option(False, help="let XLA fuse the ops"),
     seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     examples: Optional[float] = typer.Option(None, min=1, help="examples of the data set"),
-    epochs: float = typer.Option(1.0, help="with --examples: how often training reads them"),
+    epochs: float = typer.Option(1.0, min=0, help="with --examples: how often training reads them"),
     tokens: Optional[float] = typer.Option(None, min=1, help="instead of --examples: tokens to train on, for transformers"),
     prices: Optional[str] = typer.Option(None, help="JSON file: {\"A100-80GB\": dollars for an hour of one device, ...}"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object a kind of device"),
@@ -58,6 +58,8 @@ def estimate(
         work = Work(_examples(with_seq(model, seq), examples, epochs, tokens), _prices(prices))
         if precision not in (OWN, *TYPES):
             raise PlanError(f"--precision is {precision!r}, expected {', '.join((OWN, *TYPES))}")
+        if xla and any(DEVICE_TYPES[name].kind != "GPU" for name in names):
+            raise PlanError("--xla applies to kernels of GPUs, but --devices has CPUs; leave one of them out")
         arithmetic, laws = ARITHMETIC.get(precision), default_laws()
         executions = [Execution(arithmetic, xla, laws, cluster_of(name, count)) for name in names]
         found: List[Estimated] = []
@@ -87,6 +89,7 @@ def _script(model: str, global_batch: Optional[int], execution: Execution) -> Op
     """A script's layers, for which it runs once; None: the model is a built-in one."""
     if not model.endswith(".py"):
         return None
+    check_exists(model)
     from whale_tf.measure.scripts import profile_model  # TensorFlow takes seconds to load
 
     name = os.path.splitext(os.path.basename(model))[0]

@@ -11,16 +11,17 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
+from whale_tf.cli.common import check_exists, check_files, check_sizes, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
-from whale_tf.errors import PlanError, memory_text
+from whale_tf.errors import PlanError, memory_text, seconds_text
 from whale_tf.passes.lowering import Lowering, lowered_text
 from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
+from whale_tf.planner.joint import Progress
 from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.planner.simulated import ALGORITHM, with_slices
@@ -65,9 +66,13 @@ def plan(
         check_files({"--output": output}, {})
         check_sizes(global_batch)
         machines = limited(Cluster.parse(cluster), memory_limit)
-        with Console(stderr=True).status(f"searching ({search_method})"):
+        with Console(stderr=True).status(f"searching ({search_method})") as status:
+            def progress(count: int, fastest_s: float) -> None:
+                best = f", the fastest that fits: {seconds_text(fastest_s)}; Ctrl-C takes it" if fastest_s < float("inf") else ""
+                status.update(f"searching ({search_method}): {count} plans played{best}")
+
             allowed = Allowed(recompute, zero, offload, precision, schedule)
-            found = _search(model, profile, machines, global_batch, search_method, allowed, xla, seq)
+            found = _search(model, profile, machines, global_batch, search_method, allowed, xla, seq, progress)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found, machines).to_json() + "\n")
@@ -80,7 +85,7 @@ def plan(
 
 
 def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_batch: int, method: str, allowed: Allowed,
-            xla: bool, seq: Optional[int] = None) -> Candidate:
+            xla: bool, seq: Optional[int] = None, progress: Optional[Progress] = None) -> Candidate:
     """``own``: a profile of layers, instead of a model.
 
     Raises:
@@ -90,7 +95,7 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
         raise PlanError(f"--model {model} and --profile {own} both say what to plan; keep one")
     execution = Execution(None, xla, default_laws(), cluster)
     if own is not None or model is None:
-        return _of_layers(Source.of_profile(own or "", execution), cluster, global_batch, method, allowed)
+        return _of_layers(Source.of_profile(own or "", execution), cluster, global_batch, method, allowed, progress)
     name, kind = os.path.splitext(os.path.basename(model))
     is_graph = kind in (".py", ".pb", ".meta")
     allowed.check()
@@ -101,6 +106,7 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
             f"search {method!r} cannot decide about memory for {model!r}; leave --{asked[0]} out, or give a script (.py) and "
             f"--search {', '.join(ON_STEPS)}")
     if is_graph:
+        check_exists(model)
         from whale_tf.measure.scripts import (  # TensorFlow takes seconds to load; profiles do not need it
             plan_model,
             profile_model,
@@ -113,19 +119,21 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
         profile = profile_model(model, [], global_batch, name).profile
         return _of_layers(Source(name, profile, execution), cluster, global_batch, method, Allowed("none"))
     if kind == ".json" or os.path.exists(model):
-        return _of_layers(Source.of_profile(model, execution), cluster, global_batch, method, allowed)
-    return _of_layers(Source.of_model(with_seq(model, seq), execution), cluster, global_batch, method, allowed)
+        return _of_layers(Source.of_profile(model, execution), cluster, global_batch, method, allowed, progress)
+    return _of_layers(Source.of_model(with_seq(model, seq), execution), cluster, global_batch, method, allowed, progress)
 
 
-def _of_layers(source: Source, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
+def _of_layers(source: Source, cluster: Cluster, global_batch: int, method: str, allowed: Allowed,
+               progress: Optional[Progress] = None) -> Candidate:
     """The answer of a search over the layers of a model, which prices it."""
     if method == "rhino":
         raise PlanError(f"search 'rhino' reads an op graph, but {source.name!r} is searched by its layers; give a script (.py), "
                         "a frozen model (.pb) or a MetaGraph (.meta), or use --search auto")
     layers = source.layers(global_batch)
     if method == "auto":
-        return choose(layers, layers, cluster, Request("all", None, None, global_batch, allowed=allowed), source)
-    return search(layers, cluster, global_batch, method, allowed, source=source)
+        return choose(layers, layers, cluster, Request("all", None, None, global_batch, allowed=allowed), source,
+                      progress)
+    return search(layers, cluster, global_batch, method, allowed, source=source, progress=progress)
 
 
 def _of_steps(allowed: Allowed) -> Allowed:
@@ -177,6 +185,7 @@ def explain(
             check_plan(loaded, machines, loaded.processes)
         names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices] + ["host"]
         if script is not None:
+            check_exists(script)
             from whale_tf.measure.scripts import script_program  # TensorFlow takes seconds to load
 
             found = script_program(script, loaded, machines)
@@ -245,20 +254,21 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps(names))
         return
     out = console()
-    models = Table("model", "layers", "parameters", "batch granularity", "source")
+    models = Table(Column("model", no_wrap=True), Column("layers", justify="right"), Column("parameters", justify="right"),
+                   "batch", "source")
     for name in names["models"]:
         if name not in builtin_names():
-            models.add_row(name, "none: `whale simulate` only", f"{built_in_model(name, 1).parameter_count / 1e6:,.0f}M", "",
+            models.add_row(name, "no plans", f"{built_in_model(name, 1).parameter_count / 1e6:,.0f}M", "",
                            MODELS[name].source)
             continue
         profile = load_builtin(name)
         itemsize = 2 if profile.precision in ("fp16", "bf16") else 4
         models.add_row(name, str(len(profile.layers)), f"{profile.parameter_bytes / itemsize / 1e6:,.0f}M",
                        str(profile.batch_granularity), profile.source)
-    clusters = Table("cluster", "source")
+    clusters = Table(Column("cluster", no_wrap=True), "source")
     for name, row in BUILTIN.items():
         clusters.add_row(name, row.source)
-    searches = Table("search", "what it does")
+    searches = Table(Column("search", no_wrap=True), "what it does")
     for name, summary in [*((name, one.summary) for name, one in METHODS.items()), *ON_GRAPHS.items()]:
         searches.add_row(name, summary)
     for table in (models, clusters, searches):

@@ -35,7 +35,7 @@ from whale_tf.simulator import (
     write_chrome,
 )
 from whale_tf.simulator.laws import LAYERS, MEASURED, PRICED, Laws, default_laws, step_with
-from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
+from whale_tf.simulator.uniform import ORDERS, RECOMPUTE, attention_ops, placement
 
 COLUMNS = ("step", "samples/s", "waits", "exposed", "MFU", "peak memory")
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
@@ -53,6 +53,8 @@ class Uniform(NamedTuple):
     recompute: str = "none"
     zero: str = "none"
     offload: str = "none"
+    order: str = ORDERS[0]
+    split: Tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -74,6 +76,10 @@ def simulate(
     global_batch: Optional[int] = typer.Option(
         None, help="examples in a step; default: the number that the plan was searched for, otherwise one per replica and "
                    "micro-batch"),
+    order: str = typer.Option(ORDERS[0], help="which devices work together, neighbours first: {}; nodes: neighbours are on "
+                                              "different nodes".format(", ".join(ORDERS))),
+    split: str = typer.Option("", help="parts of the model whose weights all devices divide, beside --dp for the others (Whale's "
+                                       "replicate and split), e.g. classifier"),
     schedule: str = typer.Option("backward_first", help="order of micro-batches: a name in docs/schedules.md"),
     policy: str = typer.Option("PA", help="warm-up depths: DAPPLE's PA or PB"),
     recompute: str = typer.Option("none", help="none, selective (recompute attention only), full (keep only the inputs of "
@@ -117,7 +123,7 @@ def simulate(
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
-            shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload)
+            shape = Uniform(dp, tp, pp, micro_batches, schedule, policy, recompute, zero, offload, order, _parts(split))
             result = _run_uniform(simulator, source, shape, global_batch)
             if shape.devices < len(machines):
                 typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
@@ -131,6 +137,8 @@ def compare(
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     global_batch: int = typer.Option(..., help="examples in a step"),
     schedule: str = typer.Option("backward_first", help="order of micro-batches of the uniform strategies"),
+    order: str = typer.Option(ORDERS[0], help="of the uniform strategies, as for `whale simulate`"),
+    split: str = typer.Option("", help="of the uniform strategies, as for `whale simulate`"),
     calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`"),
     precision: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     xla: bool = typer.Option(False, help="as for `whale simulate`"),
@@ -159,7 +167,8 @@ def compare(
             else:
                 assert shape is not None
                 dp, tp, pp, count = (int(value or 1) for value in shape.groups())
-                result = _run_uniform(simulator, source, Uniform(dp, tp, pp, count, schedule), global_batch)
+                given = Uniform(dp, tp, pp, count, schedule, order=order, split=_parts(split))
+                result = _run_uniform(simulator, source, given, global_batch)
             found.append((text, result, _accuracy(result, source.times, known)))
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
@@ -176,6 +185,11 @@ def compare(
         out.print(f"{name}: {proved.rate(result.samples_per_s)}; {result.bottleneck()}")
     for text in dict.fromkeys(proved.text() for _, _, proved in found):
         out.print(text)
+
+
+def _parts(text: str) -> Tuple[str, ...]:
+    """``a, b`` as names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
@@ -227,10 +241,10 @@ def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_ba
     """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
     if shape.recompute not in (*RECOMPUTE, "auto"):
         raise PlanError(f"--recompute is {shape.recompute!r}, expected one of {', '.join(RECOMPUTE)}, auto")
-    if shape.devices > len(simulator.cluster):
-        raise PlanError(f"dp {shape.dp} x tp {shape.tp} x pp {shape.pp} needs {shape.devices:,} devices, but cluster "
-                        f"{simulator.cluster.name!r} has devices 0 to {len(simulator.cluster) - 1}; use a larger cluster, or "
-                        "smaller degrees")
+    for option, value in (("--dp", shape.dp), ("--tp", shape.tp), ("--pp", shape.pp), ("--micro-batches", shape.micro_batches)):
+        if value < 1:
+            raise PlanError(f"{option} is {value:,}, expected at least 1")
+    devices = placement(simulator.cluster, shape.dp, shape.tp, shape.pp, shape.order)
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
     check_sizes(batch, shape.micro_batches)
     graph, is_open = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp)), shape.recompute == "auto"
@@ -239,7 +253,7 @@ def _run_uniform(simulator: Simulator, source: Source, shape: Uniform, global_ba
         if is_open and how == "selective" and not attention_ops(graph):
             continue
         strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, shape.schedule, shape.policy,
-                              recompute=how, zero=shape.zero, offload=shape.offload)
+                              recompute=how, zero=shape.zero, offload=shape.offload, devices=devices, split=shape.split)
         found.append(source.played(strategy, simulator))
         if not found[-1].oom:
             return found[-1]

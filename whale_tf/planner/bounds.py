@@ -9,11 +9,18 @@ step of their stage has begun, on links that all sums share::
     stage 1      f b   f b   f b   f b                fill + M (f + b) + drain
                                    | sums             fill + M f + (M - 1) b + sums
 
-Nothing else is counted: neither bubbles, nor messages between stages, nor updates, nor recomputation.
+Under 1F1B a stage of warm-up ``K`` begins the forward step of micro-batch ``m + K`` after the backward step of ``m``, whose
+tensors have gone to the last stage and back by then, so that all micro-batches take ``ceil(M / K)`` such round trips::
+
+    round trip = sum of f + b of this stage and those behind it + the messages between them, both ways
+
+A message is what an adapter receives: each device of a stage takes its own examples, and all of them under tensor parallelism.
+Nothing else is counted: neither other bubbles, nor updates, nor recomputation.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Dict, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
@@ -23,7 +30,7 @@ from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.stage_costs import StageCosts, Work
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator import Simulator
-from whale_tf.simulator.transformation import ALL_REDUCE, Group
+from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Group
 
 IN_ORDER = ("backward_first", "gpipe")  # schedules with one stage on each device, whose backward steps are whole
 
@@ -69,14 +76,49 @@ class Bounds:
                 for device, one in work.items():
                     busy[device] = busy.get(device, 0.0) + count * sum(one)
             return max(busy.values())
-        fill_s = drain_s = least_s = 0.0
+        least_s = self._round_trips_s(found, works) if found.measures.schedule == "backward_first" else 0.0
+        fill_s = drain_s = 0.0
         begin_s: List[float] = []  # of each stage's sums
+        early_s: List[float] = []  # of each stage's first backward step
         for work in works:
             least_s = max(least_s, fill_s + drain_s + count * max(map(sum, work.values())))
             begin_s.append(fill_s + max(count * one.forward_s + (count - 1) * one.backward_s for one in work.values()))
+            early_s.append(fill_s + min(one.forward_s for one in work.values()))
             fill_s += min(one.forward_s for one in work.values())
             drain_s += min(one.backward_s for one in work.values())
-        return max(least_s, self._summed_s(found, found.profile, begin_s) if found.measures.zero == "none" else 0.0)
+        return max(least_s, self._state_s(found, found.profile, begin_s, early_s))
+
+    def _round_trips_s(self, found: Candidate, works: Sequence[Dict[int, Work]]) -> float:
+        """The largest of the stages' round trips, for all micro-batches."""
+        assert found.profile is not None, "stages are given in layers"
+        samples, least_s, trip_s = found.global_batch / found.micro_batches, 0.0, 0.0
+        for number in range(len(works) - 1, -1, -1):
+            stage = found.stages[number]
+            trip_s += min(map(sum, works[number].values()))
+            if number + 1 < len(works):
+                size = found.profile.layers[stage.last_layer].output_bytes * samples
+                behind = found.stages[number + 1]
+                trip_s += self._message_s(stage, behind, size) + self._message_s(behind, stage, size)
+            warmup = min(stage.warmup, found.micro_batches)
+            least_s = max(least_s, -(-found.micro_batches // warmup) * trip_s)
+        return least_s
+
+    def _message_s(self, sender: Stage, receiver: Stage, size: float) -> float:
+        """Until the adapters of every node that has no sender have received what its devices take of a micro-batch."""
+        devices, seconds = self.cluster.devices, 0.0
+        sending = {devices[device].node: device for device in sender.all_devices}
+        if len({devices[device].type for device in receiver.all_devices}) > 1:
+            return 0.0  # parts are uneven
+        parts = len(receiver.devices) * (1 if receiver.strategy == "split" else len(receiver.devices[0]))
+        for node, members in groupby(sorted(receiver.all_devices, key=lambda device: devices[device].node),
+                                     key=lambda device: devices[device].node):
+            if node not in sending:
+                here = list(members)
+                link = max((self.cluster.link(other, here[0]) for other in sending.values()),
+                           key=lambda one: one.bandwidth_bytes_per_s)
+                adapters = min(self.cluster.description.nodes[node].nic.count, len(here))  # type: ignore[union-attr]
+                seconds = max(seconds, len(here) * size / parts / (link.bandwidth_bytes_per_s * adapters))
+        return seconds
 
     def busy_seconds(self, found: Candidate) -> List[float]:
         """For each stage, the work of its slowest device for one micro-batch."""
@@ -128,18 +170,28 @@ class Bounds:
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
-    def _summed_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float]) -> float:
-        """When all gradients are summed: each device does one sum after another, and a link carries the bytes of all."""
+    def _state_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float], early_s: Sequence[float]) -> float:
+        """When all gradients are summed.  ZeRO v2 and v3 sum those of every micro-batch, and v3 gathers the values for each."""
+        zero, count = found.measures.zero, found.micro_batches
+        if zero == "none":
+            return self._summed_s(found, profile, begin_s, ALL_REDUCE)
+        if zero == "v1" or count == 1:
+            return self._summed_s(found, profile, begin_s, REDUCE_SCATTER)
+        least_s = self._summed_s(found, profile, early_s, REDUCE_SCATTER, count)
+        return max(least_s, self._summed_s(found, profile, [0.0] * len(begin_s), ALL_GATHER, count) if zero == "v3" else 0.0)
+
+    def _summed_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float], kind: str, times: int = 1) -> float:
+        """When all collectives of gradients are done: each device does one after another, and a link carries the bytes of all."""
         least_s = 0.0
         carried: Dict[int, float] = {}
         earliest_s: Dict[int, float] = {}
         for stage, begin in zip(found.stages, begin_s):
             is_tensor_parallel = stage.strategy == "split"
-            size = _gradient_bytes(profile, stage, len(stage.devices[0]) if is_tensor_parallel else 1)
+            size = times * _gradient_bytes(profile, stage, len(stage.devices[0]) if is_tensor_parallel else 1)
             for members in zip(*stage.devices) if is_tensor_parallel else [stage.all_devices]:
                 if len(members) < 2:
                     continue
-                algorithms = self.network.algorithms_of(ALL_REDUCE, Group(tuple(sorted(members))))
+                algorithms = self.network.algorithms_of(kind, Group(tuple(sorted(members))))
                 least_s = max(least_s, begin + size * min(one.seconds_per_byte for one in algorithms))
                 loads = [dict(one.loads) for one in algorithms]
                 for link in set.intersection(*map(set, loads)):

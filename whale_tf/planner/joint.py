@@ -26,11 +26,11 @@ from __future__ import annotations
 import abc
 import heapq
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
-from whale_tf.plan import ZERO
+from whale_tf.plan import OFFLOAD, ZERO
 from whale_tf.planner.candidate import Candidate, Stage, best
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.schedule import schedule_of
@@ -38,6 +38,7 @@ from whale_tf.schedule import schedule_of
 NEAR = 1.1  # times the time of the fastest plan, a plan may take and still be played to be reported
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 NEVER_S = float("inf")
+Progress = Callable[[int, float], None]
 LABELS = {
     "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
 
@@ -116,10 +117,22 @@ class Playable(abc.ABC):
         return 0.0
 
     def least_seconds_again(self, plain: Candidate) -> float:
-        """A lower bound of the time of a plan that recomputes what does not fit.
+        """The least time of a plan that recomputes what does not fit, nearly; infinite if it cannot fit.
 
         Args:
             plain: the plan in simulation, without.
+        """
+        return plain.latency_s
+
+    def is_too_large(self, found: Candidate, measures: Measures) -> bool:
+        """Whether a plan does not fit under measures, whatever it recomputes."""
+        return False
+
+    def least_seconds_under(self, plain: Candidate, measures: Measures) -> float:
+        """The least time of a plan under measures, with what it must recompute to fit, nearly; infinite if it cannot fit.
+
+        Args:
+            plain: the plan in simulation, under measures that save less, without recomputation.
         """
         return plain.latency_s
 
@@ -136,15 +149,19 @@ class Playable(abc.ABC):
 class Joint:
     """Searches for one model on one cluster; each runs once.
 
+    Args:
+        progress: called after each plan with the number of plans played so far, and the seconds of the fastest one that fits
+            (infinite: none).
+
     Attributes:
         errors: the reasons why searches found nothing, by their measures.
     """
 
-    def __init__(self, model: Playable) -> None:
-        self.model, self.cluster = model, model.cluster
+    def __init__(self, model: Playable, progress: Optional[Progress] = None) -> None:
+        self.model, self.cluster, self._progress, self._fastest_s = model, model.cluster, progress, NEVER_S
         self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
-        self._played: Dict[Tuple[Any, ...], Candidate] = {}
+        self._played: Dict[Tuple[Any, Measures], Tuple[Candidate, Candidate]] = {}  # as it was found, as played
 
     def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
         """The fastest plan that fits, with the step time without each of its measures.
@@ -161,7 +178,7 @@ class Joint:
         try:
             own = self.played(allowed)
         except KeyboardInterrupt:
-            own, is_whole = [one for one in self._played.values() if one.fits], False
+            own, is_whole = [one for _, one in self._played.values() if one.fits], False
             if not own:
                 raise
         found = [*others, *own]
@@ -195,20 +212,21 @@ class Joint:
                     if is_enough:
                         enough.append((zero, offload))
                 if allowed.zero == AUTO:
-                    found += self._plain_with_zero(Measures(allowed.recompute, "v1", "none", precision, schedule))
+                    found += self._with_zero(found, Measures("none", "v1", "none", precision, schedule))
         planned = {one.search for one in found if not one.why_not}
         found += [one for one in self._find(Measures(is_bounded=False)) if one.why_not]
         return [one for one in found if not one.why_not or one.search not in planned]
 
-    def _plain_with_zero(self, measures: Measures) -> List[Candidate]:
-        """Data parallelism under every level of ZeRO, even if it fits without: dividing the updates can make it the fastest."""
-        bare = measures._replace(recompute="none", zero="none")
+    def _with_zero(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        """The fastest plan that fits without any measure but ZeRO, and data parallelism, under every level of ZeRO: dividing the
+        updates can make them faster."""
+        bare = measures._replace(zero="none")
+        fitting = [one for one in found if one.fits and one.measures._replace(zero="none") == bare and self._suits(one, measures)]
+        fastest = sorted(fitting, key=lambda one: one.latency_s)[:1]
         plans = [one for one in self._find(bare._replace(is_bounded=False))
                  if one.kind == "dp" and not one.why_not and self._suits(one, measures) and self._least_s(one, bare) > 0.0]
-        if not plans:
-            return []
-        fastest = min(plans, key=lambda one: self._least_s(one, bare))
-        return [self._play(fastest, bare._replace(zero=level)) for level in ZERO[1:]]
+        fastest += sorted(plans, key=lambda one: self._least_s(one, bare))[:1]
+        return [self._play(one, bare._replace(zero=level)) for one in fastest for level in ZERO[1:]]
 
     def _division(self, measures: Measures, quickest_s: float, known: Sequence[Candidate]) -> Tuple[List[Candidate], bool]:
         """The plans played under one division, and whether the fastest fits as it is.
@@ -225,7 +243,9 @@ class Joint:
         if as_is != bare:
             suiting = [one for one in suiting if self._least_s(one, bare) * GAIN < quickest_s
                        and self._play(one, bare).latency_s * GAIN < quickest_s]
-        hopeful = [one for one in suiting if not self._is_hopeless(one, quickest_s)]
+        hopeful = [one for one in suiting if not self._is_needless(one, as_is, quickest_s)]
+        if suiting and not hopeful and (measures.zero, measures.offload) != ("none", "none"):
+            return [], False  # nor are cuts for less memory
         free = self._fast(hopeful, as_is, known)
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if not suiting or fastest is not None and (fastest.fits or fastest.latency_s >= quickest_s):
@@ -246,6 +266,22 @@ class Joint:
                 break
         return found or free, False
 
+    def _is_needless(self, found: Candidate, as_is: Measures, quickest_s: float) -> bool:
+        """Whether a plan need not be played under measures, because another one is faster: this one fits under measures that save
+        less (whether it is faster under ZeRO is asked of the fastest plan alone), is slower without any, or cannot fit."""
+        if quickest_s == NEVER_S or found.why_not:
+            return False
+        gain = GAIN if as_is.offload == "none" else 1.0  # offloading adds copies and slower updates
+        for zero in ZERO:
+            for offload in OFFLOAD:
+                less = as_is._replace(zero=zero, offload=offload)
+                if less != as_is and costs_less((zero, offload), (as_is.zero, as_is.offload)):
+                    known = self._played.get((_of(found), less))
+                    if known is not None and not known[1].why_not and (
+                            known[1].fits or self.model.least_seconds_under(known[1], as_is) * gain >= quickest_s):
+                        return True
+        return self.model.is_too_large(found, as_is) or self._is_hopeless(found, quickest_s)
+
     def _is_hopeless(self, found: Candidate, quickest_s: float) -> bool:
         """Whether a plan must recompute so much, however its state is divided, that another one is faster."""
         return quickest_s < NEVER_S and not found.why_not and self.model.least_fitting_seconds(found) * GAIN >= quickest_s
@@ -255,8 +291,8 @@ class Joint:
         recompute too much.  Then none is with offloading either, which only adds copies and slower updates."""
         if quickest_s == NEVER_S:
             return False
-        times = [one.latency_s for key, one in self._played.items()
-                 if key[-1] == measures and not one.why_not and not self._is_hopeless(one, quickest_s)]
+        times = [one.latency_s for (_, under), (_, one) in self._played.items()
+                 if under == measures and not one.why_not and not self._is_hopeless(one, quickest_s)]
         return bool(times) and min(times) >= quickest_s
 
     def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:
@@ -274,7 +310,7 @@ class Joint:
         """The played plans among those that must respect the devices' memory, fast ones first.  A plan that is too slow to be
         taken or reported is left out without being played."""
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
-        plans = [one for one in stages if self._suits(one, measures)]
+        plans = [one for one in _distinct(stages) if self._suits(one, measures)]
         waiting: List[Tuple[float, int, Optional[Candidate]]] = [(self._least_s(one, as_is), place, None)
                                                                  for place, one in enumerate(plans)]
         heapq.heapify(waiting)  # by time if everything is kept, or its bound
@@ -282,8 +318,8 @@ class Joint:
         while waiting:
             bound_s, place, plain = heapq.heappop(waiting)
             if plain is None:
-                is_hopeless = self._is_hopeless(plans[place], quickest_s)
-                if bound_s <= _limit_s([*known, *found], plans[place].search, measures) and not is_hopeless:
+                limit_s = _limit_s([*known, *found], plans[place].search, measures)
+                if bound_s <= limit_s and not self._is_needless(plans[place], as_is, quickest_s):
                     plain = self._play(plans[place], as_is)
                     heapq.heappush(waiting, (plain.latency_s, place, plain))
                 continue
@@ -314,11 +350,19 @@ class Joint:
         return self._searched[measures]
 
     def _play(self, found: Candidate, measures: Measures) -> Candidate:
-        key = (found.search, found.description, found.stages, found.micro_batches, found.model_replicas, id(found.profile),
-               id(found.plan), measures)  # several searches find the same plan; candidates are kept, and so are these objects
+        if found.why_not:
+            return found
+        key = (_of(found), measures)
         if key not in self._played:
-            self._played[key] = found if found.why_not else self.model.play(found, measures)
-        return self._played[key]
+            self._played[key] = found, self.model.play(found, measures)
+            if self._progress is not None:
+                played = self._played[key][1]
+                self._fastest_s = min(self._fastest_s, played.latency_s if played.fits and not played.why_not else NEVER_S)
+                self._progress(len(self._played), self._fastest_s)
+        first, played = self._played[key]
+        if first.search == found.search and first.description == found.description or played.description != first.description:
+            return played
+        return replace(played, search=found.search, description=found.description)
 
     def _suits(self, found: Candidate, measures: Measures) -> bool:
         """Whether the plan has the stages and replicas that its schedule and ZeRO need."""
@@ -378,6 +422,16 @@ def _limit_s(found: Sequence[Candidate], search: str, measures: Measures) -> flo
         return fastest_s
     own_s = min((one.latency_s for one in found if one.fits and one.search == search), default=NEVER_S)
     return max(own_s, fastest_s * NEAR)
+
+
+def _of(found: Candidate) -> Tuple[Any, ...]:
+    """What makes a plan, whichever search found it.  Candidates are kept, and so are their profiles and plans."""
+    return found.stages, found.micro_batches, found.model_replicas, id(found.profile), id(found.plan)
+
+
+def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
+    """Each plan once, as the first search found it."""
+    return list({(_of(one), one.why_not): one for one in reversed(found)}.values())[::-1]
 
 
 def _replicas(stage: Stage) -> int:

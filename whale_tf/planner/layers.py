@@ -13,7 +13,7 @@ from whale_tf.planner.bounds import Bounds
 from whale_tf.planner.candidate import Candidate, ranked
 from whale_tf.planner.fitting import Row, fitting, room_of
 from whale_tf.planner.folded import folded
-from whale_tf.planner.joint import Playable
+from whale_tf.planner.joint import NEVER_S, Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import priced, simulated, simulator_of, with_slices
@@ -24,6 +24,7 @@ from whale_tf.simulator import Source
 
 PRICED = 4  # number of plans to price, besides the first of every search
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
+FEW = 8  # the same, where only the time is asked for
 
 Search = Callable[[Measures], List[Candidate]]
 Names = Tuple[Tuple[str, ...], ...]  # names of the layers in each part of a row
@@ -67,8 +68,8 @@ class Layers(Playable):
         if found.why_not:
             return found
         if measures.recompute != AUTO:
-            return self._simulated(_keeping(found, measures))
-        plain = self._simulated(_keeping(found, measures._replace(recompute="none")))
+            return self._kept(found, measures)
+        plain = self._kept(found, measures._replace(recompute="none"))
         if plain.fits or plain.why_not:
             return plain
         rows, names = _rows(plain, self.cluster, self._balance)
@@ -77,6 +78,21 @@ class Layers(Playable):
             return taken
         full = self._simulated(_keeping(found, measures._replace(recompute="full")))
         return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
+
+    def _kept(self, found: Candidate, measures: Measures) -> Candidate:
+        """A plan in which every stage keeps the same kind of tensors.  If it does not fit, with fewer micro-batches in flight:
+        one less on each stage, since searches do not count what messages hold, or those of 1F1B, which keep all stages busy."""
+        played, stages = self._simulated(_keeping(found, measures)), found.stages
+        if played.fits or played.why_not or measures.schedule != "backward_first":
+            return played
+        for less in (1, max(stage.warmup for stage in stages)):
+            fewer = tuple(replace(stage, warmup=max(min(stage.warmup, len(stages) - place), stage.warmup - less))
+                          for place, stage in enumerate(stages))
+            if fewer != stages:
+                again = self._simulated(_keeping(replace(found, stages=fewer), measures))
+                if again.fits:
+                    return again
+        return played
 
     def settled(self, found: Sequence[Candidate]) -> List[Candidate]:
         """The first plans of all, and the first of every search, as the model itself is priced under them."""
@@ -103,8 +119,34 @@ class Layers(Playable):
         return simulated(found, self.cluster, self._balance, self._simulator)
 
     def least_seconds_again(self, plain: Candidate) -> float:
-        rows, _ = _rows(plain, self.cluster, self._balance)
-        return self._least_with(plain, rows, [room_of(plain, row, rows, self.cluster) for row in rows])
+        return self._least_fitting(plain, [0.0] * len(plain.stages))
+
+    def _least_fitting(self, plain: Candidate, saved: Sequence[float]) -> float:
+        """The least time of a plan that recomputes what does not fit.
+
+        Args:
+            saved: bytes of each stage's state that a device no longer holds.
+        """
+        rows, _ = _rows(plain, self.cluster, self._balance, FEW)
+        choices = [row.parts.fastest(room_of(plain, row, rows, self.cluster) + size) for row, size in zip(rows, saved)]
+        again = [choice.seconds for choice in choices if choice is not None]
+        if len(again) < len(rows):
+            return NEVER_S
+        least_s = plain.latency_s + (plain.micro_batches * again[0] if len(rows) == 1 else 0.0)
+        return max(least_s, self._least_with(plain, again))
+
+    def is_too_large(self, found: Candidate, measures: Measures) -> bool:
+        """By the state of the layers alone."""
+        if found.profile is None or found.why_not:
+            return False
+        rooms = [min(self.cluster.devices[device].usable_bytes for device in stage.all_devices) for stage in found.stages]
+        return any(size > room for size, room in zip(_state_bytes(found, measures), rooms))
+
+    def least_seconds_under(self, plain: Candidate, measures: Measures) -> float:
+        if measures.recompute != "none" or plain.profile is None:
+            return plain.latency_s
+        saved = [before - after for before, after in zip(_state_bytes(plain, plain.measures), _state_bytes(plain, measures))]
+        return self._least_fitting(plain, saved)
 
     def least_fitting_seconds(self, found: Candidate) -> float:
         key = found.stages, found.micro_batches, id(found.profile), "fitting"
@@ -112,19 +154,18 @@ class Layers(Playable):
             try:
                 rows, _ = _rows(found, self.cluster, self._balance)
                 usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) for row in rows]
-                self._least[key] = self._least_with(found, rows, usable)
+                self._least[key] = self._least_with(found, [row.parts.least_seconds(size) for row, size in zip(rows, usable)])
             except PlanError:
                 self._least[key] = 0.0
         return self._least[key]
 
-    def _least_with(self, found: Candidate, rows: Sequence[Row], room: Sequence[float]) -> float:
-        """A lower bound of a plan's time if each stage has so many bytes for its activations."""
-        again = [row.parts.least_seconds(size) for row, size in zip(rows, room)]
+    def _least_with(self, found: Candidate, again: Sequence[float]) -> float:
+        """A lower bound of a plan's time if each stage computes for so many seconds again in every micro-batch."""
         least_s = max(found.micro_batches * (work_s + more_s) for work_s, more_s in zip(self._bounds.busy_seconds(found), again))
         return least_s + self._bounds.waiting_seconds(found, least_s)
 
     def least_seconds(self, found: Candidate, measures: Measures) -> float:
-        key = found.stages, found.micro_batches, id(found.profile), measures.schedule, measures.zero == "none"
+        key = found.stages, found.micro_batches, id(found.profile), measures.schedule, measures.zero
         if key not in self._least:  # candidates are kept, and so are their profiles
             try:
                 self._least[key] = self._bounds.seconds(_keeping(found, measures._replace(recompute="none")))
@@ -133,8 +174,21 @@ class Layers(Playable):
         return self._least[key]
 
 
-def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
-    """The stages in groups of layers."""
+def _state_bytes(found: Candidate, measures: Measures) -> List[float]:
+    """For each stage, bytes that a device holds for the whole step: values, gradients and optimizer state."""
+    sizes, profile = [], found.profile
+    assert profile is not None, "stages are given in layers"
+    for stage in found.stages:
+        is_split = stage.strategy == "split"
+        replicas, degree = (len(stage.devices), len(stage.devices[0])) if is_split else (len(stage.all_devices), 1)
+        size = sum(layer.parameter_bytes / (1 if layer.tensor_parallel_bytes is None else degree)
+                   for layer in profile.distinct(stage.first_layer, stage.last_layer + 1))
+        sizes.append(size * measures.parameter_bytes(profile, replicas))
+    return sizes
+
+
+def _rows(found: Candidate, cluster: Cluster, balance: str, most: int = PARTS) -> Tuple[List[Row], List[Names]]:
+    """The stages in at most ``most`` groups of layers."""
     profile = found.profile
     assert profile is not None, "stages are given in layers"
     plan = with_slices(found, profile, cluster, balance)
@@ -149,7 +203,7 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
         slices = task.slices or (1,) * len(stage.devices[0])
         share = samples if stage.strategy == "split" else samples * max(slices) / sum(slices)
         times, sizes = costs.times(stage.devices[0][0], share, split), costs.bytes(split)
-        each = -(-len(layers) // PARTS)
+        each = -(-len(layers) // most)
         groups = [layers[first:first + each] for first in range(0, len(layers), each)]
         held = [sizes.each[number][number + 1] * share for number in range(stage.first_layer, stage.last_layer + 1)]
         seconds = times.forward_s[stage.first_layer:stage.last_layer + 1]

@@ -7,9 +7,11 @@ from typing import Callable, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
+from whale_tf.planner import replicate_split
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.dapple import search as dapple
+from whale_tf.planner.joint import Progress
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.settle import LayersOf, settled
 from whale_tf.planner.stage_costs import StageCosts
@@ -34,6 +36,8 @@ METHODS: Mapping[str, Method] = {
     "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", dapple.plans),
     "data-parallel": Method("every device holds the model", dapple.plans),
     "amp": Method("pipeline, data and tensor parallelism (AMP)", amp.plans),
+    "replicate-split": Method("the first layers replicated, the last ones split, on the same devices (Whale)",
+                              replicate_split.plans),
 }
 
 PLAIN = "data-parallel"
@@ -46,13 +50,15 @@ ON_GRAPHS: Mapping[str, str] = {
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-           allowed: Allowed = Allowed(), micro_batches: Optional[int] = None, source: Optional[Source] = None) -> Candidate:
+           allowed: Allowed = Allowed(), micro_batches: Optional[int] = None, source: Optional[Source] = None,
+           progress: Optional[Progress] = None) -> Candidate:
     """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation.
 
     See :func:`searched`.
 
     Args:
         source: the model whose layers ``profile`` has, if it is more than they; prices the answer.
+        progress: see :class:`~whale_tf.planner.joint.Joint`.
     """
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
     layers = LayersOf(profile, cluster, global_batch, source)
@@ -65,15 +71,15 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         for name in names:
             try:
                 plans = searched(own, room, global_batch, name, measures, micro_batches)
-            except InfeasibleError:
-                if name == names[-1] and not found:
+            except InfeasibleError as error:
+                if name == names[-1] and not found or name == method and error.least_bytes is None:  # whatever the memory
                     raise
                 continue
             known = {one.micro_batches for one in found if one.kind == "dp"}
             found += [replace(one, search=method) for one in plans if one.micro_batches not in known]
         return found
 
-    found = settled(layers, under, allowed, micro_batches)
+    found = settled(layers, under, allowed, micro_batches, progress=progress)
     return replace(found, search_seconds=time.perf_counter() - start)
 
 

@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Optional
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.candidate import Candidate
-from whale_tf.planner.joint import Joint, TooTight
+from whale_tf.planner.joint import Joint, Progress, TooTight
 from whale_tf.planner.layers import Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
@@ -46,11 +46,12 @@ class LayersOf:
 
 
 def settled(layers: LayersOf, search: Callable[[Measures, Cluster], List[Candidate]], allowed: Allowed,
-            micro_batches: Optional[int] = None, balance: str = "exact") -> Candidate:
+            micro_batches: Optional[int] = None, balance: str = "exact", progress: Optional[Progress] = None) -> Candidate:
     """The fastest plan that fits, as priced.
 
     Args:
         search: plans under measures on the cluster, whose devices may have less memory than they have.
+        progress: see :class:`~whale_tf.planner.joint.Joint`.
 
     Raises:
         PlanError: see :meth:`~whale_tf.planner.joint.Joint.best`.
@@ -62,7 +63,7 @@ def settled(layers: LayersOf, search: Callable[[Measures, Cluster], List[Candida
         model = Layers(layers.profile, room, lambda measures, room=room: search(measures, room),  # type: ignore[misc]
                        balance, micro_batches, layers.source)
         try:
-            return Joint(model).best(allowed)
+            return Joint(model, progress).best(allowed)
         except TooTight as error:
             first = first or error
             if not error.share:

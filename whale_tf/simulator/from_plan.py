@@ -10,7 +10,7 @@ from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import OpAxis, OpConfig
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
-from whale_tf.simulator.uniform import stage_configs
+from whale_tf.simulator.uniform import split_configs, stage_configs
 
 
 def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> Strategy:
@@ -37,7 +37,8 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     for task_graph in plan.task_graphs:
         if task_graph.ops and not aliases and all(name in nodes and name not in numbers for name in task_graph.ops):
             members = [number for name in task_graph.ops for number in nodes[name]]
-            configs.update(_whole_nodes(task_graph, model, members))
+            is_beside = any(one.strategy == "replicate" and one.devices == task_graph.devices for one in plan.task_graphs)
+            configs.update(_whole_nodes(task_graph, model, members, is_beside))
             warmup.update(dict.fromkeys(members, task_graph.warmup))
             continue
         for name in task_graph.ops:
@@ -50,6 +51,10 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
                 op = model.ops[number]
                 configs[number] = _config(task_graph, op, plan.shards.get(name) if plan.shards else op.split)
                 warmup[number] = task_graph.warmup
+                for before in nodes[op.path[0]] if aliases else ():  # a layer's tensor arrives where the layer is
+                    if before < number:
+                        configs.setdefault(before, _config(task_graph, model.ops[before], None))
+                        warmup.setdefault(before, task_graph.warmup)
     if not configs:
         raise PlanError(
             "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
@@ -72,9 +77,15 @@ def _nodes(model: ModelGraph) -> Dict[str, List[int]]:
     return found
 
 
-def _whole_nodes(task_graph: TaskGraphPlan, model: ModelGraph, members: Sequence[int]) -> Dict[int, OpConfig]:
-    """Configs of a TaskGraph that consists of top-level nodes, as a plan of layers has them."""
+def _whole_nodes(task_graph: TaskGraphPlan, model: ModelGraph, members: Sequence[int], is_beside: bool) -> Dict[int, OpConfig]:
+    """Configs of a TaskGraph that consists of top-level nodes, as a plan of layers has them.
+
+    Args:
+        is_beside: whether a ``replicate`` TaskGraph is on the same devices, which therefore have examples of their own.
+    """
     devices = [device for row in task_graph.devices for device in row]
+    if task_graph.strategy == "split" and is_beside and len(task_graph.devices) == 1:
+        return split_configs(model, members, devices)
     batch, tp = [OpAxis(len(task_graph.devices), "b")], 1
     if task_graph.strategy == "replicate":
         batch.append(OpAxis(task_graph.device_count, "b", task_graph.slices))
@@ -87,6 +98,7 @@ def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) ->
     """(ops, devices) of each TaskGraph, if several share devices.  An op that the plan does not name is where the one before it
     is, like its config."""
     home = {aliases.get(name, name): number for number, task in enumerate(plan.task_graphs) for name in task.ops}
+    home.update({name.split("/")[0]: number for name, number in home.items() if aliases})
     ops: List[List[int]] = [[] for _ in plan.task_graphs]
     current = 0
     for number, op in enumerate(model.ops):

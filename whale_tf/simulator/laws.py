@@ -38,8 +38,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, U
 
 import numpy as np
 
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import DEVICE_TYPES, Cluster
 from whale_tf.cluster.devices import Device
+from whale_tf.cluster.hardware import DeviceType
 from whale_tf.documents import Record, field, parsed, read
 from whale_tf.errors import PlanError
 from whale_tf.profiler.layer_time import layer_seconds
@@ -50,6 +51,7 @@ from whale_tf.simulator.step_graph import StepGraph
 
 VERSION = 1
 HALF = ("fp16", "bf16")
+LIKENESS = ("fp32", "tf32", "fp16")  # precisions in which devices of like peaks are alike; tensor cores make the difference
 TF32 = "tf32"  # float32 with 10 bits of mantissa, on tensor cores
 ANY = "GPU"  # the row for devices without a row of their own
 # Tiles by their edge, with their speed relative to the largest: small ones read operands more often, which float32 can afford.
@@ -232,12 +234,22 @@ class Laws(Record):
         return self.framework.launch_s * self.devices[ANY].clock_hz / self.of(device_type).clock_hz
 
     def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
-        """The errors on that kind of device in that precision; if there are none, the largest in that precision on any device;
-        if there are none either, the largest for such times; None: never tested."""
-        known = [one for one in self.errors if one.times == times]
-        alike = [one for one in known if one.precision == precision]
-        near = [one for one in alike if device_type.startswith(one.device)]
-        return max(near or alike or known, key=lambda one: one.mean, default=None)
+        """The errors on that kind of device in that precision; if there are none, on the device whose peaks are most like
+        its own; if nothing was tested in that precision, the largest on a device of its kind; None: never tested.
+
+        Both 16-bit types count as one precision.
+        """
+        device = DEVICE_TYPES.get(device_type)
+        known = [(one, _row_of(one.device)) for one in self.errors if one.times == times]
+        kind = [(one, row) for one, row in known if device is None or row is None or row.kind == device.kind]
+        alike = [(one, row) for one, row in kind if one.precision == ("fp16" if precision in HALF else precision)]
+        own = [(one, row) for one, row in alike if device_type.startswith(one.device)]
+        if own or device is None or not all(row for _, row in alike):
+            return max([one for one, _ in own or alike or kind], key=lambda one: one.mean, default=None)
+        distances = [(sum(abs(math.log(row.peak_flops_per_s[name] / peak)) for name, peak in device.peak_flops_per_s.items()
+                          if name in LIKENESS), one) for one, row in alike if row]
+        return min(distances, key=lambda pair: (pair[0], -pair[1].mean))[1] if distances else max(
+            [one for one, _ in kind], key=lambda one: one.mean, default=None)
 
     @classmethod
     def parse(cls, source: Union[Laws, Mapping[str, Any], str]) -> Laws:
@@ -247,6 +259,11 @@ class Laws(Record):
             PlanError: unreadable, unknown or missing key, or a wrong value; the message names the place.
         """
         return parsed(cls, source, "set of laws", PlanError, f"start from {DEFAULT}")
+
+
+def _row_of(name: str) -> Optional[DeviceType]:
+    """The first type of device in the hardware table whose name begins so."""
+    return next((row for key, row in DEVICE_TYPES.items() if key.startswith(name)), None)
 
 
 DEFAULT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "laws.json")

@@ -24,7 +24,7 @@ from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import EFFICIENCY, OpEstimator, OpPart
 from whale_tf.simulator.laws import Kernels
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, PARAMETER, ModelGraph, ModelOp, Use
-from whale_tf.simulator.strategy_tree import check_even
+from whale_tf.simulator.strategy_tree import UNEVEN, check_even
 from whale_tf.simulator.synchronise import STATE_BYTES_PER_MASTER
 from whale_tf.simulator.uniform import uniform_3d
 
@@ -82,7 +82,7 @@ def _kind(model: ModelGraph, op: ModelOp) -> Hashable:
 def timed_profile(model_of: Callable[[int], ModelGraph], source: str, cluster: Cluster,
                   kernels_of: Callable[[ModelGraph], Optional[Kernels]], global_batch: int) -> ModelProfile:
     """The layers of a model with the times of its ops on a cluster's devices, for every degree of tensor parallelism within a
-    node by which its ops can be divided.
+    node by which its ops can be divided, and of its last layers also for all devices.
 
     Args:
         model_of: the model, as it runs, for a number of examples.
@@ -116,9 +116,42 @@ def timed_profile(model_of: Callable[[int], ModelGraph], source: str, cluster: C
                 for layer, (forward_s, backward_s) in timer.layers(cluster.devices[devices[0]]).items():
                     measured.setdefault(layer, []).append(
                         Measurement(name, degree, float(batch), forward_s, backward_s, has_sums=False))
+    if len(types) == 1 and len(cluster) not in degrees:
+        for layer, found in _last_layers(model_of, kernels_of, cluster, global_batch).items():
+            measured[layer] += found
     rows = {layer.name: replace(layer, forward_flops=0.0, backward_flops=None, traffic_bytes=0.0, overhead_s=0.0,
                                 measured=tuple(measured[layer.name])) for layer in profile.layers}
     return replace(profile, layers=tuple(replace(rows[like], name=name) for name, like in short.stands_for.items()))
+
+
+def _last_layers(model_of: Callable[[int], ModelGraph], kernels_of: Callable[[ModelGraph], Optional[Kernels]],
+                 cluster: Cluster, global_batch: int) -> Dict[str, List[Measurement]]:
+    """Times of the last layers, which all devices of a cluster divide among them, beside others that they replicate."""
+    found: Dict[str, List[Measurement]] = {}
+    count, device = len(cluster), cluster.devices[0]
+    for batch in sorted({min(count * each, global_batch) for each in (1, 8, 64)} if count <= global_batch else ()):
+        model = distinct(model_of(batch)).model
+        names = _divisible_end(model, count)
+        timer = _Timer(model, kernels_of(model))
+        compile_strategy(uniform_3d(model, count, split=names), cluster, timer)
+        seconds = timer.layers(device)
+        for name in names:
+            found.setdefault(name, []).append(Measurement(device.type, count, float(batch), *seconds[name], has_sums=False))
+    return found
+
+
+def _divisible_end(model: ModelGraph, count: int) -> List[str]:
+    """The last top-level nodes, but not the first one, that so many devices can divide evenly."""
+    found: List[str] = []
+    nodes: Dict[str, List[ModelOp]] = {}
+    for op in model.ops:
+        nodes.setdefault(op.path[0], []).append(op)
+    for name in list(nodes)[:0:-1]:
+        sizes = [op.dims[op.split] for op in nodes[name] if op.split is not None]
+        if not sizes or any(-(-size // count) * count > UNEVEN * size for size in sizes):
+            break
+        found.append(name)
+    return found
 
 
 class _Timer(OpEstimator):

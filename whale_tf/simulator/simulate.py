@@ -207,10 +207,10 @@ class Simulator:
             short = self._simulate(strategy._replace(num_micro_batch=count), compiled, compiled_s)
             period = period_of(short, strategy)
             if period is not None:
-                count += (total - count) % period
-                return extended(strategy, *(
-                    self._simulate(strategy._replace(num_micro_batch=count + more), compiled, compiled_s)
-                    for more in (0, period)))
+                more = (total - count) % period
+                first, second = (self._simulate(strategy._replace(num_micro_batch=count + size), compiled, compiled_s)
+                                 if size else short for size in (more, more + period))
+                return extended(strategy, first, second)
             count *= 2
         return None
 

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.errors import PlanError
+from whale_tf.errors import PlanError, seconds_text
 from whale_tf.simulator.instructions import LANES
 from whale_tf.simulator.result import Simulation
 
@@ -37,11 +37,19 @@ class TraceEvent(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A step.  ``memory``: for each device (times, bytes), as a step function."""
+    """A step.
+
+    Attributes:
+        memory: for each device (times, bytes), as a step function.
+        step_s: seconds of the step, which can end after the last task: devices also wait for the host and for each other.
+        about: the model, cluster and step time in words, for pictures.
+    """
 
     name: str
     events: Tuple[TraceEvent, ...]
     memory: Mapping[int, Tuple[Sequence[float], Sequence[float]]]
+    step_s: float = 0.0
+    about: str = ""
 
     @property
     def devices(self) -> List[int]:
@@ -49,7 +57,7 @@ class Trace(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        return max((event.start_s + event.duration_s for event in self.events), default=0.0)
+        return max([self.step_s, *(event.start_s + event.duration_s for event in self.events)])
 
 
 def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequence[int]] = None) -> Trace:
@@ -76,7 +84,9 @@ def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequ
                                          graph.micro_batch[task], start_s, result.times.end[task] - start_s))
     memory = {device: (curve.time_s.tolist(), curve.bytes.tolist())
               for device, curve in zip(graph.devices, result.memory) if device in wanted}
-    return Trace(name, tuple(events), memory)
+    subject = result.subject
+    about = f"{subject.model} on {result.cluster.name}, {subject.samples:,} examples a step: {seconds_text(result.step_time_s)}"
+    return Trace(name, tuple(events), memory, result.step_time_s, f"{about}, {name}")
 
 
 def trace_of_run_metadata(run_metadata: Any, name: str = "measured", devices: Optional[Mapping[str, int]] = None) -> Trace:

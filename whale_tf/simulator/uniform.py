@@ -1,14 +1,18 @@
-"""A uniform 3D strategy: data x tensor x pipeline parallelism on the first ``dp * tp * pp`` devices.
+"""A uniform 3D strategy: data x tensor x pipeline parallelism on ``dp * tp * pp`` devices.
 
-Tensor parallelism is innermost (neighbouring devices), then data, then pipeline parallelism::
+By default tensor parallelism is innermost (neighbouring devices), then data, then pipeline parallelism::
 
     dp 2, tp 2, pp 2        stage 0: 0 1 | 2 3        stage 1: 4 5 | 6 7        ("|" between data-parallel replicas)
+
+:func:`placement` gives other orders.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
+from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import OFFLOAD, ZERO
 from whale_tf.schedule import check_warmups, schedule_of, warmup_depths
@@ -21,6 +25,40 @@ EXPERTS = "e"  # the dimension of a mixture of experts: always over all devices 
 # What is kept for the backward pass: everything; everything except the inside of attention (Megatron); the inputs of every block;
 # tensors sent between stages (GPipe, DAPPLE).
 RECOMPUTE = ("none", "selective", "full", "stage")
+
+# Which devices work together: the kinds of parallelism from neighbouring devices to distant ones, as in Megatron-LM's option of
+# that name; or ``nodes``: as the first, but neighbours are on different nodes.
+ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp", "nodes")
+
+
+def placement(cluster: Cluster, dp: int, tp: int, pp: int, order: str = ORDERS[0]) -> List[int]:
+    """The device of every (stage, replica, tensor part), with the last one changing fastest::
+
+        dp 2, tp 1, pp 2 on two nodes of two        tp-dp-pp    stage 0: 0 | 1    stage 1: 2 | 3
+                                                    tp-pp-dp    stage 0: 0 | 2    stage 1: 1 | 3    (as pp-dp)
+                                                    nodes       stage 0: 0 | 2    stage 1: 1 | 3
+
+    Args:
+        order: one of :data:`ORDERS`.
+
+    Raises:
+        PlanError: there is no such order, or the cluster has fewer devices.
+    """
+    if order not in ORDERS:
+        raise PlanError(f"order is {order!r}, expected one of {', '.join(ORDERS)}.{did_you_mean(order, ORDERS)}")
+    count = dp * tp * pp
+    if count > len(cluster):
+        raise PlanError(f"dp {dp} x tp {tp} x pp {pp} needs {count:,} devices, but cluster {cluster.name!r} has devices 0 to "
+                        f"{len(cluster) - 1}; use a larger cluster, or smaller degrees")
+    devices = list(range(count))
+    if order == "nodes":
+        devices = [device for row in itertools.zip_longest(*cluster.nodes) for device in row if device is not None][:count]
+        order = ORDERS[0]
+    stride, strides, sizes = 1, {}, {"dp": dp, "tp": tp, "pp": pp}  # type: int, Dict[str, int], Dict[str, int]
+    for name in order.split("-"):
+        strides[name], stride = stride, stride * sizes[name]
+    return [devices[stage * strides["pp"] + replica * strides["dp"] + part * strides["tp"]]
+            for stage in range(pp) for replica in range(dp) for part in range(tp)]
 
 
 def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> int:
@@ -41,7 +79,7 @@ def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> in
 def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_micro_batch: int = 1,
                schedule: str = "backward_first", policy: str = "PA", warmups: Optional[Sequence[int]] = None,
                recompute: str = "none", zero: str = "none", offload: str = "none", devices: Optional[Sequence[int]] = None,
-               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None) -> Strategy:
+               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None, split: Sequence[str] = ()) -> Strategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
     Args:
@@ -52,9 +90,12 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
         recompute: one of :data:`RECOMPUTE`.
         chunks: number of stages that each group of devices runs, under a schedule with several.
         parts: ops of each stage; None: :func:`balanced_stages`.
+        split: top-level nodes that all devices of their stage divide, although they replicate the others (Whale's ``split``
+            beside ``replicate``, its Examples 2 and 5).
 
     Raises:
-        PlanError: a degree below 1, more stages than blocks, or an op that cannot be partitioned.
+        PlanError: a degree below 1, more stages than blocks, an op that cannot be partitioned, or a node without weights to
+            divide.
     """
     if min(dp, tp, pp, num_micro_batch) < 1:
         raise PlanError(f"dp {dp}, tp {tp}, pp {pp} and {num_micro_batch} micro-batches: expected at least 1 each")
@@ -79,9 +120,12 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
     if parts is not None and len(parts) != len(homes):
         raise PlanError(f"ops are given for {len(parts)} stages, expected {len(homes)}")
     parts = parts or balanced_stages(model, len(homes))
+    divided = ops_of(model, split)
     for home, ops in zip(homes, parts):
         part = placed[home * dp * tp : (home + 1) * dp * tp]
-        tree.configs.update(stage_configs(model, ops, part, (OpAxis(dp, "b"),), tp, dp * tp))
+        rest = [number for number in ops if number not in divided]
+        tree.configs.update(stage_configs(model, rest, part, (OpAxis(dp, "b"),), tp, dp * tp))
+        tree.configs.update(split_configs(model, [number for number in ops if number in divided], part))
         for block in {model.ops[number].path[0] for number in ops}:
             tree.schedule(block, ScheduleConfig(num_micro_batch, depths[home]))
     strategy = recomputing(tree.propagate(), recompute)
@@ -155,6 +199,40 @@ def stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int],
         elif not inside or not produced or EXPERTS in op.whole or (tp > 1 and KINDS[op.kind].backward == "alias"):
             # additions join branches of different configs, so they are data parallel, and every branch is gathered for them
             configs[number] = checked_config(op, op_config(devices, *batch, (tp, None)))
+        produced.update(use.tensor for use in op.outputs)
+    return configs
+
+
+def ops_of(model: ModelGraph, nodes: Sequence[str]) -> FrozenSet[int]:
+    """The ops of top-level nodes.
+
+    Raises:
+        PlanError: there is no such node, or none of its weights can be divided.
+    """
+    names = list(dict.fromkeys(op.path[0] for op in model.ops))
+    for name in nodes:
+        if name not in names:
+            raise PlanError(f"split is {name!r}, which is no part of {model.name!r}; its parts are {names[0]} to {names[-1]}."
+                            f"{did_you_mean(name, names)}")
+        if all(op.split is None for op in model.ops if op.path[0] == name):
+            fine = list(dict.fromkeys(op.path[0] for op in model.ops if op.split is not None))
+            raise PlanError(f"split is {name!r}, but nothing in it can be divided; parts of {model.name!r} that can are "
+                            f"{', '.join(fine[:3] + fine[-1:])}")
+    return frozenset(number for number, op in enumerate(model.ops) if op.path[0] in nodes)
+
+
+def split_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int]) -> Dict[int, OpConfig]:
+    """Configs of ops whose weights all devices divide, each of which has examples of its own: what is divided along nothing else
+    is divided along the batch, as whale_tf's own ``split`` beside ``replicate`` on the same devices does."""
+    configs: Dict[int, OpConfig] = {}
+    produced: Set[int] = set()
+    for number in ops:
+        op = model.ops[number]
+        inside = any(use.tensor in produced for use in op.inputs if model.tensors[use.tensor].role == ACTIVATION)
+        if op.split is not None:
+            configs[number] = checked_config(op, op_config(devices, (len(devices), op.split)))
+        elif not inside:
+            configs[number] = checked_config(op, op_config(devices, (len(devices), "b")))
         produced.update(use.tensor for use in op.outputs)
     return configs
 

@@ -6,9 +6,10 @@ import html
 from string import Template
 from typing import Iterable, List, Optional, Sequence
 
+from whale_tf.errors import memory_text, seconds_text
 from whale_tf.simulator.result import Simulation
 from whale_tf.simulator.trace import Trace, trace_of
-from whale_tf.viz.timeline import GIB, memory_figure, svg_text, timeline_figure
+from whale_tf.viz.timeline import memory_figure, svg_text, timeline_figure
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
@@ -56,12 +57,12 @@ def write_report(path: str, result: Simulation, title: str = "", measured: Optio
 
 def _facts(result: Simulation) -> str:
     facts = (
-        ("step time", f"{result.step_time_s * 1e3:.2f} ms"),
-        ("samples per second", f"{result.samples_per_s:.1f}"),
+        ("step time", seconds_text(result.step_time_s)),
+        ("samples per second", f"{result.samples_per_s:.4g}"),
         ("not computing", f"{result.bubble:.1%}"),
-        ("communication exposed", f"{result.exposed_communication_s * 1e3:.2f} ms"),
+        ("communication exposed", seconds_text(result.exposed_communication_s)),
         ("MFU", f"{result.mfu:.1%}"),
-        ("peak memory", f"{max(result.peak_memory_bytes) / GIB:.2f} GiB"),
+        ("peak memory", memory_text(max(result.peak_memory_bytes))),
         ("fits", "no" if result.oom else "yes"),
     )
     return "".join('<div class="fact"><span>{}</span><b>{}</b></div>'.format(*fact) for fact in facts)
@@ -86,14 +87,14 @@ def _devices(result: Simulation) -> str:
         rows.append((
             f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""), str(use.stage),
             f"{use.computation_s / step:.1%}", f"{use.exposed_s / step:.1%}", f"{use.bubble_s / step:.1%}", f"{use.mfu:.1%}",
-            f"{use.peak_memory_bytes / GIB:.2f}", "out of memory" if use.oom else "fits", largest))
-    return _table(("", "stage", "computes", "communication exposed", "idle", "MFU", "peak GiB", "", "most of the peak"), rows)
+            memory_text(use.peak_memory_bytes), "out of memory" if use.oom else "fits", largest))
+    return _table(("", "stage", "computes", "communication exposed", "idle", "MFU", "peak", "", "most of the peak"), rows)
 
 
 def _links(result: Simulation) -> str:
     return _table(
-        ("", "MB in a step", "of the step at full speed"),
-        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]])
+        ("", "in a step", "of the step at full speed"),
+        [(use.name, memory_text(use.bytes), f"{use.utilisation:.1%}") for use in result.links[:12]])
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

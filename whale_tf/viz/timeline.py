@@ -71,7 +71,7 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
     """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below."""
     devices = trace.devices[:MAX_ROWS]
     end_s = trace.end_s or 1.0
-    figure, axes = new_figure(14, 1.3 + 0.75 * len(devices))
+    figure, axes = new_figure(14, 1.6 + 0.75 * len(devices))
     stage_of = {event.device: event.stage for event in trace.events}
     for row in range(len(devices)):
         axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
@@ -84,7 +84,8 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
     axes.set_xlim(0.0, end_s * 1e3)
     axes.set_xlabel("milliseconds")
     hidden = len(trace.devices) - len(devices)
-    axes.set_title((title or trace.name) + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left")
+    name = title or trace.about or trace.name
+    axes.set_title(name + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left", pad=24)
     kinds = {event.kind for event in trace.events if event.lane == 0}
     lanes = {event.lane for event in trace.events}
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds]
@@ -96,8 +97,8 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
         if lane in lanes
     ]
     axes.legend(
-        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower right", ncol=7, frameon=False,
-        bbox_to_anchor=(1.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2)
+        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower left", ncol=8, frameon=False,
+        bbox_to_anchor=(0.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -138,7 +139,7 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -
     axes.set_ylim(0.0, None)
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("GiB")
-    axes.set_title(title or "memory", fontsize=11, loc="left")
+    axes.set_title(title or ", ".join(filter(None, (trace.about, "memory"))), fontsize=11, loc="left")
     if len(trace.memory) <= 12:
         axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for side in ("top", "right"):

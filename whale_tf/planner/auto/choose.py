@@ -13,6 +13,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.candidate import Candidate, Stage, no_candidate, of_stages
+from whale_tf.planner.joint import Progress
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.micro_batches import micro_batch_counts
 from whale_tf.planner.partition import auto_partition, respecting_blocks
@@ -23,7 +24,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import Source
 
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
-    "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
+    "all": ("data-parallel", "dapple", "amp", "replicate-split"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
 PLAYED = 6  # number of candidates of a graph to play, the fastest by layers
 ALWAYS = ("undivided", "data-parallel")
 SCORED = 3  # number of candidates to simulate for each number of stages
@@ -51,11 +52,12 @@ class Request(NamedTuple):
 
 
 def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
-           source: Optional[Source] = None) -> Candidate:
+           source: Optional[Source] = None, progress: Optional[Progress] = None) -> Candidate:
     """The best plan for a model in simulation, with the times of its layers.  See :func:`candidates`.
 
     Args:
         source: the model, if it is more than its layers, which ``pieces`` has too; prices the answer.
+        progress: see :class:`~whale_tf.planner.joint.Joint`.
     """
     began = time.perf_counter()
     coarse, fine = (LayersOf(one, cluster, request.global_batch, source) for one in (layers, pieces))
@@ -63,7 +65,7 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
     def under(measures: Measures, room: Cluster) -> List[Candidate]:
         return candidates(coarse.under(measures), fine.under(measures), room, request, measures)
 
-    found = settled(coarse, under, request.allowed, request.micro_batches, request.balance)
+    found = settled(coarse, under, request.allowed, request.micro_batches, request.balance, progress)
     return replace(found, search_seconds=time.perf_counter() - began)
 
 
@@ -112,6 +114,8 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     if request.num_stages is None:
         found.append(undivided(StageCosts(layers, cluster, measures), request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
+            if name == "replicate-split" and layers.graph:  # a graph's TaskGraphs are not split by its layers
+                continue
             try:
                 found += _searched(layers, cluster, request, name, measures)
             except InfeasibleError as error:
