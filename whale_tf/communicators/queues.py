@@ -11,7 +11,7 @@ the receiver has taken the step before.  Types and open shapes need nothing else
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Dict, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Processes
@@ -28,14 +28,13 @@ class Queues:
         scope: name of the new ops, and of the queues; the same in all processes, and no other graph's.
 
     Attributes:
-        staged: a line for each queue with an end in this process.
-        sizes: names of the numbers of elements of the queues here.
+        sizes: op that receives -> the op that says how many elements wait for it.
     """
 
     def __init__(self, processes: Processes, scope: str) -> None:
         self._processes, self._scope = processes, scope
         self._handles: Dict[str, str] = {}
-        self.sizes: Dict[str, str] = {}  # receiving op -> the number of elements that wait for it
+        self.sizes: Dict[str, str] = {}
 
     def send(self, nodes: Nodes, value: str, what: str, dtype: tf.DType, receiver: int, waits: Sequence[str] = ()) -> str:
         """Sends a value; returns the op.
@@ -55,7 +54,7 @@ class Queues:
             return found
         return nodes.add("EnsureShape", name + "/value", [found], device, T=dtype, shape=shape)
 
-    def _queue(self, nodes: Nodes, what: str, dtype: tf.DType, sender: int, receiver: int) -> Any:
+    def _queue(self, nodes: Nodes, what: str, dtype: tf.DType, sender: int, receiver: int) -> Tuple[str, str, str]:
         name = f"{self._scope}/from_{sender}_to_{receiver}/{what}"
         device = self._processes.prefix(receiver) + "/device:CPU:0"
         if name not in self._handles:
@@ -68,6 +67,3 @@ class Queues:
 def flat(name: str) -> str:
     """A tensor's name as one part of another name."""
     return name.replace(":", "_").replace("/", ".")
-
-
-__all__: List[str] = ["Queues", "flat"]

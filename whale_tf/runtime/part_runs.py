@@ -10,8 +10,9 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.own_part import HOST
-from whale_tf.emit.session_part import Fetch, SessionPart, Step
-from whale_tf.errors import PlanError
+from whale_tf.emit.session_alone import SessionAlone
+from whale_tf.emit.session_part import Fetch, SessionPart, op_of
+from whale_tf.emit.session_step import SessionSteps, Step
 from whale_tf.processes.functions import CHECKED_STEPS, check_inputs
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.turns import turns_of
@@ -42,10 +43,14 @@ class PartRuns:
     Args:
         divided: names of variables in whose place there are parts.
         text: what this process runs, equal in processes that agree.
+
+    Attributes:
+        part, steps, alone: which ops this process runs in steps, and alone.
     """
 
-    def __init__(self, part: SessionPart, divided: Collection[str], runtime: Runtime, text: str) -> None:
-        self.part, self._runtime, self._start = part, runtime, part.stage_start(divided)
+    def __init__(self, part: SessionPart, steps: SessionSteps, divided: Collection[str], runtime: Runtime, text: str) -> None:
+        self.part, self.steps, self.alone = part, steps, SessionAlone(part)
+        self._runtime, self._start = runtime, part.stage_start(divided)
         self._text = f"{zlib.crc32(text.encode())}"
         self._turns = turns_of(runtime)
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions that have begun
@@ -64,9 +69,9 @@ class PartRuns:
         return self._runs[names]
 
     def _find(self, graph: tf.Graph, fetches: Sequence[Fetch]) -> Run:
-        ops = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
-        if self.part.trains(ops):
-            step = self.part.step(fetches)
+        ops = [op_of(fetch) for fetch in fetches]
+        if self.steps.trains(ops):
+            step = self.steps.step(fetches)
             run = graph.get_operation_by_name(step.run)
             own: List[Fetch] = []
             for fetch, op in zip(fetches, ops):
@@ -78,15 +83,14 @@ class PartRuns:
                     own.append(fetch)
             return Run(STEP, [*own, run], step.closed, (), step)
         instead = self.part.instead
-        if self.part.kept_writes(ops):
+        if self.steps.kept_writes(ops):
             own = [self._element(graph, instead.get(fetch.name, fetch.name), fetch) for fetch in fetches]
             owners = () if self._runtime.processes.is_chief else self._owners(own)
             return Run(WRITE, own, (), owners)
         return Run(READ, fetches, (), self._owners(fetches))
 
     def _owners(self, fetches: Sequence[Fetch]) -> Tuple[int, ...]:
-        ops = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
-        return tuple(sorted(self.part.owners(ops)))
+        return tuple(sorted(self.part.owners(map(op_of, fetches))))
 
     @staticmethod
     def _element(graph: tf.Graph, name: str, fetch: Fetch) -> Fetch:
@@ -170,7 +174,7 @@ class PartRuns:
         """After a step that failed in all processes, as at the end of the data: what has been sent of it is dropped."""
         self._turns.agree("", "the first training run after one that failed")
         graph = session.graph
-        for receive, size in self.part.sizes.items():
+        for receive, size in self.part.queues.sizes.items():
             while original(graph.get_tensor_by_name(size + ":0")):
                 original(graph.get_tensor_by_name(receive + ":0"))
         self._turns.agree("", "the first training run after one that failed")
@@ -179,11 +183,3 @@ class PartRuns:
     def _guarded(self, function: Callable[[], Any]) -> Any:
         with self._runtime.waiting():
             return function()
-
-
-def without_last(result: List[Any]) -> List[Any]:
-    """What was fetched, without the op that makes the step."""
-    return result[:-1]
-
-
-__all__ = ["PartRuns", "PlanError", "Run", "without_last"]

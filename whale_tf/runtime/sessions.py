@@ -21,6 +21,7 @@ from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.session_part import SessionPart
+from whale_tf.emit.session_step import SessionSteps
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.nodes import Nodes
@@ -107,10 +108,11 @@ class Fetches:
             self._variables.update()
         rewritten.mirror.update()
         divided = [] if self._variables is None else [one.op.name for one in self._variables.parts]
-        riders = {shared.value.partition(":")[0]: [context.graph.ops[index].name for index in shared.writes]
+        merged = {shared.value.partition(":")[0]: [context.graph.ops[index].name for index in shared.writes]
                   for shared in rewritten.shared}
-        part = SessionPart(context, self._after, riders, rewritten.gates, sources, runtime.keys.instance())
-        return PartRuns(part, divided, runtime, context.plan.to_json())
+        part = SessionPart(context, self._after, merged, rewritten.gates, runtime.keys.instance())
+        steps = SessionSteps(part, merged, rewritten.gates, sources)
+        return PartRuns(part, steps, divided, runtime, context.plan.to_json())
 
     @property
     def merges(self) -> Sequence[Recipes]:
@@ -231,9 +233,9 @@ class Fetches:
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
                     "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         parts = [self._successors(fetch) for fetch in fetches]
-        if self.parts is not None and not self.parts.part.trains([_op_of(one) for group in parts for one in group]):
+        if self.parts is not None and not self.parts.steps.trains([_op_of(one) for group in parts for one in group]):
             with unfinalized(self._graph):
-                return [self._join(fetch, [self.parts.part.alone(one) for one in group]) for fetch, group in zip(fetches, parts)]
+                return [self._join(fetch, [self.parts.alone.fetch(one) for one in group]) for fetch, group in zip(fetches, parts)]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
@@ -249,7 +251,7 @@ class Fetches:
 
     def _writes(self, ops: Sequence[tf.Operation]) -> Set[str]:
         """Names of the writes of variables that running ops runs."""
-        return self._runs.writes(ops) if self.parts is None else self.parts.part.writes(ops)
+        return self._runs.writes(ops) if self.parts is None else self.parts.steps.writes(ops)
 
     def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
         """What ``Variable.load`` runs instead if it feeds a value that divided variables do not read whole; else nothing."""
