@@ -149,7 +149,7 @@ def test_step_of_divided_ops(tmp_path: Path) -> None:
 def test_script_without_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("import whale_tf as wh\nwh.init()\n")
     refused("so it has no step to show", "--program", str(tmp_path / "nothing.py"))
-    refused("is not a script (.py)", "--program", str(tmp_path / "missing.py"))
+    refused("there is no file", "--program", str(tmp_path / "missing.py"))
 
 
 @pytest.mark.parametrize("arguments,part", [([], "give a plan file, --program SCRIPT, or both"), (["--most", "-1"], "--most")])

@@ -193,8 +193,7 @@ def test_stopped_process_is_killed(starter: Starter, script: Any) -> None:
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
     (("--config", '{"num_micro_batches": 2}'), "unknown config key"),
     (("--replicate", "--auto"), "--replicate is given, and --auto"),
-    (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for another plan"),
-    (("--auto", "--workers", "2"), "plans are searched for one process")])
+    (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for another plan")])
 def test_bad_options(starter: Starter, script: Any, options: Any, message: str) -> None:
     run = starter.start(*WHALE_RUN, *options, script(""))
     assert run.wait(LIMIT_S) == 2 and message in run.output
