@@ -1,6 +1,7 @@
 """``keras.distribution``: DataParallel and ModelParallel train like local Keras, with variables as the layout map says."""
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -87,16 +88,19 @@ def check_equal(found: Outcome, local: Outcome) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
-@pytest.fixture(scope="module")
-def local() -> Outcome:
-    keras.backend.set_floatx("float64")
-    return trained(perceptron)
+@functools.lru_cache(maxsize=None)
+def trained_locally(train_step: bool) -> Outcome:
+    return trained(lambda: perceptron(train_step))
 
 
-@pytest.fixture(scope="module")
-def local_own() -> Outcome:
-    keras.backend.set_floatx("float64")
-    return trained(lambda: perceptron(True))
+@pytest.fixture
+def local(float64: None) -> Outcome:
+    return trained_locally(False)
+
+
+@pytest.fixture
+def local_own(float64: None) -> Outcome:
+    return trained_locally(True)
 
 
 def placed(model: Any, path: str) -> List[Tuple[int, str]]:

@@ -92,7 +92,7 @@ def with_slow_links(count: int) -> Dict[str, Any]:
 @pytest.mark.slow
 def test_all_searches_and_rhino_is_the_fastest() -> None:
     case = find_case("classifier_adam")
-    wh.init({"auto_parallel": True, "init": "sharded"}, cluster=with_slow_links(2))
+    wh.init({"auto_parallel": True, "init": "sharded", "zero": "none"}, cluster=with_slow_links(2))
     try:
         outcome, plan = equality.run_script(case, SETTING, Stages(), 1, 1), wh.current_plan()
     finally:
