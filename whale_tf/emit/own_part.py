@@ -126,10 +126,7 @@ class _Division:
                 pending += [user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES]
         for crossing in self.found.crossings:
             if crossing.output[0] in may_miss:
-                raise PlanError(
-                    f"{self._definitions[crossing.output[0]].name!r} is computed in some steps only, but process "
-                    f"{crossing.receiver}, which reads it, would wait for it in every step; let process {crossing.sender} keep "
-                    "what reads it, or compute it in every step (tf.where)")
+                raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)
 
     def part_of(self, rank: int, keys: Keys, inputs: Sequence[str]) -> OwnPart:
         """Reduces the graph to the part of one process."""
@@ -149,7 +146,7 @@ class _Division:
             if process_of(definition.device) not in (None, rank):
                 edit.place(self._graph.get_operation_by_name(definition.name), "", alone=True)
         ends += [*pairs.sent, *(name for names in pairs.received.values() for name in names)]
-        ends.append(_count(nodes, ends))
+        ends.append(count_step(nodes, ends))
         seen = f"{SEEN}/{keys.instance()}"
         ends.append(note(nodes, [self._graph.get_tensor_by_name(name) for name in inputs], seen))
         edit.commit()
@@ -194,11 +191,23 @@ def _beside_readers(nodes: Sequence[Node], cannot_travel: Callable[[Output], boo
     return found
 
 
-def _count(nodes: Nodes, ends: Sequence[str]) -> str:
-    """Counts this process's steps when they are over, for processes that read its variables between steps."""
-    handle = nodes.add("VarHandleOp", SCOPE + "/steps", [], HOST, shared_name=STEPS, dtype=tf.int64, shape=tf.TensorShape([]))
-    one = nodes.const(1, SCOPE + "/one", tf.int64, HOST)
-    return nodes.add("AssignAddVariableOp", SCOPE + "/count", [handle, one], HOST, ends, dtype=tf.int64)
+def count_step(nodes: Nodes, ends: Sequence[str], root: str = SCOPE, host: str = HOST) -> str:
+    """Counts this process's steps when they are over, for processes that read its variables between steps.
+
+    Args:
+        ends: ops after which the step is over.
+        root: name of the new ops.
+    """
+    handle = nodes.add("VarHandleOp", root + "/steps", [], host, shared_name=STEPS, dtype=tf.int64, shape=tf.TensorShape([]))
+    one = nodes.const(1, root + "/one", tf.int64, host)
+    return nodes.add("AssignAddVariableOp", root + "/count", [handle, one], host, ends, dtype=tf.int64)
+
+
+def missing_in_some_steps(name: str, sender: int, receiver: int) -> PlanError:
+    """A value of this op would cross, but a Switch leaves it out in some steps."""
+    return PlanError(
+        f"{name!r} is computed in some steps only, but process {receiver}, which reads it, would wait for it in every step; let "
+        f"process {sender} keep what reads it, or compute it in every step (tf.where)")
 
 
 def note(nodes: Nodes, inputs: Sequence[tf.Tensor], name: str, root: str = SCOPE, host: str = HOST) -> str:

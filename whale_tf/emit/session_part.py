@@ -22,9 +22,8 @@ from whale_tf._tf_compat import tf
 from whale_tf.communicators.queues import Queues, flat
 from whale_tf.emit.context import Context
 from whale_tf.emit.order import PASSED
-from whale_tf.emit.own_part import HOST, process_of
+from whale_tf.emit.own_part import HOST, missing_in_some_steps, process_of
 from whale_tf.emit.processes import variable_ops
-from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
@@ -200,10 +199,7 @@ class SessionPart:
         for index in ours & may_miss:
             for output, sender, receiver in self._crossings(index):
                 if output[0] in may_miss:
-                    raise PlanError(
-                        f"{self.ops[output[0]].name!r} is computed in some steps only, but process {receiver}, which reads it, "
-                        f"would wait for it in every step; let process {sender} keep what reads it, or compute it in every step "
-                        "(tf.where)")
+                    raise missing_in_some_steps(self.ops[output[0]].name, sender, receiver)
 
     def _copy_originals(self) -> None:
         """Gives an original a copy if a clone reads it, and it reads what another process computes."""

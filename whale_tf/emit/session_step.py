@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.emit.own_part import STEPS, note
+from whale_tf.emit.own_part import count_step, note
 from whale_tf.emit.session_part import Fetch, SessionPart, op_of
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
@@ -211,10 +211,7 @@ class SessionSteps:
         if inputs:
             tensors = [part.graph.get_tensor_by_name(name) for name in inputs]
             ends.append(note(nodes, tensors, self._seen, scope, part.host))
-        handle = nodes.add("VarHandleOp", scope + "/steps", [], part.host, shared_name=STEPS, dtype=tf.int64,
-                           shape=tf.TensorShape([]), container="")
-        one = nodes.const(1, scope + "/one", tf.int64, part.host)
-        run = nodes.add("AssignAddVariableOp", scope + "/count", [handle, one], part.host, sorted(set(ends)), dtype=tf.int64)
+        run = count_step(nodes, sorted(set(ends)), scope, part.host)
         part.commit(edit)
         return run, inputs
 
