@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
@@ -390,8 +389,7 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step")
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
-    processes = replace(state.processes, runs_part=done.plan.spans_processes)
-    names = (*device_names(state.cluster, processes), host_name(state.cluster, processes))
+    names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
     text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large,
                          parameters(done.captured))
     if state.runtime is None or done.plan.spans_processes or not state.shares_input:

@@ -155,11 +155,10 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
 
 
 def host_name(cluster: Cluster, processes: Processes) -> str:
-    """TensorFlow's name of the device that stands for this process's host memory, or process 0's if they run parts of one step:
-    the CPU next to GPUs, and one more CPU device next to CPU devices."""
-    rank = 0 if processes.runs_part else processes.rank
-    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[rank]
-    return f"{processes.prefix(rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
+    """TensorFlow's name of the device that stands for this process's host memory: the CPU next to GPUs, and one more CPU device
+    next to CPU devices."""
+    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[processes.rank]
+    return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
 
 
 def free_ports(count: int) -> List[int]:
