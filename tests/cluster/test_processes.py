@@ -52,11 +52,15 @@ def test_one_node_is_dealt_out() -> None:
     assert device_names(Cluster.parse("cpu:4"), TWO)[2] == "/job:worker/replica:0/task:1/device:CPU:0"
 
 
+def test_nodes_of_different_sizes() -> None:
+    assert devices_of_processes(Cluster.parse("V100-32GB:2,P100-16GB:3"), TWO) == ((0, 1), (2, 3, 4))
+
+
 def test_one_process_keeps_the_local_names() -> None:
     assert device_names(Cluster.parse("cpu:2"), Processes())[1] == "/job:localhost/replica:0/task:0/device:CPU:1"
 
 
-@pytest.mark.parametrize("text", ["cpu:3", "cpu:1", "V100-32GB:2,P100-16GB:3"])
+@pytest.mark.parametrize("text", ["cpu:3", "cpu:1"])
 def test_devices_that_do_not_divide(text: str) -> None:
     with pytest.raises(ClusterError, match="there are 2 processes .a:1, b:1., but the cluster"):
         devices_of_processes(Cluster.parse(text), TWO)

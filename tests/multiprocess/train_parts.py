@@ -1,6 +1,7 @@
 """A script with a Session as people write it: two epochs of an iterator, and runs that do other things than train.
 
-``python -m tests.multiprocess.train_parts [ALONE] [OTHER]``: two stages; each of several processes runs its part.  It prints
+``python -m tests.multiprocess.train_parts [ALONE] [OTHER]``: two stages on three devices; each of several processes
+runs its part, on one device or two.  It prints
 what it computes, which must be what one process prints.  ``ALONE``: process 0 alone fetches more beside a training step.
 ``OTHER``: the processes shuffle differently.
 """
@@ -17,13 +18,17 @@ import whale_tf as wh
 
 RANK = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("index", 0)
 
+CPU = {"type": "CPU"}
+UNEQUAL = {"name": "unequal", "nodes": [{"devices": [CPU] * count, "links": "default", "nic": {"bandwidth_gbits_per_s": 10}}
+                                        for count in (1, 2)]}
+
 
 def main(is_alone: bool, is_other: bool) -> None:
     tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.set_random_seed(1)
     wh.init({"num_micro_batch": 2, "communication.start_timeout_s": 5 if is_alone else 60},
-            cluster=None if os.environ.get("TF_CONFIG") else "cpu:2")
+            cluster=UNEQUAL if os.environ.get("TF_CONFIG") else "cpu:3")
     numbers = np.random.RandomState(0)
     x, y = numbers.randn(12, 3), numbers.randn(12, 2)
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(12, 1 + is_other * RANK).batch(4)
@@ -32,7 +37,7 @@ def main(is_alone: bool, is_other: bool) -> None:
     features = tf.placeholder_with_default(features, [None, 3])
     with wh.replicate(1):
         hidden = tf.tanh(dense(features, 3, 4, "one"))
-    with wh.replicate(1):
+    with wh.replicate(2):
         result = dense(hidden, 4, 2, "two")
         loss = tf.reduce_mean(tf.square(result - labels))
     step = tf.train.get_or_create_global_step()

@@ -134,18 +134,14 @@ def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumber
     """
     count, total = processes.count, len(cluster.devices)
     if len(cluster.nodes) == count:
-        parts: DeviceNumbers = cluster.nodes
-    elif total % count == 0:
+        return cluster.nodes
+    if total % count == 0:
         each = total // count
-        parts = tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(count))
-    else:
-        parts = ()
-    if len({len(part) for part in parts}) != 1:
-        raise ClusterError(
-            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not give every process the "
-            "same number; describe all processes' devices, e.g. '{}xcpu:2'".format(
-                count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
-    return parts
+        return tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(count))
+    raise ClusterError(
+        "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which are neither a node for each process "
+        "nor equal parts; describe a node for each process, e.g. '{}xcpu:2'".format(
+            count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
 
 
 def process_speeds(cluster: Cluster, processes: Processes) -> Tuple[int, ...]:

@@ -17,7 +17,7 @@ from whale_tf.ir.verify import verify_pass
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import placed
-from whale_tf.planner.assemble import TaskGraphSpec
+from whale_tf.planner.assemble import TaskGraphSpec, devices_for_all
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.sharding import BATCH, assign, batch_ops, device_shares, with_batch
 from whale_tf.planner.sharding.force import in_unit
@@ -36,7 +36,7 @@ def divide(local: Captured, request: Request) -> Division:
     if plan is not None and is_automatic(plan):
         examples = divided_dims(local.batch_axis(options))
         return initialised(whole_division(local, planned(local, examples, cluster, config, plan), cluster), init)
-    counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
+    counts = _split_counts(local, devices_for_all(parts, cluster), len(cluster.devices))
     if not counts:
         return Division(local, local)
     batch = local.batch_axis(options)

@@ -225,10 +225,19 @@ def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Lis
 
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
-    """Whether a model replica spans processes, because its TaskGraphs ask for more devices than a process has or span nodes."""
+    """Whether processes run parts of one step, because its TaskGraphs ask for more devices than a process has or span nodes, or
+    processes have different numbers of devices."""
+    if len(set(map(len, processes))) > 1:
+        return True
     stages = stages_of(specs, sum(map(len, processes)), config)
     asked = sum(spec.device_count or 0 for spec in stages)
     return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
+
+
+def devices_for_all(processes: Sequence[Tuple[int, ...]], cluster: Cluster) -> int:
+    """The number of devices of a TaskGraph that asks for all: those of a process, or the cluster's if processes have different
+    numbers of them, or there is one."""
+    return len(processes[0]) if len(set(map(len, processes))) == 1 else len(cluster)
 
 
 def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:

@@ -194,11 +194,12 @@ def moves_variables(config: Config, plan: Optional[Plan]) -> bool:
 
 def check_devices(name: str, context: Context) -> None:
     """Raises:
-        PlanError: TensorFlow has fewer devices than the plan uses.
+        PlanError: TensorFlow has fewer devices than the plan uses in this process.
     """
-    devices = tf.config.list_logical_devices()
+    devices, rank = tf.config.list_logical_devices(), context.processes.rank
     found = {_kind_and_number(device.name) for device in devices}
-    lacking = context.lacking([device for device in context.devices if _kind_and_number(device) in found])
+    lacking = context.lacking([device for device in context.devices
+                               if process_of(device) not in (None, rank) or _kind_and_number(device) in found])
     if lacking:
         raise PlanError(
             f"the plan of tf.function {name!r} uses {lacking}, which TensorFlow does not have: it has {len(devices)} devices. "
