@@ -21,6 +21,7 @@ from rich.console import Console
 from scipy.optimize import least_squares
 
 from benchmarks.measure import table
+from benchmarks.points import tested
 from benchmarks.published import MOST, read, write
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import Options, Simulation, Simulator, built_in_model, uniform_3d
@@ -209,9 +210,7 @@ def report_steps(found: Mapping[str, Any], laws: Laws, console: Console) -> Tupl
         "peak GiB", "predicted", "ratio"], rows))
     console.print(f"not fitted: {len(errors)} steps, mean error {np.mean(errors):.1%}, "
                   f"{sum(error <= 0.15 for error in errors)} within 15%, largest {max(errors):.1%}")
-    return tuple(TestedError(times=KERNELS, device="H200", precision=precision, points=len(rates),
-                             mean=round(float(np.mean(rates)), 3), largest=round(max(rates), 3))
-                 for precision, rates in by_precision.items())
+    return tuple(tested(KERNELS, "H200", precision, rates) for precision, rates in by_precision.items())
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

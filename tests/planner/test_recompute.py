@@ -75,6 +75,17 @@ def test_fastest_fits_and_is_within_two_percent_of_memory(seed: int, in_flight: 
     assert any(choice.seconds == found.seconds and choice.memory <= found.memory + 1e-9 for choice in same)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_frontier_has_the_fastest_of_all_choices_for_every_memory(seed: int, in_flight: int) -> None:
+    row = parts(seed, 6, in_flight)
+    choices = [(choice.memory, choice.seconds) for choice in every_choice(row)] + [(row.memory_without, 0.0)]
+    frontier = row.frontier()
+    assert set(frontier) <= set(choices) and frontier == sorted(frontier)
+    for memory, seconds in choices:
+        assert min(some_s for held, some_s in frontier if held <= memory) <= seconds
+
+
 def test_many_sizes_of_segments_are_sampled() -> None:
     row = parts(0, 12, 3)
     sizes = {row.held[p:q + 1].sum() for p in range(12) for q in range(p, 12)}

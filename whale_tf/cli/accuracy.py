@@ -9,7 +9,7 @@ from whale_tf.simulator.laws import Laws, TestedError
 
 class Accuracy(NamedTuple):
     """Attributes:
-    tested: the largest error among the types of devices; None: such times were never tested.
+    tested: the largest errors among the types of devices; None: such times were never tested.
     untested: types of devices, or types in a precision, on which nothing was tested.
     """
 
@@ -17,10 +17,10 @@ class Accuracy(NamedTuple):
     untested: Tuple[str, ...] = ()
 
     def bounds(self, samples_per_s: float) -> Optional[Tuple[float, float]]:
-        """The range of samples per second that the largest error allows."""
+        """The range of samples per second in which nine of ten measurements were."""
         if self.tested is None:
             return None
-        return samples_per_s / (1.0 + self.tested.largest), samples_per_s * (1.0 + self.tested.largest)
+        return samples_per_s / (1.0 + self.tested.most), samples_per_s * (1.0 + self.tested.most)
 
     def lines(self, samples_per_s: float) -> List[str]:
         """The range of samples per second, and what it follows from."""
@@ -36,7 +36,7 @@ class Accuracy(NamedTuple):
             return "accuracy: such times were never compared with measurements"
         one = self.tested
         text = (f"accuracy: on {one.device} in {one.precision}, predictions for steps made of {one.times} had a mean error of "
-                f"{one.mean:.0%} and a largest error of {one.largest:.0%}, over {one.points} measurements that nothing was "
+                f"{one.mean:.0%}, and of at most {one.most:.0%} in nine of ten, over {one.points} measurements that nothing was "
                 "fitted to")
         if self.untested:
             text += "; {} {} not tested".format(", ".join(self.untested), "was" if len(self.untested) == 1 else "were")
@@ -52,4 +52,4 @@ def accuracy(laws: Laws, times: str, types: Iterable[str], precision: str) -> Ac
         if precision not in precisions:
             untested.append(f"{name} in {precision}" if precisions else name)
     found = [laws.error(times, name, precision) for name in names]
-    return Accuracy(max((one for one in found if one is not None), key=lambda one: one.largest, default=None), tuple(untested))
+    return Accuracy(max((one for one in found if one is not None), key=lambda one: one.most, default=None), tuple(untested))

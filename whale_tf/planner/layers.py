@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -49,6 +50,8 @@ class Layers(Playable):
         self._simulator = simulator_of(cluster, self._source)
         self._priced: Dict[object, Candidate] = {}
         self._least: Dict[object, float] = {}
+        self._rows_of: Dict[object, Tuple[List[Row], List[Names]]] = {}
+        self._frontiers: Dict[object, List[List[Tuple[float, float]]]] = {}
         self._bounds = Bounds(cluster, self._simulator, balance)
 
     @property
@@ -72,7 +75,7 @@ class Layers(Playable):
         plain = self._kept(found, measures._replace(recompute="none"))
         if plain.fits or plain.why_not:
             return plain
-        rows, names = _rows(plain, self.cluster, self._balance)
+        rows, names = self._rows(plain)
         taken = fitting(plain, rows, lambda choice: self._simulated(_choosing(plain, names, choice)), self.cluster)
         if taken.fits:
             return taken
@@ -127,11 +130,16 @@ class Layers(Playable):
         Args:
             saved: bytes of each stage's state that a device no longer holds.
         """
-        rows, _ = _rows(plain, self.cluster, self._balance, FEW)
-        choices = [row.parts.fastest(room_of(plain, row, rows, self.cluster) + size) for row, size in zip(rows, saved)]
-        again = [choice.seconds for choice in choices if choice is not None]
-        if len(again) < len(rows):
-            return NEVER_S
+        rows, _ = self._rows(plain, FEW)
+        key = _shape(plain)
+        if key not in self._frontiers:
+            self._frontiers[key] = [row.parts.frontier() for row in rows]
+        again: List[float] = []
+        for row, size, frontier in zip(rows, saved, self._frontiers[key]):
+            place = bisect_right(frontier, (room_of(plain, row, rows, self.cluster) + size, NEVER_S))
+            if not place:
+                return NEVER_S
+            again.append(frontier[place - 1][1])
         least_s = plain.latency_s + (plain.micro_batches * again[0] if len(rows) == 1 else 0.0)
         return max(least_s, self._least_with(plain, again))
 
@@ -152,12 +160,18 @@ class Layers(Playable):
         key = found.stages, found.micro_batches, id(found.profile), "fitting"
         if key not in self._least:
             try:
-                rows, _ = _rows(found, self.cluster, self._balance)
+                rows, _ = self._rows(found)
                 usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) for row in rows]
                 self._least[key] = self._least_with(found, [row.parts.least_seconds(size) for row, size in zip(rows, usable)])
             except PlanError:
                 self._least[key] = 0.0
         return self._least[key]
+
+    def _rows(self, found: Candidate, most: int = PARTS) -> Tuple[List[Row], List[Names]]:
+        key = (most, *_shape(found))
+        if key not in self._rows_of:
+            self._rows_of[key] = _rows(found, self.cluster, self._balance, most)
+        return self._rows_of[key]
 
     def _least_with(self, found: Candidate, again: Sequence[float]) -> float:
         """A lower bound of a plan's time if each stage computes for so many seconds again in every micro-batch."""
@@ -172,6 +186,11 @@ class Layers(Playable):
             except PlanError:
                 self._least[key] = 0.0  # the play says why there is no such plan
         return self._least[key]
+
+
+def _shape(found: Candidate) -> Tuple[object, ...]:
+    """What the rows of a plan depend on.  Candidates are kept, and so are their profiles."""
+    return found.stages, found.micro_batches, found.model_replicas, id(found.profile), found.measures.schedule
 
 
 def _state_bytes(found: Candidate, measures: Measures) -> List[float]:

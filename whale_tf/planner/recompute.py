@@ -211,6 +211,16 @@ class Parts(NamedTuple):
         found += [least] if least.memory <= budget else []
         return min(found, key=lambda choice: (choice.seconds, choice.memory), default=None)
 
+    def frontier(self) -> List[Tuple[float, float]]:
+        """(memory, seconds) of all choices that no other choice beats in both, by memory.  For few parts."""
+        points: List[Tuple[float, float]] = [(self.memory_without, 0.0)]
+        for bound in self._bounds():
+            reached: List[List[Tuple[float, float]]] = [[(0.0, 0.0)]] + [[] for _ in range(self.size)]  # [parts done]
+            for p, q, kept, seconds, _ in self._segments(bound):  # in the order of their ends
+                reached[q + 1] = _unbeaten(reached[q + 1] + [(held + kept, more_s + seconds) for held, more_s in reached[p]])
+            points += [(self.in_flight * held + float(bound), seconds) for held, seconds in reached[-1]]
+        return _unbeaten(points)
+
     def least_seconds(self, budget: float) -> float:
         """A lower bound of the time of any choice within ``budget`` bytes: parts are dropped whole or in fractions, those that
         hold most for their time first, and nothing is kept of them."""
@@ -282,6 +292,15 @@ class Parts(NamedTuple):
             segments.append((part - 1, bool(before[2])))
             part, level = int(before[0]), int(before[1])
         return [Choice(bound + room * best / STEPS, float(time[-1, best]), tuple(reversed(segments)))]
+
+
+def _unbeaten(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """The points with fewer seconds than all that need less memory, by memory."""
+    found: List[Tuple[float, float]] = []
+    for memory, seconds in sorted(points):
+        if not found or seconds < found[-1][1]:
+            found.append((memory, seconds))
+    return found
 
 
 class TaskGraphRow:

@@ -49,8 +49,13 @@ class Collapse:
                 self._patterns.setdefault(key, (instruction.label, instruction.groups))
         devices = sorted({device for stage in program.stages for device in stage})
         if collapse:
-            colours = _Refinement(program, cluster, network, self._patterns, devices)
-            self._device, self._group, self._link = colours.device, colours.group, colours.link
+            facts = _device_facts(program, cluster, devices)
+            shape = tuple(facts.items()), tuple(self._patterns.values())
+            if shape not in network.colours:
+                colours = _Refinement(facts, network, self._patterns)
+                network.colours[shape] = colours.device, list(colours.group.values()), colours.link
+            self._device, groups_of, self._link = network.colours[shape]
+            self._group = dict(zip(self._patterns, groups_of))
         else:
             self._device = {device: device for device in devices}
             self._group = {key: list(range(len(groups))) for key, (_, groups) in self._patterns.items()}
@@ -107,10 +112,10 @@ def _by_algorithm(table: Dict[Tuple[int, int, float], int], algorithms: int) -> 
 class _Refinement:
     """Colour refinement; afterwards ``device``, ``group`` and ``link`` map to colours."""
 
-    def __init__(self, program: Program, cluster: Cluster, network: Network,
-                 patterns: Dict[Tuple[str, int], Tuple[str, Tuple[Group, ...]]], devices: Sequence[int]) -> None:
+    def __init__(self, facts: Dict[int, Hashable], network: Network,
+                 patterns: Dict[Tuple[str, int], Tuple[str, Tuple[Group, ...]]]) -> None:
         self._patterns = patterns
-        self._groups_of: Dict[int, List[Tuple[Tuple[str, int], int]]] = {device: [] for device in devices}
+        self._groups_of: Dict[int, List[Tuple[Tuple[str, int], int]]] = {device: [] for device in facts}
         self._loads: Dict[Tuple[str, int], List[List[Tuple[int, int, float]]]] = {}
         users: Dict[int, List[Tuple[Tuple[str, int], int, int, float]]] = {}
         for key, (label, groups) in patterns.items():
@@ -126,7 +131,7 @@ class _Refinement:
             self._loads[key] = rows
         self._order = {key: number for number, key in enumerate(patterns)}
         self._users = users
-        self.device = _numbered(_device_facts(program, cluster, devices))
+        self.device = _numbered(facts)
         self.link = _numbered({link: network.bandwidths[link] for link in users})
         self.group: Dict[Tuple[str, int], List[int]] = {}
         classes = 0

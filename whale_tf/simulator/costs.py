@@ -83,6 +83,10 @@ class OpEstimator:
         """The kernels that the update of a variable starts."""
         return self.kernels.update_kernels() if self.kernels is not None else 1.0
 
+    def update_passes(self) -> float:
+        """Tensors of a variable's size that its update reads and writes."""
+        return self.kernels.update_passes() if self.kernels is not None else self.model.optimizer.passes
+
     def update_seconds(self, device: Device, moved: float) -> float:
         """Time of a variable's update, which reads and writes ``moved`` bytes."""
         if self.kernels is None or device.kind != "GPU":

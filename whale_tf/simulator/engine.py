@@ -69,7 +69,8 @@ class _Engine:
         self.queues: List[Deque[int]] = [deque() for _ in range(slots * QUEUES_PER_DEVICE)]
         self.busy = [False] * (slots * QUEUES_PER_DEVICE)
         self.freed: List[int] = []  # queues whose task has just ended
-        self.on_link: Dict[int, Dict[int, None]] = {}  # link -> running communications
+        # link -> running communications -> what each wants of it: (bytes per second alone, number of such communications)
+        self.on_link: Dict[int, Dict[int, List[Tuple[float, int]]]] = {}
         self.level: Dict[int, float] = {}  # link -> fair share, bytes per second
         self.dirty_links: Set[int] = set()
         self.dirty: Set[int] = set()  # tasks whose speed has to be computed again
@@ -199,8 +200,8 @@ class _Engine:
         self.left[task] = (graph.seconds[task], self.now, 0.0)
         self.dirty.add(task)
         if self.sharing:
-            for link, _, _ in graph.links.get(task, ()):
-                self.on_link.setdefault(link, {})[task] = None
+            for link, demand, count in graph.links.get(task, ()):
+                self.on_link.setdefault(link, {}).setdefault(task, []).append((demand, count))
                 self.dirty_links.add(link)
         if graph.lane[task] == GRADIENT:
             for slot in graph.slots[task]:
@@ -216,8 +217,7 @@ class _Engine:
     def _change_speeds(self) -> None:
         for link in sorted(self.dirty_links):
             users = self.on_link[link]
-            demands = [(demand, count) for task in users for name, demand, count in self.graph.links[task] if name == link]
-            level = fair_share(self.bandwidths[link], demands)
+            level = fair_share(self.bandwidths[link], [demand for wanted in users.values() for demand in wanted])
             if level != self.level.get(link):
                 self.level[link] = level
                 self.dirty.update(users)

@@ -12,6 +12,9 @@ a contraction also consists of one that computes::
   If all tiles together do not fill a wave, they also cut ``k`` (split-K).
 * **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; products that are not eligible run at
   twice float32's rate.  Devices without tensor cores reach float32's share of their 16-bit rate.
+* **Winograd**: in float32 a 3 x 3 convolution of stride 1 takes fewer multiplications.  cuDNN has a fused kernel for results and
+  for gradients of inputs, and for all three one that transforms operands and results in memory, which pays if channels are many
+  (Lavin and Gray 2015, sections 4 and 5; cuDNN's CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD and _WINOGRAD_NONFUSED).
 * **cycles**: a kernel that computes indices for every element (broadcasts, reductions, transpositions) is limited by the
   instructions that the units issue, not by the memory, on GPUs whose memory is fast.  cuDNN's batch normalisation has a block of
   threads for each channel, so that few channels keep few units busy.
@@ -61,6 +64,10 @@ TWICE = 2.0  # float32's rate: that of 16-bit products without tensor cores, at 
 TRANSPOSED_CYCLES, HEADS_CYCLES, CAST_CYCLES = 0.65, 1.9, 0.9  # for an element: of images, of heads among tokens, to another type
 MOVING_AVERAGES = 6  # kernels of a batch normalisation's: a difference, a product and an update for mean and variance
 UNSCALING = 3  # kernels of float16 for a variable: its gradient is divided by the loss scale, and tested
+FUSED_UPDATE = 4  # kernels of a variable's update under XLA: one fused, and the assignments of value and both moments
+# Winograd's F(4 x 4, 3 x 3): 36 multiplications for 144.  Its operands and results are transformed, in memory 36 / 16 times as
+# large, before and after the products.
+WINOGRAD_GAIN, WINOGRAD_TRAFFIC = 4.0, 2.25
 LANES = 8  # channels that kernels of convolutions read together
 CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative to that of reading and writing it
 
@@ -123,7 +130,8 @@ class DeviceLaw(Record):
     matmul_fp32, matmul_half, convolution_fp32, convolution_half: share of the precision's peak that full tiles reach.
     matmul_tf32, convolution_tf32: the same on tensor cores in TF32.
     backward_tf32: what the backward pass reaches of these, because gradients of weights read both operands the other way round.
-    winograd: the factor by which a 3 x 3 convolution of stride 1 takes fewer multiplications in float32.
+    winograd: how many times faster cuDNN's fused kernel of Winograd's algorithm is for a 3 x 3 convolution of stride 1 in
+        float32; there is none for the gradient of weights.
     memory: share of the bandwidth that streaming kernels reach.
     depth: length of a product at which its pipelines are half full.
     """
@@ -186,15 +194,19 @@ class FrameworkLaw(Record):
 
 @dataclass(frozen=True)
 class TestedError(Record):
-    """Errors on measurements to which no parameter was fitted (leave one source out).  ``times``: which times, a member of
-    :data:`TIMES`."""
+    """Errors on measurements of models to whose runs no parameter was fitted (leave one model out).
+
+    Attributes:
+        times: which times, a member of :data:`TIMES`.
+        most: the relative error that nine of ten measurements do not exceed.
+    """
 
     times: str = field(among=TIMES)
     device: str = field(not_empty=True)
     precision: str = field(not_empty=True)
     points: int = field(at_least=1)
     mean: float = field(at_least=0, finite=True)
-    largest: float = field(at_least=0, finite=True)
+    most: float = field(at_least=0, finite=True)
 
 
 @dataclass(frozen=True)
@@ -320,6 +332,24 @@ def is_eligible(product: Product, multiple: int = 8) -> bool:
     return product.n % multiple == 0 and product.k % multiple == 0
 
 
+class _Choice(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        flops_per_s: with full tiles, of the multiplications that the op's definition has.
+        passes: how often it also reads or writes operands and result.
+        fewer: how many times fewer multiplications it does.
+        is_transposed: whether it transposes operands and result.
+        is_of_weights: whether there is one for the gradient of weights.
+    """
+
+    flops_per_s: float
+    passes: float = 0.0
+    fewer: float = 1.0
+    is_transposed: bool = False
+    is_of_weights: bool = True
+
+
 class Kernels:
     """Times of a model's ops under the laws, as TensorFlow runs them.
 
@@ -377,24 +407,21 @@ class Kernels:
         return count
 
     def update_seconds(self, device: Device, moved: float) -> float:
-        """Time of a variable's update, which reads and writes ``moved`` bytes; the device waits for calls of clusters."""
+        """Time of a variable's update, which reads and writes ``moved`` bytes."""
         bytes_s = moved / (device.memory_bandwidth_bytes_per_s * self.laws.of(device.type).memory)
-        if self._update_clusters:
-            return max(bytes_s, self._update_clusters * self.laws.framework.cluster_s)
         return bytes_s + self.update_kernels() * self.laws.launch_s(device.type)
 
-    def update_kernels(self) -> float:
-        """The kernels of a variable's update."""
-        if self._update_clusters:
-            return float(self._update_clusters)
-        return self.model.optimizer.kernels + (UNSCALING if self.model.precision == "fp16" and not self.xla else 0)
-
-    @property
-    def _update_clusters(self) -> int:
-        """Clusters that XLA makes of the update of a variable, if that is written with elementary ops: one of those that wait for
-        its gradient, and one of the others."""
+    def update_passes(self) -> float:
+        """Tensors of a variable's size that its update reads and writes."""
         optimizer = self.model.optimizer
-        return (2 if optimizer.early_bytes else 1) if self.xla and optimizer.kernels > 1 else 0
+        return optimizer.fused_passes or optimizer.passes if self.xla else optimizer.passes
+
+    def update_kernels(self) -> float:
+        """The kernels of a variable's update.  XLA fuses one that is written with elementary ops; the learning rate, which all
+        updates read, joins them in one cluster."""
+        if self.xla:
+            return min(self.model.optimizer.kernels, FUSED_UPDATE)
+        return self.model.optimizer.kernels + (UNSCALING if self.model.precision == "fp16" else 0)
 
     @staticmethod
     def _is_product(op: ModelOp) -> bool:
@@ -410,7 +437,7 @@ class Kernels:
         size_bytes = sum(self.model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs))
         per_byte = 1.0 / (device.memory_bandwidth_bytes_per_s * law.memory)
         product = self._products.setdefault(number, product_of(op))
-        return self._fastest(op, product, product, op.flops, size_bytes * per_byte, backward, device, law)[1]
+        return self._fastest(op, product, product, op.flops, size_bytes * per_byte, backward, device, law)[0][1].is_transposed
 
     def _product(self, number: int, op: ModelOp, flops: float, size_bytes: float, fraction: float, backward: bool,
                  device: Device, law: DeviceLaw, per_byte: float) -> float:
@@ -418,7 +445,8 @@ class Kernels:
         part = product._replace(m=max(1.0, product.m * fraction)) if product.products <= 1 else \
             product._replace(products=max(1.0, product.products * fraction))
         bytes_s = size_bytes * per_byte
-        seconds = self._fastest(op, product, part, flops, bytes_s, backward, device, law)[0]
+        taken = self._fastest(op, product, part, flops, bytes_s, backward, device, law)
+        seconds = sum(one_s for one_s, _ in taken) / len(taken)
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices with the heads first, so tensors that have tokens first are transposed:
             # two in the forward pass, and the gradients of these in the backward pass
@@ -430,20 +458,23 @@ class Kernels:
         return seconds
 
     def _fastest(self, op: ModelOp, product: Product, part: Product, flops: float, bytes_s: float, backward: bool, device: Device,
-                 law: DeviceLaw) -> Tuple[float, bool]:
-        """(seconds, whether operands and result are transposed) of the fastest kernel for a part of a product."""
+                 law: DeviceLaw) -> List[Tuple[float, _Choice]]:
+        """(seconds, kernel) of the fastest kernel for a part of a product; backward of those of both gradients, where the second
+        one is of the weights."""
         share = occupancy(part, law.units, law.depth, self._on_tensor_cores(device))
         products_s = flops / share
-        return min((max(products_s / rate, bytes_s) + (2 * bytes_s if is_transposed else 0.0), is_transposed)
-                   for rate, is_transposed in self._choices(op, product, backward, device, law))
+        found = [(max(products_s / one.flops_per_s, bytes_s) + one.passes * bytes_s, one)
+                 for one in self._choices(op, product, backward, device, law)]
+        groups = [found, [row for row in found if row[1].is_of_weights]] if backward else [found]
+        return [min(group, key=lambda row: row[0]) for group in groups]
 
     def _on_tensor_cores(self, device: Device) -> bool:
         """Whether the model is in 16 bits and the device has tensor cores for them."""
         peaks = device.peak_flops_per_s
         return self.half and peaks[self.model.precision] > 1.1 * TWICE * peaks["fp32"]  # tables round
 
-    def _choices(self, op: ModelOp, product: Product, backward: bool, device: Device, law: DeviceLaw) -> List[Tuple[float, bool]]:
-        """(FLOP/s with full tiles, whether operands and result are transposed) of the kernels, of which the fastest runs."""
+    def _choices(self, op: ModelOp, product: Product, backward: bool, device: Device, law: DeviceLaw) -> List[_Choice]:
+        """The kernels of which the fastest runs."""
         peaks, precision, is_convolution = device.peak_flops_per_s, self.model.precision, op.kind == "convolution"
         share = law.convolution_fp32 if is_convolution else law.matmul_fp32
         if is_convolution:
@@ -451,8 +482,8 @@ class Kernels:
             share *= channels / (LANES * math.ceil(channels / LANES))  # what is read of too few channels is in part nothing
         if self._on_tensor_cores(device):
             if is_eligible(product) or (is_convolution and self.xla):  # XLA pads the channels of images for tensor cores
-                return [(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half), False)]
-            return [(TWICE * peaks["fp32"] * share, False)]
+                return [_Choice(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half))]
+            return [_Choice(TWICE * peaks["fp32"] * share)]
         found = []
         if precision == TF32 and peaks[TF32] > peaks["fp32"]:
             # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
@@ -460,16 +491,24 @@ class Kernels:
             rate = peaks[TF32] * on_tensor_cores * (law.backward_tf32 if backward else 1.0)
             if not is_eligible(product, 4):
                 rate = min(rate, TWICE * peaks["fp32"] * share)
-            found.append((rate, is_convolution))
-        plain = peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: up to twice that of float32
-        return [*found, (plain * share * (law.winograd if _can_be_winograd(op) else 1.0), False)]
+            found.append(_Choice(rate, 2.0 if is_convolution else 0.0, is_transposed=is_convolution))
+        plain = share * peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: at most twice that
+        found.append(_Choice(plain))
+        if _can_be_winograd(op):
+            found += [_Choice(plain * law.winograd, 0.0, law.winograd, is_of_weights=False),
+                      _Choice(plain * WINOGRAD_GAIN, 2 * WINOGRAD_TRAFFIC, WINOGRAD_GAIN)]
+        return found
 
     def fewer(self, number: int, device: Device) -> float:
-        """How many times fewer multiplications an op takes than its definition has, where that makes it faster than the peak of
-        the precision would."""
-        peaks, precision = device.peak_flops_per_s, self.model.precision
-        is_on_tensor_cores = self._on_tensor_cores(device) or (precision == TF32 and peaks[TF32] > peaks["fp32"])
-        return 1.0 if is_on_tensor_cores or not _can_be_winograd(self.model.ops[number]) else self.laws.of(device.type).winograd
+        """How many times fewer multiplications an op takes than its definition has, at most."""
+        op, law = self.model.ops[number], self.laws.of(device.type)
+        if not _can_be_winograd(op) or self._on_tensor_cores(device):
+            return 1.0
+        product = self._products.setdefault(number, product_of(op))
+        bytes_s = sum(self.model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs)) / (
+            device.memory_bandwidth_bytes_per_s * law.memory)
+        return max(one.fewer for backward in (False, True)
+                   for _, one in self._fastest(op, product, product, op.flops, bytes_s, backward, device, law))
 
 
 def _name(op: ModelOp) -> str:
@@ -478,9 +517,9 @@ def _name(op: ModelOp) -> str:
 
 
 def _can_be_winograd(op: ModelOp) -> bool:
-    """Whether an op is a 3 x 3 convolution of stride 1."""
+    """Whether an op is a 3 x 3 convolution of stride 1, whose result may lack the image's border."""
     dims = op.dims
-    return op.kind == "convolution" and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y")
+    return op.kind == "convolution" and dims.get("i") == dims.get("j") == 3 and dims["y"] - 2 <= dims["p"] <= dims["y"]
 
 
 # ---- a step ----------------------------------------------------------------------------------------------------------

@@ -160,9 +160,9 @@ class Optimizer(NamedTuple):
     """Per parameter: ``state_bytes`` that are kept besides value and gradient, and an update's ``passes`` over memory (in
     parameters read or written).
 
-    ``kernels``: of a variable's update, op by op.  ``early_bytes``: of the results of an update's ops that wait for no gradient
-    (a moment times its decay, a variable times that of weights): TensorFlow runs them at the start of the step, so they are in
-    memory until the update.
+    ``fused_passes``: the same under XLA, where that fuses the update; 0: as many.  ``kernels``: of a variable's update, op by op.
+    ``early_bytes``: of the results of an update's ops that wait for no gradient (a moment times its decay, a variable times that
+    of weights): TensorFlow runs them at the start of the step, so they are in memory until the update.
     """
 
     name: str
@@ -170,6 +170,7 @@ class Optimizer(NamedTuple):
     passes: float
     kernels: float = 1
     early_bytes: float = 0
+    fused_passes: float = 0
 
 
 OPTIMIZERS: Dict[str, Optimizer] = {
@@ -178,11 +179,13 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     "adagrad": Optimizer("adagrad", 4, 5),
     "rmsprop": Optimizer("rmsprop", 8, 7),
     "adam": Optimizer("adam", 8, 7),
-    # Written with elementary ops (BERT's released code, and DAPPLE's): like LAMB without corrections, norms and clipping.
-    "adamw": Optimizer("adamw", 8, 39, 15, 12),
+    # Written with elementary ops (BERT's released code, and DAPPLE's): like LAMB without corrections, norms and clipping.  Fused:
+    # gradient, value and moments 7, the gradient's norm and test for finite numbers 2, assignments 6.
+    "adamw": Optimizer("adamw", 8, 39, 15, 12, 15),
     # Written with elementary ops (NVIDIA's optimization.py).  Tensors read and written: moments 16, their corrections 4,
-    # direction 7, decay 5, norms 6, step 5, assignments 6, clipping and unscaling 6.
-    "lamb": Optimizer("lamb", 8, 55, 31, 12),
+    # direction 7, decay 5, norms 6, step 5, assignments 6, clipping and unscaling 6.  Fused: like Adam, and the
+    # direction is written, and read for its norm and for the step, 5.
+    "lamb": Optimizer("lamb", 8, 55, 31, 12, 20),
     "adafactor": Optimizer("adafactor", 0, 4),  # row and column sums only: about sqrt(size) numbers
 }
 

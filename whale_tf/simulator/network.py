@@ -9,7 +9,7 @@ communications share every link fairly (Proteus section VI-C); :func:`fair_share
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Link
@@ -81,6 +81,7 @@ class Network:
         self._numbers: Dict[str, int] = {}
         self._known: Dict[Tuple[str, Group], Tuple[Algorithm, ...]] = {}
         self._paths: Dict[Tuple[int, int], Tuple[int, ...]] = {}
+        self.colours: Dict[Hashable, Any] = {}  # classes of devices, groups and links, which plans of one shape share
 
     def algorithms_of(self, kind: str, group: Group) -> Tuple[Algorithm, ...]:
         """All ways to run a collective of this kind over this group."""
@@ -303,6 +304,8 @@ def fair_share(bandwidth: float, demands: Sequence[Tuple[float, int]]) -> float:
     level get what they want, and the others get the level each.  The link is never overloaded, and never idle while a
     communication waits.  Returns infinity if everything fits.
     """
+    if sum([demand * number for demand, number in demands]) <= bandwidth:
+        return float("inf")
     left, count = bandwidth, sum(number for _, number in demands)
     for demand, number in sorted(demands):
         if demand * count <= left * (1.0 + 1e-12):

@@ -197,7 +197,7 @@ class Synchroniser:
             instruction.reads.append(self._bucket_of[one.parameter, one.stage])
         instruction.parts = self.compiler.parts_of(stored)
         shares = fractions(stored)
-        moved = tensor.size * tensor.touched * 4.0 * self.optimizer.passes
+        moved = tensor.size * tensor.touched * 4.0 * self.compiler.estimator.update_passes()
         copied = tensor.gradient_bytes
         instruction.seconds = tuple(
             self._update_seconds(device, moved * share, copied * share)

@@ -184,20 +184,20 @@ def _embedding(b: Builder, prefix: str, sizes: Sizes) -> Tuple[int, int]:
     """The embedded tokens, and the table of tokens, which is alone in its layer so that the head can share it."""
     hidden, length = sizes.hidden, sizes.seq
     with b.scope(prefix + "embedding"):
-        x, table = _look_up(b, hidden, length, sizes.vocabulary)
+        x, table = look_up(b, hidden, length, sizes.vocabulary)
     with b.scope(prefix + "positions"):
         positions = b.parameter("positions", "s h", (length, hidden))
         x = b.op("add_positions", "bias", "b s h, s h -> b s h", (x, positions), float(b.tensors[x].size))
         return _dropped(b, x, sizes), table
 
 
-def _look_up(b: Builder, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
+def look_up(b: Builder, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
     ids = b.input("ids", "b s", (b.batch, length))
     table = b.parameter("tokens", "v h", (vocabulary, hidden))
     return b.op("lookup", "embedding", "b s, v h -> b s h", (ids, table), float(b.batch * length * hidden), split="v"), table
 
 
-def _token_loss(b: Builder, x: int, vocabulary: int, table: Optional[int]) -> None:
+def token_loss(b: Builder, x: int, vocabulary: int, table: Optional[int]) -> None:
     hidden = int(b.tensors[x].shape[-1])
     if table is None:
         table = b.parameter("w", "v h", (vocabulary, hidden))
@@ -213,7 +213,7 @@ def _gated_block(b: Builder, x: int, sizes: Sizes) -> int:
         return b.add("residual", x, _gated_feed_forward(b, b.layer_norm("norm", x), sizes.width))
 
 
-def _block(b: Builder, x: int, sizes: Sizes, memory: Optional[int] = None, experts: int = 0,
+def block(b: Builder, x: int, sizes: Sizes, memory: Optional[int] = None, experts: int = 0,
            capacity_factor: float = 1.25, top_k: int = 1) -> int:
     heads, inner, pre_norm = sizes.heads or max(1, sizes.hidden // 64), sizes.width, sizes.pre_norm
 
@@ -246,18 +246,18 @@ def of_sizes(name: str, batch: int, sizes: Sizes) -> ModelGraph:
     hidden, length, vocabulary = sizes.hidden, sizes.seq, sizes.vocabulary
     if sizes.gated:
         with b.scope("embedding"):
-            x, table = _look_up(b, hidden, length, vocabulary)
+            x, table = look_up(b, hidden, length, vocabulary)
     else:
         x, table = _embedding(b, "", sizes)
     for layer in range(sizes.layers):
         with b.scope(f"block{layer}"):
-            x = _gated_block(b, x, sizes) if sizes.gated else _block(b, x, sizes, experts=sizes.experts)
+            x = _gated_block(b, x, sizes) if sizes.gated else block(b, x, sizes, experts=sizes.experts)
     if sizes.decoder_layers:
         memory = x
         x, table = _embedding(b, "decoder_", sizes)
         for layer in range(sizes.decoder_layers):
             with b.scope(f"decoder_block{layer}"):
-                x = _block(b, x, sizes, memory, sizes.experts)
+                x = block(b, x, sizes, memory, sizes.experts)
     if sizes.pre_norm:
         with b.scope("final_norm"):
             x = b.layer_norm("norm", x)
@@ -265,5 +265,5 @@ def of_sizes(name: str, batch: int, sizes: Sizes) -> ModelGraph:
         if sizes.predicted:
             x = b.op("gather", "concat", "b s h -> b t h", (x,), float(b.batch * sizes.predicted * hidden), whole=("s", "t"),
                      sizes={"t": sizes.predicted})
-        _token_loss(b, x, vocabulary, table if sizes.tied else None)
+        token_loss(b, x, vocabulary, table if sizes.tied else None)
     return b.graph()

@@ -13,11 +13,11 @@ def _pair(value: Union[int, Pair]) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
 
-def _image(b: Builder, size: int) -> int:
+def image(b: Builder, size: int) -> int:
     return b.input("image", "b y x c", (b.batch, size, size, 3))
 
 
-def _convolution(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1,
+def convolution(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1,
                  same: bool = True) -> int:
     """A convolution, whose channels may be partitioned, but not its image axes (halos)."""
     rows, columns = _pair(kernel)
@@ -31,7 +31,7 @@ def _convolution(b: Builder, name: str, x: int, channels: int, kernel: Union[int
         sizes={"p": out_y, "q": out_x, "o": channels})
 
 
-def _batch_norm(b: Builder, name: str, x: int) -> int:
+def batch_norm(b: Builder, name: str, x: int) -> int:
     channels = b.tensors[x].shape[-1]
     gamma = b.parameter(name + "_gamma", "c", (channels,))
     beta = b.parameter(name + "_beta", "c", (channels,))
@@ -40,14 +40,14 @@ def _batch_norm(b: Builder, name: str, x: int) -> int:
     return b.op(name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * b.tensors[x].size)
 
 
-def _unit(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1, same: bool = True,
+def unit(b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1, same: bool = True,
           relu: bool = True) -> int:
     """Convolution, batch norm, ReLU."""
-    y = _batch_norm(b, name + "_bn", _convolution(b, name, x, channels, kernel, stride, same))
+    y = batch_norm(b, name + "_bn", convolution(b, name, x, channels, kernel, stride, same))
     return b.pointwise(name + "_relu", "relu", y) if relu else y
 
 
-def _pool(b: Builder, name: str, x: int, kernel: int, stride: int, same: bool = True) -> int:
+def pool(b: Builder, name: str, x: int, kernel: int, stride: int, same: bool = True) -> int:
     height, width = (int(extent) for extent in b.tensors[x].shape[1:3])
     out_y = -(-height // stride) if same else (height - kernel) // stride + 1
     out_x = -(-width // stride) if same else (width - kernel) // stride + 1
@@ -57,18 +57,18 @@ def _pool(b: Builder, name: str, x: int, kernel: int, stride: int, same: bool = 
         sizes={"p": out_y, "q": out_x})
 
 
-def _global_pool(b: Builder, x: int) -> int:
+def global_pool(b: Builder, x: int) -> int:
     return b.op("global_pool", "pool", "b y x c -> b c", (x,), float(b.tensors[x].size), whole=("y", "x"))
 
 
-def _dense(b: Builder, name: str, x: int, units: int, split: str = "o") -> int:
+def dense(b: Builder, name: str, x: int, units: int, split: str = "o") -> int:
     features = b.tensors[x].shape[-1]
     weight = b.parameter(name + "_w", "f o", (features, units))
     y = b.op(name, "matmul", "b f, f o -> b o", (x, weight), split=split)
     return b.bias(name + "_bias", y)
 
 
-def _class_loss(b: Builder, x: int) -> None:
+def class_loss(b: Builder, x: int) -> None:
     """Softmax cross-entropy over one example's logits."""
     dims = " ".join(b.tensors[x].dims)
     b.op("loss", "loss", f"{dims} -> b", (x,), 6.0 * b.tensors[x].size)
@@ -77,47 +77,47 @@ def _class_loss(b: Builder, x: int) -> None:
 def vgg19(batch: int, size: int = 224, classes: int = 1000) -> ModelGraph:
     """VGG19 (144M parameters): sixteen convolutions, three wide dense layers."""
     b = Builder("vgg-19", batch, optimizer="momentum")
-    x = _image(b, size)
+    x = image(b, size)
     for block, (count, channels) in enumerate(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)), 1):
         for layer in range(1, count + 1):
             with b.scope(f"conv{block}_{layer}"):
-                x = b.bias("bias", _convolution(b, "conv", x, channels, 3))
+                x = b.bias("bias", convolution(b, "conv", x, channels, 3))
                 x = b.pointwise("relu", "relu", x)
         with b.scope(f"pool{block}"):
-            x = _pool(b, "pool", x, 2, 2)
+            x = pool(b, "pool", x, 2, 2)
     with b.scope("fc1"):
         _, height, width, depth = b.tensors[x].shape
         weight = b.parameter("fc1_w", "y x c o", (height, width, depth, 4096))
         x = b.bias("fc1_bias", b.op("fc1", "matmul", "b y x c, y x c o -> b o", (x, weight), split="o"))
         x = b.pointwise("fc1_dropout", "dropout", b.pointwise("fc1_relu", "relu", x), mask=True)
     with b.scope("fc2"):
-        x = _dense(b, "fc2", x, 4096, split="f")
+        x = dense(b, "fc2", x, 4096, split="f")
         x = b.pointwise("fc2_dropout", "dropout", b.pointwise("fc2_relu", "relu", x), mask=True)
     with b.scope("prediction"):
-        _class_loss(b, _dense(b, "fc3", x, classes))
+        class_loss(b, dense(b, "fc3", x, classes))
     return b.graph()
 
 
 def resnet50(batch: int, size: int = 224, classes: int = 1000, name: str = "resnet-50") -> ModelGraph:
     """ResNet-50 (25.6M parameters with 1,000 classes)."""
     b = Builder(name, batch, optimizer="momentum")
-    x = _image(b, size)
+    x = image(b, size)
     with b.scope("stem"):
-        x = _pool(b, "pool", _unit(b, "conv", x, 64, 7, 2), 3, 2)
+        x = pool(b, "pool", unit(b, "conv", x, 64, 7, 2), 3, 2)
     for stage, (count, channels) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
         for block in range(count):
             with b.scope(f"stage{stage}_block{block}"):
                 x = _bottleneck(b, x, channels, stride=2 if stage and not block else 1, project=not block)
     with b.scope("classifier"):
-        _class_loss(b, _dense(b, "fc", _global_pool(b, x), classes))
+        class_loss(b, dense(b, "fc", global_pool(b, x), classes))
     return b.graph()
 
 
 def _bottleneck(b: Builder, x: int, channels: int, stride: int, project: bool) -> int:
-    shortcut = _unit(b, "shortcut", x, 4 * channels, 1, stride, relu=False) if project else x
-    y = _unit(b, "conv1", x, channels, 1)
-    y = _unit(b, "conv2", y, channels, 3, stride)
-    y = _unit(b, "conv3", y, 4 * channels, 1, relu=False)
+    shortcut = unit(b, "shortcut", x, 4 * channels, 1, stride, relu=False) if project else x
+    y = unit(b, "conv1", x, channels, 1)
+    y = unit(b, "conv2", y, channels, 3, stride)
+    y = unit(b, "conv3", y, 4 * channels, 1, relu=False)
     return b.pointwise("relu", "relu", b.add("residual", y, shortcut))
 
 
@@ -136,13 +136,13 @@ def _towers(b: Builder, x: int, towers: Sequence[Tower], pool_units: int = 0, po
     ends = []
     for number, tower in enumerate(towers):
         y = x
-        for step, unit in enumerate(tower.units):
-            y = _unit(b, f"tower{number}_conv{step}", y, *unit)
-        ends += [_unit(b, f"tower{number}_fork{step}", y, *unit) for step, unit in enumerate(tower.fork)] or [y]
+        for step, one in enumerate(tower.units):
+            y = unit(b, f"tower{number}_conv{step}", y, *one)
+        ends += [unit(b, f"tower{number}_fork{step}", y, *one) for step, one in enumerate(tower.fork)] or [y]
     if pool_stride:
-        ends.append(_pool(b, "pool", x, 3, pool_stride, same=False))
+        ends.append(pool(b, "pool", x, 3, pool_stride, same=False))
     elif pool_units:
-        ends.append(_unit(b, "pool_conv", _pool(b, "pool", x, 3, 1), pool_units, 1))
+        ends.append(unit(b, "pool_conv", pool(b, "pool", x, 3, 1), pool_units, 1))
     names = [f"c{number}" for number in range(len(ends))]
     return b.op(
         "concat", "concat", ", ".join("b y x " + name for name in names) + " -> b y x c", tuple(ends),
@@ -153,12 +153,12 @@ def _towers(b: Builder, x: int, towers: Sequence[Tower], pool_units: int = 0, po
 def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph:
     """Inception-V3 without its auxiliary head (23.8M parameters)."""
     b = Builder("inception-v3", batch, optimizer="momentum")
-    x = _image(b, size)
+    x = image(b, size)
     with b.scope("stem"):
-        for number, unit in enumerate(((32, 3, 2, False), (32, 3, 1, False), (64, 3, 1, True))):
-            x = _unit(b, f"conv{number}", x, *unit)
-        x = _unit(b, "conv3", _pool(b, "pool0", x, 3, 2, same=False), 80, 1, same=False)
-        x = _pool(b, "pool1", _unit(b, "conv4", x, 192, 3, same=False), 3, 2, same=False)
+        for number, stem in enumerate(((32, 3, 2, False), (32, 3, 1, False), (64, 3, 1, True))):
+            x = unit(b, f"conv{number}", x, *stem)
+        x = unit(b, "conv3", pool(b, "pool0", x, 3, 2, same=False), 80, 1, same=False)
+        x = pool(b, "pool1", unit(b, "conv4", x, 192, 3, same=False), 3, 2, same=False)
 
     def one(channels: int, kernel: Union[int, Pair] = 1) -> Unit:
         return channels, kernel, 1, True
@@ -189,7 +189,7 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
             ends = [one(384, (1, 3)), one(384, (3, 1))]
             x = _towers(b, x, [Tower([one(320)]), Tower([one(384)], ends), Tower([one(448), one(384, 3)], ends)], 192)
     with b.scope("classifier"):
-        _class_loss(b, _dense(b, "fc", _global_pool(b, x), classes))
+        class_loss(b, dense(b, "fc", global_pool(b, x), classes))
     return b.graph()
 
 
@@ -199,7 +199,7 @@ def mlp(batch: int, layers: int = 4, width: int = 1024) -> ModelGraph:
     x = b.input("x", "b f", (batch, width))
     for layer in range(layers):
         with b.scope(f"layer{layer}"):
-            x = b.pointwise("relu", "relu", _dense(b, "fc", x, width, split="fo"[layer % 2]))
+            x = b.pointwise("relu", "relu", dense(b, "fc", x, width, split="fo"[layer % 2]))
     with b.scope("head"):
-        _class_loss(b, x)
+        class_loss(b, x)
     return b.graph()
