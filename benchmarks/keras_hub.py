@@ -34,7 +34,7 @@ def measure(way: str, name: str) -> Dict[str, Any]:
     """Losses of the steps, variables after them, and bytes on each device; ``way`` is local, whale or jax."""
     if way == "whale":
         import whale_tf as wh
-        wh.init({"zero": "v3"}, cluster=f"cpu:{MESH[0] * MESH[1]}")
+        wh.init(cluster=f"cpu:{MESH[0] * MESH[1]}")
     import keras
     import keras_hub
 

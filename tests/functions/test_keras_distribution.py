@@ -126,10 +126,11 @@ def test_data_parallel(local: Outcome) -> None:
 
 @pytest.mark.slow
 def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
-    """Two model replicas of two devices.  The distribution of its variables, not the current one, says how a model is divided."""
+    """Two model replicas of two devices, which also divide a variable.  The distribution of its variables, not the current one,
+    says how a model is divided."""
     wh.init(cluster="cpu:4")
     def build() -> Any:
-        with model_parallel((2, 2)).scope():
+        with model_parallel((2, 2), {**MAP, "down/kernel": ("batch", "model")}).scope():
             return perceptron()
     found = trained(build)
     model = found.model
@@ -137,11 +138,15 @@ def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
     model.train_on_batch(X[:8], Y[:8])
     even, odd = (12 * 7, "CPU:0"), (12 * 6, "CPU:1")
     kernel, moment = (placed(model, path) for path in ("up/kernel", "adam/up_kernel_momentum"))
-    assert kernel == moment == placed(model, "down/kernel") == [even, odd]
+    assert kernel == moment == [even, odd]
+    tiles = placed(model, "down/kernel")
+    assert tiles == placed(model, "adam/down_kernel_momentum")
+    assert tiles == [(7 * 6, "CPU:0"), (7 * 6, "CPU:1"), (6 * 6, "CPU:2"), (6 * 6, "CPU:3")]
     assert placed(model, "up/bias") == [(7, "CPU:0"), (6, "CPU:1")] and placed(model, "down/bias") == [(12, "CPU:0")]
     plan, text = wh.current_plan(), wh.explain()
     assert plan is not None and plan.num_model_replicas == 2 and plan.task_graphs[0].devices == ((0, 1), (2, 3))
-    assert "layout ('model', None) of variable 'down/kernel'" in text and "shard(dim 0: 7+6)" in text
+    assert "layout (None, 'model') of variable 'up/kernel'" in text and "shard(dim 1: 7+6)" in text
+    assert "layout ('batch', 'model') of variable 'down/kernel'" in text and "tiles(dim 0: 7+6, dim 1: 6+6)" in text
     model.save(os.path.join(str(tmp_path), "model.keras"))
     wh.verify(model, X[:8], Y[:8])
     wh.shutdown()
@@ -151,23 +156,27 @@ def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config, layouts", [
-    ({"num_micro_batch": 2}, {**MAP, "norm/output": ("batch", "model"), "head/output": ("batch", None)}),
-    ({"zero": "v3"}, {**MAP, "down/kernel": ("model", "batch")})])
-def test_configurations(config: Dict[str, Any], layouts: Dict[str, Any], local_own: Outcome) -> None:
-    """A ``train_step`` and a frozen layer: layouts of activations, micro-batches, and ZeRO along the batch axis."""
+@pytest.mark.parametrize("config, mesh, layouts, parts", [
+    ({"num_micro_batch": 2}, {"batch": 2, "model": 2},
+     {**MAP, "norm/output": ("batch", "model"), "head/output": ("batch", None)}, [(12 * 7, 0), (12 * 6, 1)]),
+    ({"zero": "v3"}, {"batch": 2, "model": 2}, {**MAP, "down/kernel": ("model", "batch")},
+     [(7 * 6, 0), (7 * 6, 2), (6 * 6, 1), (6 * 6, 3)]),
+    ({}, {"batch": 1, "a": 2, "b": 2}, {"up/kernel": (None, "b"), "down/kernel": ("a", "b"), "norm/output": ("batch", "a")},
+     [(7 * 6, 0), (7 * 6, 1), (6 * 6, 2), (6 * 6, 3)])])
+def test_configurations(config: Dict[str, Any], mesh: Dict[str, int], layouts: Dict[str, Any], parts: List[Tuple[int, int]],
+                        local_own: Outcome) -> None:
+    """A ``train_step`` and a frozen layer: layouts of activations, micro-batches, ZeRO along the batch axis, two model axes."""
     wh.init(config, cluster="cpu:4")
-    D.set_distribution(model_parallel((2, 2), layouts))
+    D.set_distribution(model_parallel(tuple(mesh.values()), layouts, tuple(mesh)))
     found = trained(lambda: perceptron(True))
     check_equal(found, local_own)
     found.model.train_on_batch(X[:8], Y[:8])
-    assert [size for size, _ in placed(found.model, "down/kernel")] == [12 * 7, 12 * 6]
+    assert placed(found.model, "down/kernel") == [(size, f"CPU:{device}") for size, device in parts]
     text = wh.explain()
-    if "norm/output" in layouts:
-        kept = [line for line in text.splitlines() if "of tensor" in line]
-        assert len(kept) == 2 and "shard(dim 1: 6+6)" in kept[0] and "whole" in kept[1]
-    else:
-        assert "zero v3" in text
+    kept = [line for line in text.splitlines() if "of tensor" in line]
+    assert len(kept) == sum("output" in key for key in layouts)
+    assert all("whole" in line if "None" in line else "shard(dim 1:" in line for line in kept)
+    assert ("zero v3" in text) == ("zero" in config)
 
 
 @pytest.mark.slow
@@ -225,10 +234,11 @@ def up() -> Any:
 
 
 @pytest.mark.parametrize("make, error, text", [
-    (lambda: model_parallel((2, 2), {"up/kernel": ("batch", "model")}), UnsupportedOpError,
-     r"layout \('batch', 'model'\) of variable 'up/kernel' divides dimension 0 over axis 'batch' of DeviceMesh\(\(2, 2\)"),
-    (lambda: model_parallel((1, 2, 2), {"up/kernel": ("a", "b")}, ("batch", "a", "b")), PlanError, "2 axes for variables"),
-    (lambda: model_parallel((2, 2), {}), PlanError, "divides no variable .* over axis 'model'"),
+    (lambda: model_parallel((4,), {"up/kernel": ("batch", None)}, ("batch",)), UnsupportedOpError,
+     r"layout \('batch', None\) of variable 'up/kernel' divides dimension 0 over axis 'batch' of DeviceMesh\(\(4,\)"),
+    (lambda: model_parallel((1, 2, 2), {**MAP, "up/output": ("a", "model")}, ("batch", "a", "model")), UnsupportedOpError,
+     "divides dimensions 0 and 1"),
+    (lambda: model_parallel((2, 2), {}), PlanError, "divides no variable .* 2 devices of a model replica would all do the same"),
     (lambda: model_parallel((2, 2), axes=("model", "batch"), batch_dim_name="batch"), PlanError, "cpu:0, cpu:2, cpu:1, cpu:3 in"),
     (lambda: model_parallel((2, 2), {"up/kernel": ("model", "model")}), UnsupportedOpError, "names axis 'model' twice"),
     (lambda: model_parallel((2, 2), {"up/kernel": (None, None, "model")}), UnsupportedOpError, "3 axes, but .* 2 dimensions"),

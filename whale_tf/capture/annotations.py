@@ -8,6 +8,7 @@ Ops are tagged as they are created, through ``Graph._attr_scope``, so the tags t
     ``_whale_gradient_call``    index of that gradient call
     ``_whale_forward``          name of the forward op a backward op was made from
     ``_whale_shard``            device, within its TaskGraph, of an op that wh.split made
+    ``_whale_replica``          model replica that keeps a part of a variable, if a layout says so
     ==========================  ==========================================================
 
 Only names are kept here, never TensorFlow objects.  The table is a ``WeakKeyDictionary`` and not an attribute of the
@@ -23,6 +24,7 @@ from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import CALL_ATTR
+from whale_tf.patterns.spread import Spread
 
 STRATEGIES = ("replicate", "split")
 TASK_GRAPH_ATTR = "_whale_task_graph"
@@ -85,14 +87,14 @@ class Annotations:
         shapes: input of unknown rank -> its shape in the first mini-batch.
         remembered: names of annotations that Keras layers remembered, or entered themselves.
         made_in: placeholder of a variable's handle in a function -> index of the annotation in which the variable was made.
-        layouts: placeholder of a variable's handle in a function -> (dimension to divide, what asks for it).
+        layouts: placeholder of a variable's handle in a function -> (dimension to divide, or tiles; what asks for it).
     """
 
     def __init__(self) -> None:
         self.items: List[Annotation] = []
         self.remembered: Set[str] = set()
         self.made_in: Dict[str, int] = {}
-        self.layouts: Dict[str, Tuple[int, str]] = {}
+        self.layouts: Dict[str, Tuple[Union[int, Spread], str]] = {}
         self.default: Optional[Annotation] = None
         self.default_since = 0
         self.gradient_calls: List[GradientCall] = []

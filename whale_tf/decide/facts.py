@@ -58,11 +58,12 @@ def _region(captured: Captured, options: Options) -> Region:
 
 
 def trained_variables(captured: Captured) -> List[Held]:
-    """The trained variables of TaskGraphs, each once."""
+    """The trained variables of TaskGraphs, each once, and those that are told where to live."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
+    told = [number for number in captured.variable_homes if graph.ops[number].replica is not None]
     return [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
-                 state.get(number, 0), part_of(graph.ops[number].name))
-            for number in dict.fromkeys(variable for _, variable in captured.gradients)
+                 state.get(number, 0), part_of(graph.ops[number].name), graph.ops[number].replica)
+            for number in dict.fromkeys([*(variable for _, variable in captured.gradients), *told])
             for home in [captured.variable_homes.get(number)] if home is not None]
 
 

@@ -127,7 +127,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         return
     layers.enter_variables(graph)
     zero = (state.plan_of(graph) or state.config).zero
-    distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
+    has_own_places = distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return
@@ -144,7 +144,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     may_span = state.runtime is not None and _may_span(state, graph, plan)
     functions.check(graph.name, known, attributes, state.config, plan, state.processes, may_span)
     config = functions.settings(state.config, state.cluster, state.processes, may_span)
-    if functions.moves_variables(config, plan):
+    if functions.moves_variables(config, plan) or has_own_places:
         functions.separate_updates(graph, known)
     before = traced(graph) if state.verifies else None
     with garbage_collection_paused():
