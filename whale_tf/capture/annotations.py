@@ -39,13 +39,15 @@ GradientNames = Union[None, str, SparseNames]
 class Annotation:
     """One ``with wh.replicate(...)`` / ``with wh.split(...)``: a TaskGraph (Whale 3.1).
 
-    ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``.
+    ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``; ``one_step``: all processes run
+    parts of one step (:class:`whale_tf.plan.Plan`).
     """
 
     index: int
     strategy: str
     device_count: Optional[int]
     name: str
+    one_step: bool = False
 
 
 class GradientCall:
@@ -200,8 +202,8 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
         annotations._open = None
 
 
-def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
-                         name: Optional[str] = None) -> Annotation:
+def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None, name: Optional[str] = None,
+                         one_step: bool = False) -> Annotation:
     """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).  A later
     call ends that TaskGraph and begins another: ops made from then on are in the new one.  If no op was made in between, it
     replaces the earlier call.
@@ -223,7 +225,7 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
     index = annotations.next_index() if replaced is None else replaced.index
     kept = [other for other in annotations.items if other is not replaced]
     is_known = any(other.name == "default" for other in kept)
-    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"))
+    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"), one_step)
     annotations.items = sorted(kept + [item], key=lambda other: other.index)
     annotations.default, annotations.default_since = item, count
     return item

@@ -275,7 +275,7 @@ def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipe
                       for task in plan.task_graphs if task.batch_of is None)
     elif annotations.items:
         found = assign(ops, annotations, phases.variables)
-        specs = tuple(TaskGraphSpec(item.name, item.strategy, item.device_count) for item in found.blocks)
+        specs = tuple(TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step) for item in found.blocks)
     else:
         check_bodies(ops)
         found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)

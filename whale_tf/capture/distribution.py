@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTupl
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import annotations_of, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.fitting import is_reading_aside
 from whale_tf.capture.handles import inside, own_handle
 from whale_tf.capture.layers import Place
 from whale_tf.capture.tapes import is_body
@@ -126,6 +127,9 @@ def places() -> Iterator[Place]:
     if library is not None and core is not None and _is_of_tensorflow(library):
         yield library, "distribution_lib", _backend
         yield core.Variable, "_initialize", _initialize
+        for kind in (library.Distribution, library.DataParallel, library.ModelParallel):
+            if "distribute_dataset" in vars(kind):
+                yield kind, "distribute_dataset", _distribute_dataset
 
 
 def _is_of_tensorflow(library: Any) -> bool:
@@ -165,6 +169,12 @@ class Backend:
                 f"{count} process(es), of which this is {rank}; start the processes with whale run, or set TF_CONFIG for each "
                 "before wh.init()")
 
+    def num_processes(self) -> int:
+        return self._callbacks.processes()[0]
+
+    def process_id(self) -> int:
+        return self._callbacks.processes()[1]
+
     def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
         """Gives a tensor of a traced function a layout, which its step keeps; eager tensors stay where they are."""
         return tf.nest.map_structure(lambda part: _with_layout(part, layout), tensor)
@@ -188,6 +198,37 @@ def _initialize(original: Function, callbacks: Callbacks) -> Function:
         if distribution is not None and mesh is not None:
             _made_under.setdefault(mesh, _Kind.of(distribution))
     return initialize
+
+
+def _distribute_dataset(original: Function, callbacks: Callbacks) -> Function:
+    """Gives a process its part of each mini-batch on which it trains, as under JAX, unless all processes run parts of one step,
+    which divides a mini-batch itself.  Evaluation is whole in every process."""
+
+    def distribute_dataset(self: Any, dataset: Any) -> Any:
+        if is_reading_aside() or _is_one_step(self, len(callbacks.devices()), callbacks.processes()[0]):
+            return dataset
+        found = original(self, dataset)
+        if found is not dataset and isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) > 0:
+            # Keras' pipeline does not say how many there are, and its loop then tries one step too many
+            found = found.apply(tf.data.experimental.assert_cardinality(int(dataset.cardinality())))
+        return found
+    return distribute_dataset
+
+
+def _is_one_step(distribution: Any, devices: int, processes: int) -> bool:
+    """Whether all processes run parts of one step: a model replica has devices of several, or several keep parts of a variable.
+
+    Args:
+        devices: of all processes.
+    """
+    mesh = _mesh_of(distribution.device_mesh, _Kind.of(distribution))
+    over_batch = any(mesh.batch in layout.axes for layout in getattr(distribution, "_layout_map", {}).values())
+    return processes > 1 and (mesh.places * processes > devices or (over_batch and bool(mesh.model)))
+
+
+def is_set() -> bool:
+    """Whether there is a distribution now, which says what part of a dataset a process reads."""
+    return _current() is not None
 
 
 def _current() -> Any:
@@ -259,7 +300,7 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
         raise AnnotationError(
             f"tf.function {graph.name!r} has annotations ({annotations.items[0].name!r}) beside a keras.distribution with "
             f"{mesh}; use one of the two to say how it is divided")
-    _check_mesh(mesh, [name.lower() for name in devices], processes)
+    _check_mesh(mesh, [name.lower() for name in devices])
     for placeholder, variable in variables.items():
         layout = variable._layout
         if layout is None and current is not None:
@@ -284,8 +325,10 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
             f"the layout map of {mesh} divides no variable of tf.function {graph.name!r}, so the {mesh.places} devices of a "
             "model replica would all do the same; give a variable a layout (keys are regular expressions of whole paths, such as "
             f"{next((variable.path for variable in variables.values()), 'dense/kernel')!r}), or use DataParallel")
-    set_default_strategy(graph, "split", mesh.places, "model_parallel")
-    return any(isinstance(layout, Spread) for layout, _ in annotations.layouts.values())
+    has_tiles = any(isinstance(layout, Spread) for layout, _ in annotations.layouts.values())
+    one_step = processes > 1 and (has_tiles or (current is not None and _is_one_step(current, len(devices), processes)))
+    set_default_strategy(graph, "split", mesh.places, "model_parallel", one_step)
+    return has_tiles
 
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
@@ -362,13 +405,10 @@ def _moved_first(devices: Any, axis: int) -> Any:
     return devices.transpose(order).reshape(devices.shape[axis], -1)
 
 
-def _check_mesh(mesh: _Mesh, devices: Sequence[str], processes: int) -> None:
+def _check_mesh(mesh: _Mesh, devices: Sequence[str]) -> None:
     """Raises:
     PlanError: the mesh is not all of the cluster's devices in order.
     """
-    if processes > 1:
-        raise PlanError(f"keras.distribution divides the step of one process, but there are {processes}; start one process that "
-                        "sees all devices, or use wh.replicate and wh.split")
     asked = [name.lower() for name in mesh.devices]
     if asked == list(devices):
         return

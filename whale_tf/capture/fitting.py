@@ -108,6 +108,11 @@ def _evaluating(original: Function, callbacks: Callbacks) -> Function:
     return method
 
 
+def is_reading_aside() -> bool:
+    """Whether Keras reads data in one of its loops that is not what ``fit`` trains on."""
+    return _thread.depth > 0 and not _thread.expects_data
+
+
 def is_evaluating() -> bool:
     """Whether Keras evaluates a model or predicts with it."""
     return _thread.is_evaluating

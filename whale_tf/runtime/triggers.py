@@ -234,7 +234,7 @@ def _may_span(state: Active, graph: tf.Graph, plan: Optional[Plan]) -> bool:
     items = annotations_of(graph).items
     if not items and wants_search(state.config):
         return True
-    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
+    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step) for item in items]
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
 
