@@ -40,7 +40,7 @@ class Annotation:
     """One ``with wh.replicate(...)`` / ``with wh.split(...)``: a TaskGraph (Whale 3.1).
 
     ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``; ``one_step``: all processes run
-    parts of one step (:class:`whale_tf.plan.Plan`).
+    parts of one step (:class:`whale_tf.plan.Plan`); ``alone``: one model replica computes for all.
     """
 
     index: int
@@ -48,6 +48,7 @@ class Annotation:
     device_count: Optional[int]
     name: str
     one_step: bool = False
+    alone: bool = False
 
 
 class GradientCall:
@@ -84,6 +85,8 @@ class Annotations:
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, including failed ones.
         trains: gradients of variables were taken in a tf.function.
+        evaluates: the function does not train, but is divided like a step; one gradient call has what it computes, and no
+            variables.
         checkpoints: names of tensors that are kept for the backward pass while others are computed again.
         axes: tensor -> the dimension along the batch that the user states; None: it has none.
         shapes: input of unknown rank -> its shape in the first mini-batch.
@@ -101,7 +104,7 @@ class Annotations:
         self.default_since = 0
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
-        self.trains = False
+        self.trains = self.evaluates = False
         self.checkpoints: List[str] = []
         self.axes: Dict[str, Optional[int]] = {}
         self.shapes: Dict[str, Tuple[int, ...]] = {}
@@ -203,7 +206,7 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
 
 
 def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None, name: Optional[str] = None,
-                         one_step: bool = False) -> Annotation:
+                         one_step: bool = False, alone: bool = False) -> Annotation:
     """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).  A later
     call ends that TaskGraph and begins another: ops made from then on are in the new one.  If no op was made in between, it
     replaces the earlier call.
@@ -225,7 +228,7 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
     index = annotations.next_index() if replaced is None else replaced.index
     kept = [other for other in annotations.items if other is not replaced]
     is_known = any(other.name == "default" for other in kept)
-    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"), one_step)
+    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"), one_step, alone)
     annotations.items = sorted(kept + [item], key=lambda other: other.index)
     annotations.default, annotations.default_since = item, count
     return item

@@ -20,7 +20,7 @@ import weakref
 from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf, v1
-from whale_tf.capture.annotations import annotations_of, set_default_strategy
+from whale_tf.capture.annotations import GradientCall, annotations_of, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks, Function
 from whale_tf.capture.fitting import is_reading_aside
 from whale_tf.capture.handles import inside, own_handle
@@ -28,6 +28,7 @@ from whale_tf.capture.layers import Place
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import AnnotationError, ClusterError, PlanError, UnsupportedOpError
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED
+from whale_tf.ir.traits import traits
 from whale_tf.patterns.spread import Spread, tiles
 
 _LIBRARY = "keras.src.distribution.distribution_lib"
@@ -273,7 +274,7 @@ def _with_layout(tensor: Any, layout: Any) -> Any:
 
 
 # -- functions --------------------------------------------------------------------------------------------------------
-def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: bool) -> bool:
+def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: bool, alone: bool = False) -> bool:
     """Gives a training function the strategy and the layouts of its variables' distribution, or of the current one.
 
     Returns:
@@ -283,6 +284,7 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
         devices: the cluster's, such as ``CPU:0``.
         processes: number of processes.
         has_zero: whether ZeRO keeps each variable on one of the model replicas.
+        alone: whether the first model replica computes for all, so that a mini-batch need not divide over them.
 
     Raises:
         AnnotationError: the function also has annotations.
@@ -327,8 +329,36 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
             f"{next((variable.path for variable in variables.values()), 'dense/kernel')!r}), or use DataParallel")
     has_tiles = any(isinstance(layout, Spread) for layout, _ in annotations.layouts.values())
     one_step = processes > 1 and (has_tiles or (current is not None and _is_one_step(current, len(devices), processes)))
-    set_default_strategy(graph, "split", mesh.places, "model_parallel", one_step)
+    set_default_strategy(graph, "split", mesh.places, "model_parallel", one_step, alone)
     return has_tiles
+
+
+def divides(graph: tf.Graph) -> bool:
+    """Whether a function takes variables that layouts divide over the devices of a model replica, or over several of these."""
+    current = _current()
+    if current is None and not len(_made_under):
+        return False
+    variables = _variables_of(graph)
+    mesh = _mesh_in_use(variables, current) if variables else None
+    return mesh is not None and bool(mesh.model) and any(
+        mesh.sizes.get(axis, 1) > 1 for one in variables.values() for axis in getattr(one._layout, "axes", ()))
+
+
+def evaluate(graph: tf.Graph) -> None:
+    """Says that a function which does not train is divided like a step: what it returns, and what it adds to metrics, is
+    computed on the devices; what follows from such a variable afterwards is not."""
+    known, after, found = annotations_of(graph), set(), {}  # type: Any, Any, Dict[str, None]
+    results = {tensor.name for tensor in graph.outputs}
+    for op in graph.get_operations():
+        if traits(op.type).is_write:
+            found.update((tensor.name, None) for tensor in op.inputs if tensor.dtype.is_floating and tensor.op.name not in after)
+        if traits(op.type).is_write or not after.isdisjoint(one.name for one in op.control_inputs) or not after.isdisjoint(
+                tensor.op.name for tensor in op.inputs):
+            after.add(op.name)
+        else:
+            found.update((tensor.name, None) for tensor in op.outputs if tensor.name in results and tensor.dtype.is_floating)
+    known.evaluates = True
+    known.gradient_calls.append(GradientCall(known.calls_started, list(found), []))
 
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:

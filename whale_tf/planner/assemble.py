@@ -20,13 +20,14 @@ from whale_tf.schedule import auto_policy, in_flight, orders, places_of, schedul
 
 class TaskGraphSpec(NamedTuple):
     """An annotation.  ``device_count`` None means all devices.  For ``batch_of`` see :class:`whale_tf.plan.TaskGraphPlan`, for
-    ``one_step`` :class:`whale_tf.plan.Plan`."""
+    ``one_step`` :class:`whale_tf.plan.Plan`.  ``alone``: one model replica computes for all."""
 
     name: str
     strategy: str
     device_count: Optional[int]
     batch_of: Optional[int] = None
     one_step: bool = False
+    alone: bool = False
 
 
 class StageStatistics(NamedTuple):

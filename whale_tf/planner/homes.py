@@ -135,9 +135,15 @@ def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], fl
 
 
 def _as_told(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
-    """Variables that are told where to live, and their homes."""
-    return [(one, plan.task_graphs[one.task_graph].devices[one.replica][one.shard]) for one in variables
-            if one.replica is not None]
+    """Variables that are told where to live, and their homes.  Model replicas follow one another on the devices, also those that
+    compute nothing."""
+    found = []
+    for one in variables:
+        if one.replica is not None:
+            rows = plan.task_graphs[one.task_graph].devices
+            row = rows[one.replica] if one.replica < len(rows) else [device + one.replica * len(rows[0]) for device in rows[0]]
+            found.append((one, row[one.shard]))
+    return found
 
 
 def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
