@@ -167,21 +167,22 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
         ConfigError: there are no devices over which to divide them.
     """
     if not asks_for_homes(config):
-        return _at_home(plan, _as_told(plan, variables))
+        return _at_home(plan, _as_told(plan, variables), NONE, NONE)
     at_home = _on_first_devices(plan, variables) if config.variables == STAGE else []
     if (config.zero, config.offload) != (NONE, NONE):
         _check(plan, config)
         at_home += _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
     else:
         at_home += _as_told(plan, variables)
-    return replace(_at_home(plan, at_home), zero=config.zero, offload=config.offload)
+    return _at_home(plan, at_home, config.zero, config.offload)
 
 
-def _at_home(plan: Plan, at_home: Sequence[Tuple[Held, int]]) -> Plan:
+def _at_home(plan: Plan, at_home: Sequence[Tuple[Held, int]], zero: str, offload: str) -> Plan:
     homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
     for one, home in at_home:
         homes[one.task_graph][one.name] = home
-    return replace(plan, task_graphs=tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes)))
+    tasks = tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes))
+    return replace(plan, task_graphs=tasks, zero=zero, offload=offload)
 
 
 def asks_for_homes(config: Config) -> bool:

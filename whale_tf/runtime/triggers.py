@@ -125,7 +125,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
             "that do not train")
     if not known.trains:
-        if state.processes.count == 1 and observer() is None and is_called() and distribution.divides(graph):
+        if state.processes.count == 1 and observer() is None and is_called():
             divide_evaluation(state, graph)
         return
     layers.enter_variables(graph)
@@ -185,11 +185,13 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
 
 
 def divide_evaluation(state: Active, graph: tf.Graph) -> None:
-    """Divides a function that does not train over the devices of a model replica, which have the parts of its variables.  If that
-    cannot be, it runs on one device, as a warning says."""
+    """Divides a function that does not train over the devices of a model replica, if layouts divide its variables.  If that can
+    not be, it runs on one device, as a warning says."""
     if functions.makes_variables(graph):
         return
     try:
+        if not distribution.divides(graph):
+            return
         distribution.enter(graph, state.device_kinds, state.processes.count, state.config.zero != NONE, alone=True)
         distribution.evaluate(graph)
         config = functions.settings(state.config, state.cluster, state.processes, False).changed(
