@@ -267,7 +267,7 @@ class Plan(Record):
     def _check_homes(self) -> None:
         for task in self.task_graphs:
             own = {device for row in task.devices for device in row}
-            if self.zero == self.offload == "none" and not own.issuperset(task.homes.values()):
+            if self.zero == self.offload == "none" and task.strategy != "split" and not own.issuperset(task.homes.values()):
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables beside its own devices {sorted(own)}, and "
                                  "both zero and offload are 'none'")
             if task.parts and (self.zero == "none" or self.data_parallel_processes):

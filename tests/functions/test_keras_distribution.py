@@ -70,14 +70,14 @@ class Outcome(NamedTuple):
     values: List[np.ndarray]
 
 
-def trained(build: Callable[[], Any]) -> Outcome:
+def trained(build: Callable[[], Any], data: Any = None) -> Outcome:
     """What ``fit`` (whose last mini-batch is smaller), ``train_on_batch``, ``evaluate`` and ``predict`` return; variables."""
     current = D.distribution()
     clear_keras()
     D.set_distribution(current)
-    model = build()
-    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    values = [history, model.train_on_batch(X[:8], Y[:8]), model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)]
+    model, given = build(), (X, Y) if data is None else (data,)
+    history = model.fit(*given, batch_size=8 if data is None else None, epochs=2, shuffle=False, verbose=0).history
+    values = [history, model.train_on_batch(X[:8], Y[:8]), model.evaluate(*given, verbose=0), model.predict(given[0], verbose=0)]
     values += [variable.numpy() for variable in model.variables + model.optimizer.variables]
     return Outcome(model, [np.asarray(value) for value in tf.nest.flatten(values)])
 
@@ -126,10 +126,11 @@ def test_data_parallel(local: Outcome) -> None:
 
 @pytest.mark.slow
 def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
-    """Two model replicas of two devices.  The distribution of its variables, not the current one, says how a model is divided."""
+    """Two model replicas of two devices, which also divide a variable.  The distribution of its variables, not the current one,
+    says how a model is divided."""
     wh.init(cluster="cpu:4")
     def build() -> Any:
-        with model_parallel((2, 2)).scope():
+        with model_parallel((2, 2), {**MAP, "down/kernel": ("batch", "model")}).scope():
             return perceptron()
     found = trained(build)
     model = found.model
@@ -137,37 +138,80 @@ def test_model_parallel(local: Outcome, tmp_path: Any) -> None:
     model.train_on_batch(X[:8], Y[:8])
     even, odd = (12 * 7, "CPU:0"), (12 * 6, "CPU:1")
     kernel, moment = (placed(model, path) for path in ("up/kernel", "adam/up_kernel_momentum"))
-    assert kernel == moment == placed(model, "down/kernel") == [even, odd]
+    assert kernel == moment == [even, odd]
+    tiles = placed(model, "down/kernel")
+    assert tiles == placed(model, "adam/down_kernel_momentum")
+    assert tiles == [(7 * 6, "CPU:0"), (7 * 6, "CPU:1"), (6 * 6, "CPU:2"), (6 * 6, "CPU:3")]
     assert placed(model, "up/bias") == [(7, "CPU:0"), (6, "CPU:1")] and placed(model, "down/bias") == [(12, "CPU:0")]
+    whole = model.predict(X[:1], verbose=0)  # of one example, on the first model replica
+    assert vars(model.get_layer("down").kernel._value)["_whale_parts"].held is not None
     plan, text = wh.current_plan(), wh.explain()
     assert plan is not None and plan.num_model_replicas == 2 and plan.task_graphs[0].devices == ((0, 1), (2, 3))
-    assert "layout ('model', None) of variable 'down/kernel'" in text and "shard(dim 0: 7+6)" in text
+    assert "layout (None, 'model') of variable 'up/kernel'" in text and "shard(dim 1: 7+6)" in text
+    assert "layout ('batch', 'model') of variable 'down/kernel'" in text and "tiles(dim 0: 7+6, dim 1: 6+6)" in text
     model.save(os.path.join(str(tmp_path), "model.keras"))
     wh.verify(model, X[:8], Y[:8])
     wh.shutdown()
     again = keras.models.load_model(os.path.join(str(tmp_path), "model.keras"))
+    np.testing.assert_allclose(whole, again.predict(X[:1], verbose=0), rtol=1e-11)
     for one, other in zip(model.variables, again.variables):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config, layouts", [
-    ({"num_micro_batch": 2}, {**MAP, "norm/output": ("batch", "model"), "head/output": ("batch", None)}),
-    ({"zero": "v3"}, {**MAP, "down/kernel": ("model", "batch")})])
-def test_configurations(config: Dict[str, Any], layouts: Dict[str, Any], local_own: Outcome) -> None:
-    """A ``train_step`` and a frozen layer: layouts of activations, micro-batches, and ZeRO along the batch axis."""
+@pytest.mark.parametrize("config, mesh, layouts, parts", [
+    ({"num_micro_batch": 2}, {"batch": 2, "model": 2},
+     {**MAP, "norm/output": ("batch", "model"), "head/output": ("batch", None)}, [(12 * 7, 0), (12 * 6, 1)]),
+    ({"zero": "v3"}, {"batch": 2, "model": 2}, {**MAP, "down/kernel": ("model", "batch")},
+     [(7 * 6, 0), (7 * 6, 2), (6 * 6, 1), (6 * 6, 3)]),
+    ({}, {"batch": 1, "a": 2, "b": 2}, {"up/kernel": (None, "b"), "down/kernel": ("a", "b"), "norm/output": ("batch", "a")},
+     [(7 * 6, 0), (7 * 6, 1), (6 * 6, 2), (6 * 6, 3)])])
+def test_configurations(config: Dict[str, Any], mesh: Dict[str, int], layouts: Dict[str, Any], parts: List[Tuple[int, int]],
+                        local_own: Outcome) -> None:
+    """A ``train_step`` and a frozen layer: layouts of activations, micro-batches, ZeRO along the batch axis, two model axes."""
     wh.init(config, cluster="cpu:4")
-    D.set_distribution(model_parallel((2, 2), layouts))
+    D.set_distribution(model_parallel(tuple(mesh.values()), layouts, tuple(mesh)))
     found = trained(lambda: perceptron(True))
     check_equal(found, local_own)
     found.model.train_on_batch(X[:8], Y[:8])
-    assert [size for size, _ in placed(found.model, "down/kernel")] == [12 * 7, 12 * 6]
+    assert placed(found.model, "down/kernel") == [(size, f"CPU:{device}") for size, device in parts]
     text = wh.explain()
-    if "norm/output" in layouts:
-        kept = [line for line in text.splitlines() if "of tensor" in line]
-        assert len(kept) == 2 and "shard(dim 1: 6+6)" in kept[0] and "whole" in kept[1]
-    else:
-        assert "zero v3" in text
+    kept = [line for line in text.splitlines() if "of tensor" in line]
+    assert len(kept) == sum("output" in key for key in layouts)
+    assert all("whole" in line if "None" in line else "shard(dim 1:" in line for line in kept)
+    assert ("zero v3" in text) == ("zero" in config)
+
+
+@pytest.mark.slow
+def test_generation() -> None:
+    """A decoder trains on tokens, whose gradients are sparse, and chooses the next ones in a loop; variables stay in parts."""
+    def outcome() -> List[np.ndarray]:
+        clear_keras()
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((None,), dtype="int32")
+        x = keras.layers.Embedding(8, 12, name="tokens")(inputs)
+        x += keras.layers.MultiHeadAttention(4, 3, name="attention")(x, x, use_causal_mask=True)
+        model = keras.Model(inputs, keras.layers.Dense(8, name="logits")(x))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        ids = np.random.RandomState(0).randint(0, 8, (8, 6)).astype("int32")
+        losses = [model.train_on_batch(ids[:, :-1], ids[:, 1:]) for _ in range(2)]
+        text = ids[:1, :2]
+        for _ in range(3):
+            text = np.concatenate([text, np.argmax(model.predict_on_batch(text)[:, -1:], -1).astype("int32")], 1)
+        if D.distribution() is not None:
+            for path in ("tokens/embeddings", "attention/query/kernel"):
+                value = next(one for one in model.variables if one.path == path)._value
+                assert vars(value)["_whale_parts"].held is not None and len(placed(model, path)) == 4
+            moments = next(one.path for one in model.optimizer.variables if "tokens_embeddings_momentum" in one.path)
+            assert sorted(placed(model, moments)) == [(4 * 6, f"CPU:{device}") for device in range(4)]
+        return [np.asarray(one) for one in (losses, text, *[one.numpy() for one in model.variables + model.optimizer.variables])]
+
+    local = outcome()
+    wh.init(cluster="cpu:4")
+    D.set_distribution(model_parallel((2, 2), {"tokens/embeddings": ("model", "batch"),
+                                               "attention/(query|key|value)/kernel": ("batch", "model", None)}))
+    for one, other in zip(outcome(), local):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -225,10 +269,11 @@ def up() -> Any:
 
 
 @pytest.mark.parametrize("make, error, text", [
-    (lambda: model_parallel((2, 2), {"up/kernel": ("batch", "model")}), UnsupportedOpError,
-     r"layout \('batch', 'model'\) of variable 'up/kernel' divides dimension 0 over axis 'batch' of DeviceMesh\(\(2, 2\)"),
-    (lambda: model_parallel((1, 2, 2), {"up/kernel": ("a", "b")}, ("batch", "a", "b")), PlanError, "2 axes for variables"),
-    (lambda: model_parallel((2, 2), {}), PlanError, "divides no variable .* over axis 'model'"),
+    (lambda: model_parallel((4,), {"up/kernel": ("batch", None)}, ("batch",)), UnsupportedOpError,
+     r"layout \('batch', None\) of variable 'up/kernel' divides dimension 0 over axis 'batch' of DeviceMesh\(\(4,\)"),
+    (lambda: model_parallel((1, 2, 2), {**MAP, "up/output": ("a", "model")}, ("batch", "a", "model")), UnsupportedOpError,
+     "divides dimensions 0 and 1"),
+    (lambda: model_parallel((2, 2), {}), PlanError, "divides no variable .* 2 devices of a model replica would all do the same"),
     (lambda: model_parallel((2, 2), axes=("model", "batch"), batch_dim_name="batch"), PlanError, "cpu:0, cpu:2, cpu:1, cpu:3 in"),
     (lambda: model_parallel((2, 2), {"up/kernel": ("model", "model")}), UnsupportedOpError, "names axis 'model' twice"),
     (lambda: model_parallel((2, 2), {"up/kernel": (None, None, "model")}), UnsupportedOpError, "3 axes, but .* 2 dimensions"),

@@ -29,6 +29,15 @@ def test_equals_local() -> None:
     check(2, 1, SAMPLE, 300)
 
 
+@pytest.mark.once
+@pytest.mark.slow
+def test_keras_distribution_equals_local() -> None:
+    with Starter() as starter:
+        job = starter.start(*WHALE_RUN, "--workers", "2", "-m", "tests.multiprocess.train_distribution", "2", "data parallel",
+                            "tiles in both processes")
+        assert job.wait(300) == 0 and job.output.count("finished") == 2, job.output
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("workers, devices", EVERY)

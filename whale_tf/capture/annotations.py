@@ -8,6 +8,7 @@ Ops are tagged as they are created, through ``Graph._attr_scope``, so the tags t
     ``_whale_gradient_call``    index of that gradient call
     ``_whale_forward``          name of the forward op a backward op was made from
     ``_whale_shard``            device, within its TaskGraph, of an op that wh.split made
+    ``_whale_replica``          model replica that keeps a part of a variable, if a layout says so
     ==========================  ==========================================================
 
 Only names are kept here, never TensorFlow objects.  The table is a ``WeakKeyDictionary`` and not an attribute of the
@@ -23,6 +24,7 @@ from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import CALL_ATTR
+from whale_tf.patterns.spread import Spread
 
 STRATEGIES = ("replicate", "split")
 TASK_GRAPH_ATTR = "_whale_task_graph"
@@ -37,13 +39,16 @@ GradientNames = Union[None, str, SparseNames]
 class Annotation:
     """One ``with wh.replicate(...)`` / ``with wh.split(...)``: a TaskGraph (Whale 3.1).
 
-    ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``.
+    ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``; ``one_step``: all processes run
+    parts of one step (:class:`whale_tf.plan.Plan`); ``alone``: one model replica computes for all.
     """
 
     index: int
     strategy: str
     device_count: Optional[int]
     name: str
+    one_step: bool = False
+    alone: bool = False
 
 
 class GradientCall:
@@ -80,24 +85,26 @@ class Annotations:
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, including failed ones.
         trains: gradients of variables were taken in a tf.function.
+        evaluates: the function does not train, but is divided like a step; one gradient call has what it computes, and no
+            variables.
         checkpoints: names of tensors that are kept for the backward pass while others are computed again.
         axes: tensor -> the dimension along the batch that the user states; None: it has none.
         shapes: input of unknown rank -> its shape in the first mini-batch.
         remembered: names of annotations that Keras layers remembered, or entered themselves.
         made_in: placeholder of a variable's handle in a function -> index of the annotation in which the variable was made.
-        layouts: placeholder of a variable's handle in a function -> (dimension to divide, what asks for it).
+        layouts: placeholder of a variable's handle in a function -> (dimension to divide, or tiles; what asks for it).
     """
 
     def __init__(self) -> None:
         self.items: List[Annotation] = []
         self.remembered: Set[str] = set()
         self.made_in: Dict[str, int] = {}
-        self.layouts: Dict[str, Tuple[int, str]] = {}
+        self.layouts: Dict[str, Tuple[Union[int, Spread], str]] = {}
         self.default: Optional[Annotation] = None
         self.default_since = 0
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
-        self.trains = False
+        self.trains = self.evaluates = False
         self.checkpoints: List[str] = []
         self.axes: Dict[str, Optional[int]] = {}
         self.shapes: Dict[str, Tuple[int, ...]] = {}
@@ -198,8 +205,8 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
         annotations._open = None
 
 
-def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
-                         name: Optional[str] = None) -> Annotation:
+def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None, name: Optional[str] = None,
+                         one_step: bool = False, alone: bool = False) -> Annotation:
     """Puts every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).  A later
     call ends that TaskGraph and begins another: ops made from then on are in the new one.  If no op was made in between, it
     replaces the earlier call.
@@ -221,7 +228,7 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
     index = annotations.next_index() if replaced is None else replaced.index
     kept = [other for other in annotations.items if other is not replaced]
     is_known = any(other.name == "default" for other in kept)
-    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"))
+    item = Annotation(index, strategy, device_count, name or (f"default_{index}" if is_known else "default"), one_step, alone)
     annotations.items = sorted(kept + [item], key=lambda other: other.index)
     annotations.default, annotations.default_since = item, count
     return item

@@ -151,7 +151,7 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
         UnknownShapeError: a batch input of unknown rank.
     """
     ops, phases, annotations = recording.graph, recording.phases, recording.annotations
-    has_step = _has_update(recording) or (
+    has_step = _has_update(recording) or annotations.evaluates or (
         plan is not None and not annotations.gradient_calls and _is_planned_model(ops, phases, plan))
     scope = _scope(ops)
     if not has_step:
@@ -168,7 +168,7 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
 def captured_after(before: Captured, recording: Recording) -> Captured:
     """A graph whose ``split`` TaskGraphs were divided, in the TaskGraphs that it had ``before``."""
     ops, phases = recording.graph, recording.phases
-    if not _has_update(recording):
+    if not _has_update(recording) and not recording.annotations.evaluates:
         added = {op.name for op in before.graph.ops if op.phase is Phase.OTHER}
         _mark_phases(ops, added)
     task_graphs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables)
@@ -280,7 +280,8 @@ def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipe
                       for task in plan.task_graphs if task.batch_of is None)
     elif annotations.items:
         found = assign(ops, annotations, phases.variables)
-        specs = tuple(TaskGraphSpec(item.name, item.strategy, item.device_count) for item in found.blocks)
+        specs = tuple(TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step, alone=item.alone)
+                      for item in found.blocks)
     else:
         check_bodies(ops)
         found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)

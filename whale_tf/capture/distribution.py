@@ -5,6 +5,7 @@ Keras' own backend for TensorFlow ignores distributions.  Here a mesh becomes a 
     DataParallel(8 devices)                          wh.replicate()
     ModelParallel(mesh ("batch", "model") of 2 x 4)  wh.split(4) on 8 devices: two model replicas
     layout_map["dense/kernel"] = (None, "model")     the variable is stored in parts along dimension 1
+    layout_map["dense/kernel"] = ("model", "batch")  the variable is stored in tiles, by both model replicas
     layout_map["dense/output"] = ("batch", "model")  the activation is computed in parts along dimension 1
 
 A variable has the layout that the distribution gives it when it is made, as under JAX, and a function is divided as the
@@ -16,16 +17,19 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from typing import Any, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf, v1
-from whale_tf.capture.annotations import annotations_of, set_default_strategy
+from whale_tf.capture.annotations import GradientCall, annotations_of, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.fitting import is_reading_aside
 from whale_tf.capture.handles import inside, own_handle
 from whale_tf.capture.layers import Place
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import AnnotationError, ClusterError, PlanError, UnsupportedOpError
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED
+from whale_tf.ir.traits import traits
+from whale_tf.patterns.spread import Spread, tiles
 
 _LIBRARY = "keras.src.distribution.distribution_lib"
 _BACKEND = "keras.src.backend.tensorflow"
@@ -53,20 +57,25 @@ class _Mesh(NamedTuple):
     Attributes:
         sizes: axis -> number of devices along it.
         batch: the axis that divides examples.
-        model: the axis that divides variables and has more than one device; None: there is none.
+        model: the axes that divide variables and have more than one device.
         devices: names, model replica by model replica.
     """
 
     sizes: Dict[str, int]
     batch: str
-    model: Optional[str]
+    model: Tuple[str, ...]
     devices: Tuple[str, ...]
 
     def __str__(self) -> str:
         return "DeviceMesh({}, {})".format(tuple(self.sizes.values()), tuple(self.sizes))
 
-    def divided(self, layout: Any, shape: Sequence[Optional[int]], what: str) -> int:
-        """The dimension along which a layout divides a tensor over the model axis; ``NOT_DIVIDED``: it does not.
+    @property
+    def places(self) -> int:
+        """Number of devices of a model replica."""
+        return len(self.devices) // self.sizes[self.batch]
+
+    def axes(self, layout: Any, shape: Sequence[Optional[int]], what: str) -> Dict[int, str]:
+        """Dimension of a tensor -> the axis of several devices over which a layout divides it.
 
         Args:
             what: the tensor in words, with its layout.
@@ -81,20 +90,35 @@ class _Mesh(NamedTuple):
         if len(axes) > len(shape):
             raise UnsupportedOpError(f"{what} has {len(axes)} axes, but the tensor has {len(shape)} dimensions; give one axis, "
                                      "or None, for each dimension")
-        unknown = [axis for axis in axes if axis is not None and axis not in self.sizes]
-        if unknown:
-            raise UnsupportedOpError(f"{what} names axis {unknown[0]!r}, but the mesh has {', '.join(map(repr, self.sizes))}")
-        dims = [dim for dim, axis in enumerate(axes) if axis is not None and axis == self.model]
-        if len(dims) > 1:
-            raise UnsupportedOpError(f"{what} names axis {self.model!r} twice; an axis divides one dimension")
-        if not dims:
+        found: Dict[int, str] = {}
+        for dim, axis in enumerate(axes):
+            if axis is None:
+                continue
+            if axis not in self.sizes:
+                raise UnsupportedOpError(f"{what} names axis {axis!r}, but the mesh has {', '.join(map(repr, self.sizes))}")
+            if axis in found.values():
+                raise UnsupportedOpError(f"{what} names axis {axis!r} twice; an axis divides one dimension")
+            size, count = shape[dim], self.sizes[axis]
+            if count > 1:
+                found[dim] = axis
+            if size is not None and size < count:
+                raise UnsupportedOpError(f"{what} divides dimension {dim}, which has {size} elements, over the {count} devices "
+                                         f"of axis {axis!r}; divide a larger dimension, or none")
+        return found
+
+    def stored(self, axes: Mapping[int, str], shape: Sequence[int]) -> Union[int, Spread]:
+        """How a variable is stored that is divided along these axes (:data:`whale_tf.ir.graph.LAYOUT_ATTR`)."""
+        if not axes:
             return NOT_DIVIDED
-        size = shape[dims[0]]
-        if size is not None and size < self.sizes[axes[dims[0]]]:
-            raise UnsupportedOpError(
-                f"{what} divides dimension {dims[0]}, which has {size} elements, over the {self.sizes[axes[dims[0]]]} devices of "
-                f"axis {self.model!r}; divide a larger dimension, or none")
-        return dims[0]
+        return next(iter(axes)) if tuple(axes.values()) == self.model and len(axes) == 1 else self._tiles(axes, shape)
+
+    def _tiles(self, axes: Mapping[int, str], shape: Sequence[int]) -> Spread:
+        def place(position: Dict[int, int]) -> Tuple[int, int]:
+            along, device = {axis: position[dim] for dim, axis in axes.items()}, 0
+            for axis in self.model:
+                device = device * self.sizes[axis] + along.get(axis, 0)
+            return device, along.get(self.batch, 0)
+        return tiles(shape, {dim: self.sizes[axis] for dim, axis in axes.items()}, place)
 
 
 # -- hooks ------------------------------------------------------------------------------------------------------------
@@ -104,6 +128,9 @@ def places() -> Iterator[Place]:
     if library is not None and core is not None and _is_of_tensorflow(library):
         yield library, "distribution_lib", _backend
         yield core.Variable, "_initialize", _initialize
+        for kind in (library.Distribution, library.DataParallel, library.ModelParallel):
+            if "distribute_dataset" in vars(kind):
+                yield kind, "distribute_dataset", _distribute_dataset
 
 
 def _is_of_tensorflow(library: Any) -> bool:
@@ -143,6 +170,12 @@ class Backend:
                 f"{count} process(es), of which this is {rank}; start the processes with whale run, or set TF_CONFIG for each "
                 "before wh.init()")
 
+    def num_processes(self) -> int:
+        return self._callbacks.processes()[0]
+
+    def process_id(self) -> int:
+        return self._callbacks.processes()[1]
+
     def distribute_tensor(self, tensor: Any, layout: Any) -> Any:
         """Gives a tensor of a traced function a layout, which its step keeps; eager tensors stay where they are."""
         return tf.nest.map_structure(lambda part: _with_layout(part, layout), tensor)
@@ -166,6 +199,37 @@ def _initialize(original: Function, callbacks: Callbacks) -> Function:
         if distribution is not None and mesh is not None:
             _made_under.setdefault(mesh, _Kind.of(distribution))
     return initialize
+
+
+def _distribute_dataset(original: Function, callbacks: Callbacks) -> Function:
+    """Gives a process its part of each mini-batch on which it trains, as under JAX, unless all processes run parts of one step,
+    which divides a mini-batch itself.  Evaluation is whole in every process."""
+
+    def distribute_dataset(self: Any, dataset: Any) -> Any:
+        if is_reading_aside() or _is_one_step(self, len(callbacks.devices()), callbacks.processes()[0]):
+            return dataset
+        found = original(self, dataset)
+        if found is not dataset and isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) > 0:
+            # Keras' pipeline does not say how many there are, and its loop then tries one step too many
+            found = found.apply(tf.data.experimental.assert_cardinality(int(dataset.cardinality())))
+        return found
+    return distribute_dataset
+
+
+def _is_one_step(distribution: Any, devices: int, processes: int) -> bool:
+    """Whether all processes run parts of one step: a model replica has devices of several, or several keep parts of a variable.
+
+    Args:
+        devices: of all processes.
+    """
+    mesh = _mesh_of(distribution.device_mesh, _Kind.of(distribution))
+    over_batch = any(mesh.batch in layout.axes for layout in getattr(distribution, "_layout_map", {}).values())
+    return processes > 1 and (mesh.places * processes > devices or (over_batch and bool(mesh.model)))
+
+
+def is_set() -> bool:
+    """Whether there is a distribution now, which says what part of a dataset a process reads."""
+    return _current() is not None
 
 
 def _current() -> Any:
@@ -192,25 +256,35 @@ def _with_layout(tensor: Any, layout: Any) -> Any:
                                  "keras.distribution.set_distribution() before the model is built")
     if tensor.shape.rank is None:
         raise UnsupportedOpError(f"{what} cannot be kept, because the rank of the tensor is not known")
-    dim = found.divided(layout, tensor.shape.as_list(), what)
-    wrong = [d for d, axis in enumerate(layout.axes) if axis == found.batch and d > 0 and found.sizes[found.batch] > 1]
+    shape = [None, *tensor.shape.as_list()[1:]] if tensor.shape.rank else []  # the first dimension may be examples
+    axes = found.axes(layout, shape, what)
+    wrong = [dim for dim, axis in axes.items() if axis == found.batch and dim > 0]
     if wrong:
         raise UnsupportedOpError(f"{what} divides dimension {wrong[0]} over the batch axis {found.batch!r}, which divides "
                                  "examples, the first dimension; leave it out")
-    if found.model is None:
+    if not found.model:
         return tensor
+    dims = [dim for dim, axis in axes.items() if axis != found.batch]
+    if len(dims) > 1:
+        raise UnsupportedOpError(f"{what} divides dimensions {dims[0]} and {dims[1]}, but an activation is computed in parts "
+                                 f"along one dimension, over all {found.places} devices of a model replica; name one axis")
+    dim = dims[0] if dims else NOT_DIVIDED
     with graph._attr_scope({LAYOUT_ATTR: v1.AttrValue(i=dim), LAYOUT_OF_ATTR: v1.AttrValue(s=what.encode())}):
         return tf.identity(tensor, name="layout")
 
 
 # -- functions --------------------------------------------------------------------------------------------------------
-def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: bool) -> None:
+def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: bool, alone: bool = False) -> bool:
     """Gives a training function the strategy and the layouts of its variables' distribution, or of the current one.
+
+    Returns:
+        Whether layouts say which model replica keeps a part of a variable.
 
     Args:
         devices: the cluster's, such as ``CPU:0``.
         processes: number of processes.
         has_zero: whether ZeRO keeps each variable on one of the model replicas.
+        alone: whether the first model replica computes for all, so that a mini-batch need not divide over them.
 
     Raises:
         AnnotationError: the function also has annotations.
@@ -218,17 +292,17 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
     """
     current = _current()
     if current is None and not len(_made_under):
-        return
+        return False
     variables = _variables_of(graph)
     mesh = _mesh_in_use(variables, current)
     if mesh is None:
-        return
+        return False
     annotations = annotations_of(graph)
     if annotations.items:
         raise AnnotationError(
             f"tf.function {graph.name!r} has annotations ({annotations.items[0].name!r}) beside a keras.distribution with "
             f"{mesh}; use one of the two to say how it is divided")
-    _check_mesh(mesh, [name.lower() for name in devices], processes)
+    _check_mesh(mesh, [name.lower() for name in devices])
     for placeholder, variable in variables.items():
         layout = variable._layout
         if layout is None and current is not None:
@@ -237,24 +311,54 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
             continue
         what = f"layout {getattr(layout, 'axes', layout)} of variable {variable.path!r}"
         shape = [int(size) for size in variable.shape]
-        dim = mesh.divided(layout, shape, what)
-        over = [d for d, axis in enumerate(layout.axes) if axis == mesh.batch and mesh.sizes[mesh.batch] > 1]
-        if over and not has_zero:
+        axes = mesh.axes(layout, shape, what)
+        if axes and not mesh.model and not has_zero:
             raise UnsupportedOpError(
-                f"{what} divides dimension {over[0]} over axis {mesh.batch!r} of {mesh}, which divides examples. ZeRO does this "
-                "variable by variable: under wh.init({'zero': 'v3'}, ...) one model replica keeps a variable, or its parts over "
-                "the other axis; or leave the axis out of the layout")
-        annotations.layouts[placeholder] = dim, what
-    if mesh.model is None:
+                f"{what} divides dimension {next(iter(axes))} over axis {mesh.batch!r} of {mesh}, which divides examples, and "
+                "the mesh has no other axis of several devices. ZeRO does this variable by variable: use wh.init({'zero': 'v3'}, "
+                "...), or leave the axis out of the layout")
+        annotations.layouts[placeholder] = mesh.stored(axes, shape), what
+    if not mesh.model:
         set_default_strategy(graph, "replicate", None, "data_parallel")
         annotations.layouts.clear()
-        return
-    if all(dim == NOT_DIVIDED for dim, _ in annotations.layouts.values()):
+        return False
+    if all(layout == NOT_DIVIDED for layout, _ in annotations.layouts.values()):
         raise PlanError(
-            f"the layout map of {mesh} divides no variable of tf.function {graph.name!r} over axis {mesh.model!r}, so its "
-            "devices would all do the same; give a variable such a layout (keys are regular expressions of whole paths, such as "
+            f"the layout map of {mesh} divides no variable of tf.function {graph.name!r}, so the {mesh.places} devices of a "
+            "model replica would all do the same; give a variable a layout (keys are regular expressions of whole paths, such as "
             f"{next((variable.path for variable in variables.values()), 'dense/kernel')!r}), or use DataParallel")
-    set_default_strategy(graph, "split", mesh.sizes[mesh.model], "model_parallel")
+    has_tiles = any(isinstance(layout, Spread) for layout, _ in annotations.layouts.values())
+    one_step = processes > 1 and (has_tiles or (current is not None and _is_one_step(current, len(devices), processes)))
+    set_default_strategy(graph, "split", mesh.places, "model_parallel", one_step, alone)
+    return has_tiles
+
+
+def divides(graph: tf.Graph) -> bool:
+    """Whether a function takes variables that layouts divide over the devices of a model replica, or over several of these."""
+    current = _current()
+    if current is None and not len(_made_under):
+        return False
+    variables = _variables_of(graph)
+    mesh = _mesh_in_use(variables, current) if variables else None
+    return mesh is not None and bool(mesh.model) and any(
+        mesh.sizes.get(axis, 1) > 1 for one in variables.values() for axis in getattr(one._layout, "axes", ()))
+
+
+def evaluate(graph: tf.Graph) -> None:
+    """Says that a function which does not train is divided like a step: what it returns, and what it adds to metrics, is
+    computed on the devices; what follows from such a variable afterwards is not."""
+    known, after, found = annotations_of(graph), set(), {}  # type: Any, Any, Dict[str, None]
+    results = {tensor.name for tensor in graph.outputs}
+    for op in graph.get_operations():
+        if traits(op.type).is_write:
+            found.update((tensor.name, None) for tensor in op.inputs if tensor.dtype.is_floating and tensor.op.name not in after)
+        if traits(op.type).is_write or not after.isdisjoint(one.name for one in op.control_inputs) or not after.isdisjoint(
+                tensor.op.name for tensor in op.inputs):
+            after.add(op.name)
+        else:
+            found.update((tensor.name, None) for tensor in op.outputs if tensor.name in results and tensor.dtype.is_floating)
+    known.evaluates = True
+    known.gradient_calls.append(GradientCall(known.calls_started, list(found), []))
 
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
@@ -308,7 +412,7 @@ def _text_of(mesh: Any) -> str:
 
 def _mesh_of(mesh: Any, kind: _Kind) -> _Mesh:
     """Raises:
-    PlanError: the mesh has no batch axis, or several model axes.
+    PlanError: the mesh has no batch axis, or DataParallel has another axis, too.
     """
     batch = kind.batch
     names, shape = list(mesh.axis_names), [int(size) for size in mesh.shape]
@@ -320,14 +424,9 @@ def _mesh_of(mesh: Any, kind: _Kind) -> _Mesh:
     if kind.is_data_parallel and model:
         raise PlanError(f"DataParallel divides examples over the first axis, {batch!r}, so the devices along {model[0]!r} would "
                         f"all do the same; use a mesh of one axis: DeviceMesh(({mesh.devices.size},), ('batch',))")
-    if len(model) > 1:
-        raise PlanError(f"the mesh has {len(model)} axes for variables of more than one device "
-                        f"({', '.join(f'{name!r} of {sizes[name]}' for name in model)}), but one is supported beside the batch "
-                        f"axis; join them: DeviceMesh(({sizes[batch]}, {mesh.devices.size // sizes[batch]}), "
-                        f"({batch!r}, 'model'))")
     place = names.index(batch)
     devices = [str(name) for row in _moved_first(mesh.devices, place) for name in row]
-    return _Mesh(sizes, batch, model[0] if model else None, tuple(devices))
+    return _Mesh(sizes, batch, tuple(model), tuple(devices))
 
 
 def _moved_first(devices: Any, axis: int) -> Any:
@@ -336,13 +435,10 @@ def _moved_first(devices: Any, axis: int) -> Any:
     return devices.transpose(order).reshape(devices.shape[axis], -1)
 
 
-def _check_mesh(mesh: _Mesh, devices: Sequence[str], processes: int) -> None:
+def _check_mesh(mesh: _Mesh, devices: Sequence[str]) -> None:
     """Raises:
     PlanError: the mesh is not all of the cluster's devices in order.
     """
-    if processes > 1:
-        raise PlanError(f"keras.distribution divides the step of one process, but there are {processes}; start one process that "
-                        "sees all devices, or use wh.replicate and wh.split")
     asked = [name.lower() for name in mesh.devices]
     if asked == list(devices):
         return

@@ -24,10 +24,12 @@ class _Thread(threading.local):
         depth: number of running methods of Keras models that themselves iterate over datasets.
         expects_data: ``fit`` has begun, but has not yet made an iterator of its training data.
         is_evaluating: ``evaluate`` or ``predict`` is running.
+        is_called: a tf.function has been called in eager execution, and is running or being traced for that.
     """
 
     depth = 0
     expects_data = False
+    is_called = False
     is_evaluating = False
 
 
@@ -106,6 +108,26 @@ def _evaluating(original: Function, callbacks: Callbacks) -> Function:
         finally:
             _thread.is_evaluating = before
     return method
+
+
+@contextlib.contextmanager
+def called() -> Iterator[None]:
+    """Around calls of tf.functions."""
+    before, _thread.is_called = _thread.is_called, _thread.is_called or tf.executing_eagerly()
+    try:
+        yield
+    finally:
+        _thread.is_called = before
+
+
+def is_called() -> bool:
+    """Whether a function is traced because it is called, and not to be looked at or exported."""
+    return _thread.is_called
+
+
+def is_reading_aside() -> bool:
+    """Whether Keras reads data in one of its loops that is not what ``fit`` trains on."""
+    return _thread.depth > 0 and not _thread.expects_data
 
 
 def is_evaluating() -> bool:

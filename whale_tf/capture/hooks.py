@@ -81,7 +81,8 @@ def _function_call(original: Function, callbacks: Callbacks) -> Function:
         if self not in known:
             callbacks.function_called(self)
             known.add(self)
-        return original(self, *args, **kwargs)
+        with fitting.called():
+            return original(self, *args, **kwargs)
     return __call__
 
 

@@ -58,12 +58,14 @@ def _region(captured: Captured, options: Options) -> Region:
 
 
 def trained_variables(captured: Captured) -> List[Held]:
-    """The trained variables of TaskGraphs, each once."""
+    """The trained variables of TaskGraphs, each once, and all that are told where to live, also those of optimizers."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    return [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
-                 state.get(number, 0), part_of(graph.ops[number].name))
-            for number in dict.fromkeys(variable for _, variable in captured.gradients)
-            for home in [captured.variable_homes.get(number)] if home is not None]
+    trained = [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes, state.get(number, 0),
+                    part_of(graph.ops[number].name))
+               for number in dict.fromkeys(variable for _, variable in captured.gradients)
+               for home in [captured.variable_homes.get(number)] if home is not None and graph.ops[number].replica is None]
+    return trained + [Held(op.name, op.task_graph, op.shard, variables[op.id].bytes, 0, part_of(op.name), op.replica)
+                      for op in graph.ops if op.replica is not None and op.id in variables]
 
 
 def parameters(captured: Captured) -> List[Parameter]:

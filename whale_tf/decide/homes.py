@@ -51,9 +51,9 @@ def with_homes(decision: Decision, request: Request) -> Decision:
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
                                 "does not have")
         return decision
-    if not homes.asks_for_homes(config):
-        return decision
     held = trained_variables(captured)
+    if not homes.asks_for_homes(config) and all(one.replica is None for one in held):
+        return decision
     plan = homes.with_homes(plan, held, config)
     if all(task.strategy != "split" for task in plan.task_graphs):  # a step whose ops are divided is not played
         peaks = _peaks(captured, region, plan, request.cluster, config)

@@ -5,7 +5,7 @@ Attributes are explicit because inputs may be staged after their consumers.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -74,6 +74,19 @@ class Nodes:
         begins = self._vector(dim, rank, begin, 0, name + "/begin", device)
         sizes = self._vector(dim, rank, size, -1, name + "/size", device)
         return self.add("Slice", name, [x, begins, sizes], device, control, T=dtype, Index=tf.int32)
+
+    def slice_ranges(self, x: str, ranges: Mapping[int, Tuple[int, int]], rank: int, name: str, dtype: Any, device: str) -> str:
+        """The elements of ``x`` within ranges.
+
+        Args:
+            ranges: dimension -> begin and size; other dimensions are taken whole.
+        """
+        if len(ranges) == 1:
+            (dim, (begin, size)), = ranges.items()
+            return self.slice_dim(x, dim, rank, begin, size, name, dtype, device)
+        begins, sizes = ([ranges.get(dim, (0, -1))[which] for dim in range(rank)] for which in (0, 1))
+        inputs = [x, self.const(begins, name + "/begin", tf.int32, device), self.const(sizes, name + "/size", tf.int32, device)]
+        return self.add("Slice", name, inputs, device, T=dtype, Index=tf.int32)
 
     def slice_to(self, x: str, dim: int, begin: Any, end: Any, name: str, dtype: Any, device: str,
                  control: Sequence[str] = ()) -> str:

@@ -38,7 +38,8 @@ TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
 CALL_ATTR = "_whale_gradient_call"  # attribute of an op that a gradient call made: the call's number
 SHARD_ATTR = "_whale_shard"  # attribute of an op of a divided TaskGraph: see Op.shard
-LAYOUT_ATTR = "_whale_layout"  # attribute of an op whose result has a layout: the dimension that is divided
+REPLICA_ATTR = "_whale_replica"  # attribute of a part of a variable: the model replica that keeps it; see Op.replica
+LAYOUT_ATTR = "_whale_layout"  # attribute of an op whose result has a layout: the dimension that is divided, or tiles (a Spread)
 LAYOUT_OF_ATTR = "_whale_layout_of"  # what has this layout, in words
 NOT_DIVIDED = -1  # the layout of a tensor that is whole
 
@@ -113,6 +114,11 @@ class Op:
     def shard(self) -> int:
         """Its place among the devices of a divided TaskGraph."""
         return int(self.attrs.get(SHARD_ATTR, 0))
+
+    @property
+    def replica(self) -> Optional[int]:
+        """The model replica that keeps this part of a variable; None: the Plan says where it is."""
+        return self.attrs.get(REPLICA_ATTR)
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name!r} #{self.id}>"

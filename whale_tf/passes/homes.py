@@ -55,7 +55,11 @@ def _homes(step: TrainingStep, plan: Plan) -> Homes:
             found: Set[int] = {of[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in of}
             if len(found) == 1:
                 of[index], = found
-    gradients = {tensor: variables[variable] for tensor, variable in step.gradients if variable in variables}
+    homes_of: Dict[int, Set[int]] = {}  # of the variables that a gradient updates: parts of one may share a sparse gradient
+    for tensor, variable in step.gradients:
+        if variable in variables:
+            homes_of.setdefault(tensor, set()).add(variables[variable])
+    gradients = {tensor: min(found) for tensor, found in homes_of.items() if len(found) == 1}
     updates, variables = owned(graph, of, variables, gradients)
     ops = {**of, **updates, **variables}
     tensors = dict(gradients)

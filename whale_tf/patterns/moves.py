@@ -19,9 +19,9 @@ search minimises its seconds::
 from __future__ import annotations
 
 import functools
-from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.patterns.spread import EACH, EVERYWHERE, ONCE, Spread, everywhere, partial, shard
+from whale_tf.patterns.spread import EACH, EVERYWHERE, ONCE, Range, Spread, Tile, everywhere, partial, shard
 
 MANY = 64  # devices; with more of them, parts are assumed to be equal
 FIRST = 0  # the device that holds tensors of which there is one copy
@@ -99,8 +99,34 @@ def exchange(count: int) -> Recipe:
 @functools.lru_cache(maxsize=4096)
 def _moved_part(have: Spread, need: Spread, count: int) -> float:
     """The bytes that :func:`moved_bytes` counts for each byte of the tensor; infinite without a recipe."""
+    if have.is_tiles or need.is_tiles:
+        return _moved_tiles(have, need, count)
     recipe = moves(_equal(have, 0, count), _equal(need, 1, count), count)
     return float("inf") if recipe is None else sum(step.parts for step in recipe)
+
+
+def _moved_tiles(have: Spread, need: Spread, count: int) -> float:
+    """As :func:`_moved_part`, where one of both is in tiles: each device of the first model replica gets what it has not."""
+    if need.is_partial or need.kind == EACH:
+        return float("inf")
+    if have.kind == EVERYWHERE:
+        return 0.0
+    wanted = [Tile(i) for i in range(count)] if need.kind == EVERYWHERE else need.parts
+    sizes: Dict[int, int] = {}  # of the tensor's dimensions
+    for one in (one for part in (*have.parts, *wanted) for one in part.ranges):
+        sizes[one.dim] = max(sizes.get(one.dim, 0), one.start + one.size)
+
+    def fraction(part: Optional[Sequence[Range]]) -> float:
+        found = 0.0 if part is None else 1.0
+        for one in part or ():
+            found *= one.size / sizes[one.dim]
+        return found
+
+    if have.is_partial:
+        return sum((count - 1) * fraction(part.ranges) for part in wanted)
+    held = [part for part in have.parts if part.replica == 0]
+    return sum(fraction(part.ranges) - sum(fraction(part.common(own)) for own in held if own.device == part.device)
+               for part in wanted)
 
 
 def moved_bytes(have: Spread, need: Spread, size: float, count: int) -> float:

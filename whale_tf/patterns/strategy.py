@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape, elements_of
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
-from whale_tf.ir.rules.rule import ADDED, MAX, MEAN, MIN, MULTIPLIED, SUM, AnyDims, Dims, Factors, ShapeOperand
+from whale_tf.ir.rules.rule import ADDED, LOOKUP, MAX, MEAN, MIN, MULTIPLIED, SUM, AnyDims, Dims, Factors, ShapeOperand
 from whale_tf.ir.rules.shape import refine
-from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, RANDOM, SHAPE_ONLY, Recipe, traits
-from whale_tf.patterns.spread import Spread, each, everywhere, once, partial, shard
+from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, DROPS_ONES, LOOK_UPS, RANDOM, SHAPE_ATTRS, SHAPE_ONLY, Recipe, traits
+from whale_tf.patterns.spread import TILES, Spread, Tile, each, everywhere, once, partial, shard
 
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
 CUT, ADVANCED, RESEEDED = "cut", "advanced", "reseeded"
+ON_TILES = "tiles"
 
 
 class Localise(NamedTuple):
@@ -127,6 +128,59 @@ def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy
         return None
     found = finder._divide(factor, tuple(size // width for size in spread.sizes))
     return found if found is not None and found.gives[result] == spread else None
+
+
+def on_tiles(op: Op, view: View, position: int, spread: Spread) -> Optional[Strategy]:
+    """The strategy that works on tiles of operand number ``position`` as they are; None if there is none: the op is not one that
+    works element by element, adds up all elements, or writes."""
+    if op.body or op.type in RANDOM or op.type in SHAPE_ATTRS or op.type in DROPS_ONES or _holds_elements(op):
+        return None
+    try:
+        rule = sharding_rule(op, view)
+    except NoRule:
+        return None
+    dims, cut = rule.inputs[position], {one.dim for tile in spread.tiles for one in tile.ranges}
+    if not isinstance(dims, tuple) or any(len(dims[dim]) != 1 for dim in cut):
+        return None
+    factors = {dims[dim][0]: dim for dim in cut}
+    needs = [_tiled(side, factors, spread) for side in rule.inputs]
+    gives = [_tiled(side, factors, spread) for side in rule.outputs]
+    if None in needs or None in gives or any(factor in dim for operand in rule.shapes for dim in operand.dims
+                                             for factor in factors):
+        return None
+    kinds = {rule.kind(factor) for factor in factors}
+    if rule.alias and needs[0] == spread and kinds <= {"pass", LOOKUP}:
+        how = ROWS if LOOKUP in kinds else ON_TILES
+        return Strategy("tiles", how, tuple(need for need in needs if need), (spread,) * len(op.outputs))
+    if kinds == {"pass"} and all(give == spread for give in gives):
+        return Strategy("tiles", ON_TILES, tuple(need for need in needs if need), (spread,) * len(gives))
+    if len(kinds) == 1 and kinds <= {SUM, MEAN, MAX, MIN} and len(gives) == 1 and gives[0] == everywhere:
+        sizes = [_elements_of(tile) for tile in spread.tiles]
+        weights = tuple(size / sum(sizes) for size in sizes) if kinds == {MEAN} else ()
+        exchanged = len(sizes) * max(1, elements_of(view.shape(op.outputs[0])))
+        return Strategy("tiles", ON_TILES, tuple(need for need in needs if need), (once,), (), weights, exchanged)
+    return None
+
+
+def _tiled(dims: AnyDims, factors: Mapping[str, int], spread: Spread) -> Optional[Spread]:
+    """The spread of a tensor of which ``factors`` are divided as those dimensions of ``spread``; None if it cannot be."""
+    if not isinstance(dims, tuple):
+        return everywhere
+    places = {dim: factors[own[0]] for dim, own in enumerate(dims) if len(own) == 1 and own[0] in factors}
+    if any(factor in factors for own in dims if len(own) > 1 for factor in own) or len(set(places.values())) < len(places):
+        return None
+    if not places:
+        return everywhere
+    return Spread(TILES, tiles=tuple(
+        tile._replace(ranges=tuple(range_._replace(dim=dim) for dim, origin in places.items()
+                                   for range_ in tile.ranges if range_.dim == origin)) for tile in spread.tiles))
+
+
+def _elements_of(tile: Tile) -> int:
+    found = 1
+    for one in tile.ranges:
+        found *= one.size
+    return found
 
 
 def sharding_rule(op: Op, view: View) -> Rule:

@@ -77,6 +77,8 @@ def placed(specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config,
         rows = virtual_devices(whole, len(cluster.devices), is_pipeline, colocate)
         if config.balance.algorithm != "even":
             rows = hardware_aware(rows, cluster, is_pipeline)
+    if any(spec.alone for spec in specs):
+        rows = [row[:1] for row in rows]
     homes = homes_of(specs, len(cluster.devices), config)
     if homes:
         return [rows[home] for home in homes]

@@ -19,12 +19,15 @@ from whale_tf.schedule import auto_policy, in_flight, orders, places_of, schedul
 
 
 class TaskGraphSpec(NamedTuple):
-    """An annotation.  ``device_count`` None means all devices.  For ``batch_of`` see :class:`whale_tf.plan.TaskGraphPlan`."""
+    """An annotation.  ``device_count`` None means all devices.  For ``batch_of`` see :class:`whale_tf.plan.TaskGraphPlan`, for
+    ``one_step`` :class:`whale_tf.plan.Plan`.  ``alone``: one model replica computes for all."""
 
     name: str
     strategy: str
     device_count: Optional[int]
     batch_of: Optional[int] = None
+    one_step: bool = False
+    alone: bool = False
 
 
 class StageStatistics(NamedTuple):
@@ -147,6 +150,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         processes=decision.processes,
+        one_step=bool(decision.processes) and any(spec.one_step for spec in specs),
         bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
@@ -225,13 +229,14 @@ def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Lis
 
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
-    """Whether processes run parts of one step, because its TaskGraphs ask for more devices than a process has or span nodes, or
-    processes have different numbers of devices."""
+    """Whether processes run parts of one step: they are told to, have different numbers of devices, or a model replica spans
+    them, because its TaskGraphs ask for more devices than a process has or span nodes."""
     if len(set(map(len, processes))) > 1:
         return True
     stages = stages_of(specs, sum(map(len, processes)), config)
     asked = sum(spec.device_count or 0 for spec in stages)
-    return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
+    told = any(spec.one_step for spec in specs)
+    return bool(processes) and (told or asked > len(processes[0]) or goes_across(specs, config))
 
 
 def devices_for_all(processes: Sequence[Tuple[int, ...]], cluster: Cluster) -> int:

@@ -100,7 +100,9 @@ def _homes(plan: Plan, devices: Sequence[str], too_large: Mapping[str, str]) -> 
     gradients = "each micro-batch's gradients are added up there" if plan.adds_at_home else "gradients are summed there"
     read = "in every call, forward and backward" if plan.reads_anew else "once a step"
     is_asked = (plan.zero, plan.offload) != ("none", "none")
-    kept = f"at home (zero {plan.zero}, offload {plan.offload})" if is_asked else "on the first device of their TaskGraph"
+    is_told = any(task.homes and task.strategy == "split" for task in plan.task_graphs)
+    kept = f"at home (zero {plan.zero}, offload {plan.offload})" if is_asked else (
+        "where their layouts say" if is_told else "on the first device of their TaskGraph")
     lines = [f"Variables are kept and updated {kept}; {gradients}, and replicas read them {read}. Number of variables on "
              f"{where}."]
     parts = [f"{name!r} (dimension {dim})" for task in plan.task_graphs for name, dim in task.parts.items()]
@@ -191,8 +193,8 @@ def _shards(choices: Sequence[Choice]) -> Table:
 
 def _stored(stored: Sequence[Stored]) -> Table:
     table = _table("Layouts of variables and activations", "layout", "kept as", "bytes on a device", overflow="fold")
-    for one in sorted(stored, key=lambda one: (not one.bytes, not one.spread.is_shard)):
-        table.add_row(one.what, str(one.spread) if one.spread.is_shard else "whole, on one device", _bytes(one.bytes))
+    for one in sorted(stored, key=lambda one: (not one.bytes, not one.spread.is_divided)):
+        table.add_row(one.what, str(one.spread) if one.spread.is_divided else "whole, on one device", _bytes(one.bytes))
     return table
 
 

@@ -1,5 +1,5 @@
 """Homes of variables: the host (offload), the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020), or its first device
-(``variables: "stage"``: a function's variables are not made there).
+(``variables: "stage"``: a function's variables are not made there).  A layout may say which model replica keeps a part.
 
 ZeRO divides the state that data parallelism keeps once per replica: optimizer state, gradients, parameters.  Here a whole
 variable has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes the
@@ -32,7 +32,7 @@ BALANCED = 1.03  # times its share: so full may a device be before variables are
 
 class Held(NamedTuple):
     """A trained variable or a part of one, its bytes, and the bytes of its optimizer state.  ``shard`` is its place under
-    ``split``, ``whole`` the variable that it is a part of."""
+    ``split``, ``whole`` the variable that it is a part of, and ``replica`` the model replica that keeps it, if it is told to."""
 
     name: str
     task_graph: int
@@ -40,6 +40,7 @@ class Held(NamedTuple):
     parameter: int
     state: int
     whole: str = ""
+    replica: Optional[int] = None
 
     @property
     def bytes(self) -> int:
@@ -133,12 +134,26 @@ def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], fl
     return found
 
 
+def _as_told(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+    """Variables that are told where to live, and their homes.  Model replicas follow one another on the devices, also those that
+    compute nothing."""
+    found = []
+    for one in variables:
+        if one.replica is not None:
+            rows = plan.task_graphs[one.task_graph].devices
+            row = rows[one.replica] if one.replica < len(rows) else [device + one.replica * len(rows[0]) for device in rows[0]]
+            found.append((one, row[one.shard]))
+    return found
+
+
 def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
     """Variables that have several devices to live on, and their homes."""
-    load, found = [0] * plan.num_devices, []
+    load, found = [0] * plan.num_devices, _as_told(plan, variables)
+    for one, home in found:
+        load[home] += one.bytes
     for one in sorted(variables, key=lambda one: -one.bytes):
         devices = one.readers(plan)
-        if len(devices) > 1:
+        if len(devices) > 1 and one.replica is None:
             home = min(devices, key=lambda device: load[device])
             load[home] += one.bytes
             found.append((one, home))
@@ -152,16 +167,22 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
         ConfigError: there are no devices over which to divide them.
     """
     if not asks_for_homes(config):
-        return plan
+        return _at_home(plan, _as_told(plan, variables), NONE, NONE)
     at_home = _on_first_devices(plan, variables) if config.variables == STAGE else []
     if (config.zero, config.offload) != (NONE, NONE):
         _check(plan, config)
         at_home += _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
+    else:
+        at_home += _as_told(plan, variables)
+    return _at_home(plan, at_home, config.zero, config.offload)
+
+
+def _at_home(plan: Plan, at_home: Sequence[Tuple[Held, int]], zero: str, offload: str) -> Plan:
     homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
     for one, home in at_home:
         homes[one.task_graph][one.name] = home
     tasks = tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes))
-    return replace(plan, task_graphs=tasks, zero=config.zero, offload=config.offload)
+    return replace(plan, task_graphs=tasks, zero=zero, offload=offload)
 
 
 def asks_for_homes(config: Config) -> bool:

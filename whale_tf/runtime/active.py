@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Callable, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture import distribution
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
 from whale_tf.config import VERIFIED, Config
 from whale_tf.emit.early import Early
@@ -101,9 +102,10 @@ class Active:
 
     @property
     def may_share_input(self) -> bool:
-        """Whether each process takes its own share of tf.data pipelines.  The processes of a model replica must not."""
+        """Whether each process takes its own share of tf.data pipelines.  The processes of a model replica must not, and Keras
+        shares them itself if it has a distribution."""
         spans = wants_search(self.config) if self.plan is None else self.plan.spans_processes
-        return self.runtime is not None and bool(self.config.io.slicing) and not spans
+        return self.runtime is not None and bool(self.config.io.slicing) and not spans and not distribution.is_set()
 
     @property
     def verifies(self) -> bool:

@@ -58,7 +58,7 @@ class Residence(NamedTuple):
     @property
     def what(self) -> str:
         """What happens to the variable, in words."""
-        return "wh.split or zero divides" if self.spread.is_shard else "zero, offload or variables 'stage' moves"
+        return "wh.split or zero divides" if self.spread.is_divided else "zero, offload or variables 'stage' moves"
 
 
 class Finished(NamedTuple):
@@ -376,7 +376,7 @@ def _capture_parts(graph: tf.Graph, one: Residence, variable_parts: VariablePart
         PlanError: the variable is an argument, or no longer exists.
     """
     variable = _captured_variable(graph, one.op, one.what)
-    if not one.spread.is_shard and _kind_and_number(own_handle(variable).device) == _kind_and_number(one.devices[0]):
+    if not one.spread.is_divided and _kind_and_number(own_handle(variable).device) == _kind_and_number(one.devices[0]):
         return
     _capture_instead(graph, one.op, one.names, variable_parts.divide(variable, one.spread, one.devices))
 

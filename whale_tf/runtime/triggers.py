@@ -9,10 +9,11 @@ from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.capture import distribution, hooks, layers
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks
+from whale_tf.capture.fitting import is_called
 from whale_tf.capture.handles import note_variables
 from whale_tf.cluster import ONE_PROCESS, devices_of_processes
 from whale_tf.emit.early import Early
-from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
+from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
@@ -124,10 +125,12 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
             "that do not train")
     if not known.trains:
+        if state.processes.count == 1 and observer() is None and is_called():
+            divide_evaluation(state, graph)
         return
     layers.enter_variables(graph)
     zero = (state.plan_of(graph) or state.config).zero
-    distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
+    has_own_places = distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
     if state.asked_for is None and not known.items and observer() is None:
         functions.untag(graph)
         return
@@ -144,7 +147,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     may_span = state.runtime is not None and _may_span(state, graph, plan)
     functions.check(graph.name, known, attributes, state.config, plan, state.processes, may_span)
     config = functions.settings(state.config, state.cluster, state.processes, may_span)
-    if functions.moves_variables(config, plan):
+    if functions.moves_variables(config, plan) or has_own_places:
         functions.separate_updates(graph, known)
     before = traced(graph) if state.verifies else None
     with garbage_collection_paused():
@@ -180,6 +183,28 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
                     "processes; compare the plan in one process: whale verify script.py")
     state.done[graph] = done
     state.latest = weakref.ref(graph)
+
+
+def divide_evaluation(state: Active, graph: tf.Graph) -> None:
+    """Divides a function that does not train over the devices of a model replica, if layouts divide its variables.  If that can
+    not be, it runs on one device, as a warning says."""
+    if functions.makes_variables(graph):
+        return
+    try:
+        if not distribution.divides(graph):
+            return
+        distribution.enter(graph, state.device_kinds, state.processes.count, state.config.zero != NONE, alone=True)
+        distribution.evaluate(graph)
+        config = functions.settings(state.config, state.cluster, state.processes, False).changed(
+            zero=NONE, offload=NONE, recompute=NONE, pipeline__num_micro_batch=1, amp__dtype=NONE)
+        done = parallelize(graph, state.cluster, config, None, state.processes, None, warn=lambda *_: None)
+    except WhaleError as error:
+        state.say(f"tf.function {graph.name!r} is not divided, and puts its variables together on one device: {error}")
+        return
+    if done is not None and done.emitted is not None:
+        functions.check_devices(graph.name, done.emitted.context)
+        functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
+                         state.variable_parts, None, [done.captured.graph.tensor_name(one) for one in done.captured.sources])
 
 
 def note_plan(state: Active, graph: tf.Graph) -> None:
@@ -235,7 +260,7 @@ def _may_span(state: Active, graph: tf.Graph, plan: Optional[Plan]) -> bool:
     items = annotations_of(graph).items
     if not items and wants_search(state.config):
         return True
-    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
+    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step) for item in items]
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
 

@@ -51,13 +51,17 @@ class _Division(NamedTuple):
 
     def parts_of(self, whole: tf.Tensor) -> List[tf.Tensor]:
         spread, shape = self.spread, tuple(whole.shape.as_list())
-        if not spread.is_shard:
+        if not spread.is_divided:
             return [whole]
-        starts = [[start if d == spread.dim else 0 for d in range(len(shape))] for start in spread.starts]
-        return [tf.slice(whole, start, part) for start, part in zip(starts, spread.shapes(shape))]
+        starts = [{one.dim: one.start for one in part.ranges} for part in spread.parts]
+        return [tf.slice(whole, [start.get(dim, 0) for dim in range(len(shape))], part)
+                for start, part in zip(starts, spread.shapes(shape))]
 
     def whole_of(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat(parts, self.spread.dim) if self.spread.is_shard else tf.identity(parts[0])
+        if not self.spread.is_divided:
+            return tf.identity(parts[0])
+        whole: tf.Tensor = self.spread.whole_of(parts, tf.concat)
+        return whole
 
 
 class _Named(NamedTuple):

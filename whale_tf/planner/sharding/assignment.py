@@ -96,7 +96,7 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
 
 def _is_asked(problem: Problem, number: int) -> bool:
     """Whether a layout divides a variable of a TaskGraph."""
-    return any(spread.is_shard and _home(problem, root, number) == number for root, spread in problem.asked.items())
+    return any(spread.is_divided and _home(problem, root, number) == number for root, spread in problem.asked.items())
 
 
 def _stored(problem: Problem, root: int, spread: Spread) -> Stored:

@@ -22,6 +22,7 @@ from whale_tf.patterns.strategy import (
     computed_once,
     is_float,
     look,
+    on_tiles,
     strategies,
 )
 from whale_tf.planner.sharding.slots import Factored
@@ -209,6 +210,8 @@ class Problem:
     def _spread_of(self, op: Op, shape: Shape, split: SplitTaskGraph) -> Spread:
         """The spread that an op's layout means."""
         dim = op.attrs[LAYOUT_ATTR]
+        if isinstance(dim, Spread):
+            return dim
         if dim == NOT_DIVIDED:
             return once
         size = None if shape is None else shape[dim]
@@ -369,8 +372,9 @@ class State:
             return [whole]
         if op.type in SHAPE_ONLY or op.type == "VariableShape":
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
-        found = self.problem.strategies(op, self.split).found
-        return [whole] + found
+        tiled = next((on_tiles(op, self.problem.view, position, spread) for position, spread in enumerate(
+            map(self.spread, op.inputs)) if spread.is_tiles), None)
+        return [whole, *([tiled] if tiled is not None else []), *self.problem.strategies(op, self.split).found]
 
 
 def _is_moved(spread: Spread) -> bool:

@@ -16,6 +16,7 @@ to activations, is in parts, too.  All other ops take the strategy that costs le
 
 If layouts say how variables are stored (``Problem.asked``), nothing is left to decide about these.  An op worth dividing takes
 the parts of a divided weight as they are if it can; beside a whole one every strategy counts, computing the op once included.
+A weight in tiles is regrouped into parts along one dimension.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
     elif anchor and any(s.how != ONCE for _, s in priced):
         priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
         priced = [(cost, s) for cost, s in priced if problem.divides_weights(op, s)] or priced
+    elif problem.is_of_variables(op) and any(state.spread(t).is_tiles for t in op.inputs):
+        priced = [(cost, s) for cost, s in priced if s.how != ONCE] or priced
     elif problem.is_of_variables(op) and sum(map(state.is_free, op.inputs)) == 1:
         if any(state.is_free(t) and problem.is_matrix(t, state.count) for t in op.inputs):
             priced = [(cost, s) for cost, s in priced if s.how != ONCE] or priced
@@ -117,9 +120,9 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
 
 
 def _keeps(problem: Problem, state: State, op: Op, strategy: Strategy) -> bool:
-    """Whether a strategy takes the parts of weights that layouts divide as they are."""
-    return all(need == state.spread(t) for t, need in zip(op.inputs, strategy.needs)
-               if problem.is_weight(t) and state.spread(t).is_shard)
+    """Whether a strategy takes the parts of weights that layouts divide as they are, or parts into which tiles are regrouped."""
+    return all(need.is_shard if state.spread(t).is_tiles else need == state.spread(t)
+               for t, need in zip(op.inputs, strategy.needs) if problem.is_weight(t) and state.spread(t).is_divided)
 
 
 def _cannot_keep(problem: Problem, op: Op, asked: Optional[Spread]) -> str:

@@ -432,7 +432,7 @@ class _Divided:
             return self._after[names[id(handle)]]
         handles, spread = self._parts.parts_of(handle, list(self._outside.values()))
         values = [self._after[names[id(part)]] for part in handles]
-        return np.concatenate(values, spread.dim) if spread.is_shard else values[0]
+        return spread.whole_of(values, np.concatenate)
 
     def close(self) -> None:
         self._replay.close()

@@ -156,8 +156,7 @@ def cpus(count: int) -> Any:
 
 def joined(parts: Parts, values: Values) -> np.ndarray:
     """A variable's value from those of its parts."""
-    pieces = [values[name] for name in parts.names]
-    return np.concatenate(pieces, parts.spread.dim) if parts.spread.is_shard else pieces[0]
+    return parts.spread.whole_of([values[name] for name in parts.names], np.concatenate)
 
 
 def widened(values: Values) -> Values:

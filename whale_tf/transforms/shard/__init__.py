@@ -23,20 +23,21 @@ from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 from whale_tf.transforms.shard.divided_variables import DividedVariables, Parts
 from whale_tf.transforms.shard.lower import Lowering
+from whale_tf.transforms.shard.values import put_together
 
 ROOT = "shards"
 
 
 class Pieces(NamedTuple):
-    """A divided tensor, for fetches: names of its parts, joined along ``spread.dim`` or added up."""
+    """A divided tensor, for fetches: names of its parts, put together or added up."""
 
     names: Tuple[str, ...]
     spread: Spread
 
     def joined(self, nodes: Nodes, names: Sequence[str], scope: str, dtype: Any, host: str) -> str:
         """Stages the whole, from the parts of these names."""
-        if self.spread.is_shard:
-            return nodes.concat(names, self.spread.dim, scope, dtype, host)
+        if self.spread.is_divided:
+            return put_together(nodes, names, self.spread, scope, dtype, host)
         return nodes.add_n(names, scope, dtype, host)
 
 
@@ -176,7 +177,7 @@ class _Mover:
             shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
             if shape is None or spread.kind == EACH:
                 continue
-            shapes = spread.shapes(shape) if shape and spread.is_shard else [tuple(shape)] * len(names)  # handles have none
+            shapes = spread.shapes(shape) if shape and spread.is_divided else [tuple(shape)] * len(names)  # handles have none
             found.update((tensor_name(name), own) for name, own in zip(names, shapes)
                          if name.partition(":")[0] in self._lowering.edit)
         return found

@@ -20,6 +20,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import READS
 from whale_tf.transforms.shard.checkpoints import Parts
+from whale_tf.transforms.shard.values import put_together
 
 
 def branches_of(op: tf.Operation) -> List[str]:
@@ -64,6 +65,6 @@ def _read_parts(copy: FunctionCopy, op: tf.Operation, position: int, variable: P
         whole, scope = copy.edge(node, 0), node.name
         reads = [copy.add("ReadVariableOp", f"{scope}/part{i}", [part], attrs={"dtype": variable.dtype})
                  for i, part in enumerate(parts, 1)]
-        joined = Nodes(copy).concat([whole, *reads], variable.spread.dim, f"{scope}/whole", variable.dtype, "")
+        joined = put_together(Nodes(copy), [whole, *reads], variable.spread, f"{scope}/whole", variable.dtype, "")
         copy.replace({whole: joined})
         copy.set_operand(joined.partition(":")[0], 0, whole)

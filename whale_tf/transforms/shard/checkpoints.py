@@ -197,9 +197,9 @@ def _slice(spec: bytes, variable: Parts, i: int) -> bytes:
     Args:
         spec: the variable's; empty or, if the variable is itself a slice, in this form.
     """
-    dim, start, size = variable.spread.dim, variable.spread.starts[i], variable.spread.sizes[i]
     *full, ranges = spec.decode().split(" ") if spec else [*map(str, variable.shape), ":".join("-" for _ in variable.shape)]
     pieces = ranges.split(":")
-    offset = 0 if pieces[dim] == "-" else int(pieces[dim].partition(",")[0])
-    pieces[dim] = f"{offset + start},{size}"
+    for dim, start, size in variable.spread.parts[i].ranges:
+        offset = 0 if pieces[dim] == "-" else int(pieces[dim].partition(",")[0])
+        pieces[dim] = f"{offset + start},{size}"
     return " ".join([*full, ":".join(pieces)]).encode()

@@ -26,6 +26,7 @@ from whale_tf.ir.graph import Shape
 from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, READS, Role, State, traits
 from whale_tf.transforms.shard.branches import reading_parts
 from whale_tf.transforms.shard.checkpoints import Checkpoints, Parts, host_of
+from whale_tf.transforms.shard.values import put_together
 
 
 class DividedVariables:
@@ -307,7 +308,7 @@ class _Uses:
         self.writes[op.name] = writes = self.write(variable, op)
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
-            self.reads.append((op.outputs[0], self._nodes.concat(writes, variable.spread.dim, scope + "/whole", dtype, "")))
+            self.reads.append((op.outputs[0], put_together(self._nodes, writes, variable.spread, scope + "/whole", dtype, "")))
 
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
         """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
@@ -344,7 +345,7 @@ class _Uses:
     def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> Tuple[str, List[str]]:
         """The variable's value after ``controls``, and the reads of its parts."""
         parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls) for i, part in enumerate(variable.names)]
-        whole = self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.dtype, "")
+        whole = put_together(self._nodes, parts, variable.spread, scope + "/whole", variable.dtype, "")
         self.shapes[whole + ":0"] = variable.shape
         self.shapes.update((part + ":0", shape) for part, shape in zip(parts, variable.spread.shapes(variable.shape)))
         return whole, parts
@@ -360,4 +361,7 @@ def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequen
 
 def _parts_of(nodes: Nodes, variable: Parts, value: str, scope: str) -> List[str]:
     spread = variable.spread
+    if spread.is_tiles:
+        return [nodes.slice_ranges(value, {one.dim: (one.start, one.size) for one in part.ranges}, len(variable.shape),
+                                   f"{scope}/tile{i}", variable.dtype, "") for i, part in enumerate(spread.parts)]
     return nodes.split(value, list(spread.sizes), len(spread.sizes), spread.dim, scope + "/split", variable.dtype, "")

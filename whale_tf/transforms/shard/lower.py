@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,13 +27,14 @@ from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
 from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS
-from whale_tf.patterns.spread import Spread, everywhere, once
+from whale_tf.patterns.spread import Spread, Tile, everywhere, once
 from whale_tf.patterns.strategy import (
     ADVANCED,
     CLASSES,
     CUT,
     EXTREME,
     LOOK_UP,
+    ON_TILES,
     RESEEDED,
     ROWS,
     SIZES,
@@ -74,7 +75,7 @@ class Lowering:
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._definitions = captured.definitions
-        self._rows: Dict[Tuple[int, Spread, int], Rows] = {}
+        self._rows: Dict[Tuple[int, Tile], Rows] = {}
         self._templates: Dict[int, Template] = {}
 
     def run(self) -> None:
@@ -94,22 +95,23 @@ class Lowering:
 
     # -- variables ----------------------------------------------------------------------------------------------------
     def _variable(self, op: Op, spread: Spread) -> None:
-        names = []
-        for i, size in enumerate(spread.sizes):
-            is_own = op.type == self._definitions.node(op.name).op
-            node = self._clone(op, i, [], same_attrs=False) if is_own else self._handle(op, i)
-            node.attr["shape"].shape.dim[spread.dim].size = size
+        names, is_own = [], op.type == self._definitions.node(op.name).op
+        for i, part in enumerate(spread.parts):
+            node = self._clone(op, i, [], same_attrs=False, part=part) if is_own else self._handle(op, i, part)
+            for dim, _, size in part.ranges:
+                node.attr["shape"].shape.dim[dim].size = size
             node.attr["shared_name"].s = node.name.encode()
             names.append(node.name)
         self.variables[op.id] = names
         self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
 
-    def _handle(self, op: Op, i: int) -> NodeDef:
+    def _handle(self, op: Op, i: int, part: Tile) -> NodeDef:
         """A part's handle in a tf.function, where the variable's own handle is a placeholder."""
         attrs = {"dtype": tf.as_dtype(op.attrs["dtype"]), "shape": tf.TensorShape(op.attrs["shape"]), "container": "",
                  "shared_name": ""}
         node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
-        self.stages[self.assignment.home[op.id]].tag(node.name, i)
+        replica = part.replica if self.assignment.variables[op.id].is_tiles else None
+        self.stages[self.assignment.home[op.id]].tag(node.name, part.device, replica=replica)
         return node
 
     # -- ops ----------------------------------------------------------------------------------------------------------
@@ -127,21 +129,22 @@ class Lowering:
         stage.controls = ()
 
     def _parts(self, op: Op, strategy: Strategy, home: int) -> None:
-        count = self.counts[home]
-        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, self._needs(op, strategy))]
+        needs = self._needs(op, strategy)
+        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, needs)]
         results, localised = [], {local.position for local in strategy.localise}
-        for i in range(count):
-            inputs = [parts[i] for parts in operands]
+        parts = _parts_of(strategy, self.counts[home])
+        for i, part in enumerate(parts):
+            inputs = [names[i if need.is_tiles else part.device] for names, need in zip(operands, needs)]
             for position in localised:
                 inputs[position] = self._localised(
                     op, position, [x for x in strategy.localise if x.position == position], home, i)
             same_attrs = strategy.how != RESEEDED and op.type not in SHAPE_ATTRS and op.type not in DROPS_ONES
-            node = self._clone(op, i, inputs, same_attrs)
+            node = self._clone(op, i, inputs, same_attrs, part)
             if op.type in DROPS_ONES and not node.attr["squeeze_dims"].list.i:
                 whole = self.graph.tensors[op.inputs[0]].shape or ()
                 node.attr["squeeze_dims"].list.i.extend(dim for dim, size in enumerate(whole) if size == 1)
             if strategy.how == ROWS:
-                self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
+                self._keep_rows(op, node.name, inputs, part, home, i)
             if strategy.how == RESEEDED:
                 self._reseed(op, node, home, i)
             if op.type in SHAPE_ATTRS and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
@@ -151,12 +154,18 @@ class Lowering:
         for index, tensor in enumerate(op.outputs):
             names = [f"{name}:{index}" for name in results]
             if strategy.weights:
-                names = [self._weighted(name, tensor, weight, home, i)
-                         for i, (name, weight) in enumerate(zip(names, strategy.weights))]
-            if strategy.how == EXTREME:
-                kind = "Maximum" if op.type == "Max" else "Minimum"
-                names = [combine(self.nodes[home], kind, names, self._scope(op, "combined"), self._dtype(tensor))]
+                names = [self._weighted(name, tensor, weight, home, i, part.device)
+                         for i, (name, weight, part) in enumerate(zip(names, strategy.weights, parts))]
+            if strategy.how == EXTREME or (strategy.how == ON_TILES and strategy.gives[index] == once):
+                names = [self._combined(op, names, self._dtype(tensor), home)]
             self.values.put(tensor, strategy.gives[index], names, home)
+
+    def _combined(self, op: Op, names: Sequence[str], dtype: tf.DType, home: int) -> str:
+        """What the results of a reduction of parts amount to, on the first device."""
+        kind, scope = {"Max": "Maximum", "Min": "Minimum"}.get(op.type), self._scope(op, "combined")
+        if kind is not None:
+            return combine(self.nodes[home], kind, names, scope, dtype)
+        return self.nodes[home].add_n(names, scope, dtype, "0")
 
     def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
         """What an op's parts read: for shape operands the whole shape, which is localised."""
@@ -165,8 +174,8 @@ class Lowering:
         local = {item.position for item in strategy.localise}
         return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
 
-    def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True) -> NodeDef:
-        """Stages device ``i``'s copy of an op; ``same_attrs``: see :meth:`StagedEdit.copy`."""
+    def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True, part: Optional[Tile] = None) -> NodeDef:
+        """Stages device ``i``'s copy of an op, or that for part number ``i``; ``same_attrs``: see :meth:`StagedEdit.copy`."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
         if op.id not in self._templates:
             self._templates[op.id], = self.edit.templates([self._definitions.node(op.name)])
@@ -175,7 +184,8 @@ class Lowering:
             self._templates[op.id], self.part_name(op, i), inputs, control_inputs=controls, same_attrs=same_attrs)
         self.stages[home].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
-        self.stages[home].tag(node.name, i, self.forward_name(forward, i) if forward is not None else "")
+        device = i if part is None else part.device
+        self.stages[home].tag(node.name, device, self.forward_name(forward, device) if forward is not None else "")
         return node
 
     def _moved_again(self, tensor: int, home: int) -> bool:
@@ -203,11 +213,19 @@ class Lowering:
             parts = self.done.get(other.name)
             if parts is None:
                 found.append(other.name)
-            elif i >= 0 and len(parts) == self.counts[home] and self.assignment.home[other.id] == home:
+            elif i >= 0 and self.assignment.home[other.id] == home and self._are_alike(op, other, home):
                 found.extend(parts[i])
             else:
                 found.extend(name for names in parts for name in names)
         return [name.partition(":")[0] for name in found]
+
+    def _are_alike(self, op: Op, other: Op, home: int) -> bool:
+        """Whether both ops have a part on each device, or one for each tile."""
+        own, before = (self.assignment.strategies.get(one.id) for one in (op, other))
+        if own is None or before is None:
+            return False
+        counts = [_parts_of(one, self.counts[home]) for one in (own, before)]
+        return counts[0] == counts[1] and len(self.done[other.name]) == len(counts[0])
 
     # -- operands -----------------------------------------------------------------------------------------------------
     def _localised(self, op: Op, position: int, changes: Sequence[Localise], home: int, i: int) -> str:
@@ -230,23 +248,24 @@ class Lowering:
         kept = nodes.binary("Mul", whole, nodes.const(keep, scope + "/keep", dtype, str(i)), scope + "/kept", dtype, str(i))
         return nodes.binary("Add", kept, nodes.const(add, scope + "/sizes", dtype, str(i)), scope, dtype, str(i))
 
-    def _weighted(self, name: str, tensor: int, weight: float, home: int, i: int) -> str:
+    def _weighted(self, name: str, tensor: int, weight: float, home: int, i: int, device: int) -> str:
         nodes, dtype = self.nodes[home], self._dtype(tensor)
         scope = "{}/weighted{}/{}".format(self.root, i, self.graph.tensor_name(tensor).replace(":", "_"))
-        return nodes.binary("Mul", name, nodes.const(weight, scope + "/weight", dtype, str(i)), scope, dtype, str(i))
+        factor = nodes.const(weight, scope + "/weight", dtype, str(device))
+        return nodes.binary("Mul", name, factor, scope, dtype, str(device))
 
-    def _keep_rows(self, op: Op, name: str, operands: List[List[str]], rows: Spread, home: int, i: int) -> None:
-        """Filters the row numbers and values of a sparse update of divided rows to the device's own."""
+    def _keep_rows(self, op: Op, name: str, inputs: Sequence[str], part: Tile, home: int, i: int) -> None:
+        """Filters the row numbers and values of a sparse update of divided rows to those of a part."""
         dims = rule_for(op, self.graph, self.view).inputs
         listed = [p for p, d in enumerate(dims) if isinstance(d, tuple) and d[:1] == (("i0",),)]
         number = next(p for p in listed if self._dtype(op.inputs[p]).is_integer)
-        key = (op.inputs[number], rows, i)
+        key = op.inputs[number], part
         if key not in self._rows:
-            self._rows[key] = Rows(self.nodes[home], operands[number][i], self._dtype(op.inputs[number]), rows, i,
+            self._rows[key] = Rows(self.nodes[home], inputs[number], self._dtype(op.inputs[number]), part,
                                    self._scope(op, f"rows{i}"))
         own = self._rows[key]
         for p in listed:
-            values, what = (own.local, "numbers") if p == number else (operands[p][i], f"values{p}")
+            values, what = (own.local, "numbers") if p == number else (inputs[p], f"values{p}")
             self.edit.move_input(name, p, own.kept(values, self._dtype(op.inputs[p]), what))
 
     # -- initial values -----------------------------------------------------------------------------------------------
@@ -302,7 +321,7 @@ class Lowering:
         result, dtype = op.outputs[0], self._dtype(op.outputs[0])
         parts = []
         for i in range(self.counts[home]):
-            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i, self._scope(op, f"rows{i}"))
+            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows.parts[i], self._scope(op, f"rows{i}"))
             node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
             trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
             parts.append(own.or_zero(node.name, trailing, dtype))
@@ -356,3 +375,12 @@ class Lowering:
         return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
 
 
+
+
+def _parts_of(strategy: Strategy, count: int) -> Sequence[Tile]:
+    """What the parts of an op work on: tiles, or whatever each of ``count`` devices has."""
+    tiled = next((spread.tiles for spread in (*strategy.needs, *strategy.gives) if spread.is_tiles), None)
+    if tiled is not None:
+        return tiled
+    shard = next((need for need in strategy.needs if need.is_shard), None) if strategy.how == ROWS else None
+    return shard.parts if shard is not None else [Tile(i) for i in range(count)]

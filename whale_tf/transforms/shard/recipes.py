@@ -15,7 +15,7 @@ from typing import List, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.patterns.spread import Spread
+from whale_tf.patterns.spread import Spread, Tile
 
 
 class Softmax:
@@ -106,14 +106,15 @@ def combine(nodes: Nodes, op_type: str, parts: Sequence[str], scope: str, dtype:
 
 
 class Rows:
-    """Which numbers belong to rows that device ``i`` has, and their numbers there."""
+    """Which numbers belong to the rows of a part, on its device, and their numbers there."""
 
-    def __init__(self, nodes: Nodes, numbers: str, dtype: tf.DType, rows: Spread, i: int, scope: str) -> None:
-        self.nodes, self.dtype, self.scope, self.device = nodes, dtype, scope, str(i)
-        start = nodes.const(rows.starts[i], scope + "/start", dtype, self.device)
+    def __init__(self, nodes: Nodes, numbers: str, dtype: tf.DType, part: Tile, scope: str) -> None:
+        self.nodes, self.dtype, self.scope, self.device = nodes, dtype, scope, str(part.device)
+        rows = part.ranges[0]
+        start = nodes.const(rows.start, scope + "/start", dtype, self.device)
         self.local = nodes.binary("Sub", numbers, start, scope + "/local", dtype, self.device)
         self.zero = nodes.const(0, scope + "/zero", dtype, self.device)
-        self.last = nodes.const(rows.sizes[i] - 1, scope + "/last", dtype, self.device)
+        self.last = nodes.const(rows.size - 1, scope + "/last", dtype, self.device)
         above = nodes.binary("GreaterEqual", self.local, self.zero, scope + "/above", dtype, self.device)
         below = nodes.binary("LessEqual", self.local, self.last, scope + "/below", dtype, self.device)
         self.mine = nodes.add("LogicalAnd", scope + "/mine", [above, below], self.device)

@@ -8,7 +8,7 @@ from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_AT
 from whale_tf.capture.record import Tags
 from whale_tf.graph_editor.stage import Stage
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import SHARD_ATTR
+from whale_tf.ir.graph import REPLICA_ATTR, SHARD_ATTR
 from whale_tf.ir.region import GATHER_ATTR
 
 
@@ -44,9 +44,14 @@ class TaggedStage(Stage):
         self._tags[staged] = {TASK_GRAPH_ATTR: self.task_graph, SHARD_ATTR: int(device or 0)}
         return staged
 
-    def tag(self, name: str, shard: int, forward: str = "") -> None:
-        """``forward``: name of the forward op that a backward node was made from."""
+    def tag(self, name: str, shard: int, forward: str = "", replica: Optional[int] = None) -> None:
+        """Args:
+        forward: name of the forward op that a backward node was made from.
+        replica: of a part of a variable, the model replica that keeps it.
+        """
         tags: Tags = {TASK_GRAPH_ATTR: self.task_graph, SHARD_ATTR: shard, FORWARD_ATTR: forward or None}
+        if replica is not None:
+            tags[REPLICA_ATTR] = replica
         if self.is_backward:
             tags[PHASE_ATTR] = "backward"
         if self.is_gathering:

@@ -6,6 +6,9 @@
     shard -> everywhere   ConcatV2 on every device              partial -> shard        Slice on every device, AddN where needed
     once -> shard         Slice on the first device             shard -> another shard  Slice on every device, ConcatV2
 
+Tiles are converted like shards, of both of their dimensions.  Tiles that several model replicas keep are put together in each of
+them, again for the backward pass.
+
 At the border of a ``replicate`` TaskGraph, ``once`` means: in parts of the batch, on all its devices.  So each replica slices the
 TaskGraph's tensors where it computes them, and a ``split`` part gathers its slice over the batch.  If a ``replicate`` TaskGraph
 reads a whole tensor, each replica puts it together there, from its own examples of the parts.  Whale fuses the bridge's gather
@@ -15,13 +18,14 @@ are a reduce-scatter over the batch, so no device has the whole.
 
 from __future__ import annotations
 
+import itertools
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.ir.rules import View
-from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
+from whale_tf.patterns.spread import EACH, EVERYWHERE, Range, Spread, Tile, assembled, everywhere, once
 from whale_tf.transforms.shard.tags import TaggedStage
 
 
@@ -31,6 +35,45 @@ class Value(NamedTuple):
     spread: Spread
     names: Tuple[str, ...]
     task_graph: int
+
+
+Piece = Tuple[Tuple[Range, ...], str]  # ranges within a tensor, and the name of these elements
+
+
+def put_together(nodes: Nodes, names: Sequence[str], spread: Spread, scope: str, dtype: tf.DType, device: str) -> str:
+    """Stages the whole of a divided tensor, from parts of these names."""
+    return joined(nodes, [(part.ranges, name) for part, name in zip(spread.parts, names)], scope, dtype, device)
+
+
+def joined(nodes: Nodes, pieces: Sequence[Piece], scope: str, dtype: tf.DType, device: str) -> str:
+    """Stages what pieces form; the last op is named ``scope``."""
+    rows, dims = itertools.count(), [one.dim for one in pieces[0][0]]
+
+    def concat(values: List[str], dim: int) -> str:
+        return nodes.concat(values, dim, scope if dim == dims[0] else f"{scope}/dim{dim}_{next(rows)}", dtype, device)
+    return assembled(pieces, concat)
+
+
+class _Joins(NamedTuple):
+    """Attributes:
+    is_gathered: whether several model replicas keep the parts, so that each puts them together.
+    again: whether backward ops read the result, and others read another one.
+    """
+
+    stage: TaggedStage
+    nodes: Nodes
+    dtype: tf.DType
+    is_gathered: bool
+    again: bool
+
+    def join(self, pieces: Sequence[Piece], scope: str, device: str) -> str:
+        stage = self.stage
+        before = stage.is_gathering, stage.is_backward
+        stage.is_gathering, stage.is_backward = self.is_gathered, self.again or stage.is_backward
+        try:
+            return joined(self.nodes, pieces, scope, self.dtype, device)
+        finally:
+            stage.is_gathering, stage.is_backward = before
 
 
 class Values:
@@ -52,7 +95,7 @@ class Values:
         self._task_graph, self._replicated = task_graph, replicated
         self.moved_again, self.move_again = moved_again, move_again
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
-        self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
+        self._made: Dict[Tuple[int, Spread, int, bool], List[str]] = {}
         self._gathered: Dict[Tuple[int, int, bool], str] = {}
         self.shapes: Dict[str, Shape] = {}  # of slices, by name
         self.table: Dict[int, Value] = {}
@@ -61,7 +104,7 @@ class Values:
         """(tensor, spread, names) of everything that was made."""
         for tensor, value in self.table.items():
             yield tensor, value.spread, value.names
-        for (tensor, spread, _), names in self._made.items():
+        for (tensor, spread, _, _), names in self._made.items():
             yield tensor, spread, names
         for (tensor, _, _), name in self._gathered.items():
             yield tensor, once, [name]
@@ -102,9 +145,10 @@ class Values:
             return list(value.names)
         if value.spread == once and need.kind == EVERYWHERE and self.moved_again(tensor, task_graph):
             return self._moved_everywhere(tensor, value.names[0], task_graph)
-        if value.spread == once and not need.is_shard:
+        if value.spread == once and not need.is_divided:
             return [value.names[0]] * (count if need.kind == EVERYWHERE else 1)
-        return self._converted(tensor, value, need, task_graph, self._maker(tensor, task_graph) if need.is_shard else task_graph)
+        where = self._maker(tensor, task_graph) if need.is_divided else task_graph
+        return self._converted(tensor, value, need, task_graph, where)
 
     def _maker(self, tensor: int, task_graph: int) -> int:
         """The ``replicate`` TaskGraph that computes a tensor, else ``task_graph``."""
@@ -114,66 +158,75 @@ class Values:
     def _converted(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
         """Args:
         where: the TaskGraph that the conversion belongs to."""
-        key = (tensor, need, where if need == once else task_graph)
+        is_gathered = any(part.replica for part in value.spread.tiles) and self._graph.producer(tensor).phase is Phase.FORWARD
+        again = is_gathered and self._stages[where].is_backward
+        key = (tensor, need, where if need == once else task_graph, again)
         if key not in self._made:
-            self._made[key] = self._convert(tensor, value, need, task_graph, where)
+            stage, nodes = self._stages[where], self._nodes[where]
+            before = stage.is_backward, stage.controls
+            stage.is_backward, stage.controls = self._graph.producer(tensor).phase is Phase.BACKWARD, ()
+            try:
+                flat = self._graph.tensor_name(tensor).replace(":", "_")
+                kind = f"dim{need.dim}" if need.is_shard else "tiles" if need.is_tiles else "whole"
+                scope = f"{self._root}/{kind}{'_again' if again else ''}/{flat}"
+                joins = _Joins(stage, nodes, tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype, is_gathered, again)
+                self._made[key] = self._staged(tensor, value, need, self._counts[task_graph], scope, joins)
+            finally:
+                stage.is_backward, stage.controls = before
         return self._made[key]
 
     def _moved_everywhere(self, tensor: int, first: str, task_graph: int) -> List[str]:
-        key = (tensor, everywhere, task_graph)
+        key = (tensor, everywhere, task_graph, False)
         if key not in self._made:
             op = self._graph.producer(tensor)
             operands = self.parts(op.inputs[0], everywhere, task_graph)
             self._made[key] = [first] + [self.move_again(op, i, operands[i]) for i in range(1, self._counts[task_graph])]
         return self._made[key]
 
-    def _convert(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
-        stage = self._stages[where]
-        before = stage.is_backward, stage.controls
-        stage.is_backward, stage.controls = self._graph.producer(tensor).phase is Phase.BACKWARD, ()
-        try:
-            return self._staged(tensor, value, need, task_graph, where)
-        finally:
-            stage.is_backward, stage.controls = before
-
-    def _staged(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
-        nodes, have, count = self._nodes[where], value.spread, self._counts[task_graph]
-        dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
-        flat = self._graph.tensor_name(tensor).replace(":", "_")
-        scope = "{}/{}/{}".format(self._root, "whole" if not need.is_shard else f"dim{need.dim}", flat)
-        if need.is_shard:
+    def _staged(self, tensor: int, value: Value, need: Spread, count: int, scope: str, joins: _Joins) -> List[str]:
+        nodes, have, dtype = joins.nodes, value.spread, joins.dtype
+        if need.is_divided:
             if have == once:
-                return [self._slice(tensor, value.names[0], need.dim, need.starts[i], need.sizes[i],
-                                    f"{scope}/part{i}", "0", nodes) for i in range(count)]
+                return [self._slice(tensor, value.names[0], part.ranges, part.ranges, f"{scope}/part{i}", "0", joins)
+                        for i, part in enumerate(need.parts)]
             # all slices first: a device that runs ops in this order then sends its slices before it waits for others
-            pieces = [self._pieces(tensor, value, need, i, f"{scope}/part{i}", nodes) for i in range(count)]
+            pieces = [self._pieces(tensor, value, part, count, f"{scope}/part{i}", joins) for i, part in enumerate(need.parts)]
             if have.is_partial:
-                return [nodes.add_n(pieces[i], f"{scope}/sum{i}", dtype, str(i)) for i in range(count)]
-            return [nodes.concat(pieces[i], have.dim, f"{scope}/part{i}", dtype, str(i)) for i in range(count)]
+                return [nodes.add_n([name for _, name in pieces[i]], f"{scope}/sum{i}", dtype, str(part.device))
+                        for i, part in enumerate(need.parts)]
+            return [joins.join(pieces[i], f"{scope}/part{i}", str(part.device)) for i, part in enumerate(need.parts)]
         if have.is_partial:
             total = nodes.add_n(list(value.names), scope + "/sum", dtype, "0")
             return [total] * (count if need.kind == EVERYWHERE else 1)
+        whole = [(part.ranges, name) for part, name in zip(have.parts, value.names)]
         if need.kind == EVERYWHERE:
-            return [nodes.concat(list(value.names), have.dim, f"{scope}/concat{i}", dtype, str(i)) for i in range(count)]
-        return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
+            return [joins.join(whole, f"{scope}/concat{i}", str(i)) for i in range(count)]
+        return [joins.join(whole, scope + "/concat", "0")]
 
-    def _pieces(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> List[str]:
-        """What device ``i`` gets from each device under another division; for terms of a sum, its part of each term."""
-        have, pieces = value.spread, []
-        for j, name in enumerate(value.names):
-            if have.is_partial or have.dim != need.dim:
-                begin, size = need.starts[i], need.sizes[i]
-            else:
-                begin = max(need.starts[i], have.starts[j])
-                size = min(need.starts[i] + need.sizes[i], have.starts[j] + have.sizes[j]) - begin
-                begin -= have.starts[j]
-            if size > 0:
-                pieces.append(self._slice(tensor, name, need.dim, begin, size, f"{scope}/from{j}", str(j), nodes))
+    def _pieces(self, tensor: int, value: Value, need: Tile, count: int, scope: str, joins: _Joins) -> List[Piece]:
+        """What a part under another division gets from each part; of terms of a sum, its part of each term."""
+        sources = [Tile(j) for j in range(count)] if value.spread.is_partial else value.spread.parts
+        pieces = []
+        for j, (source, name) in enumerate(zip(sources, value.names)):
+            common = need.common(source)
+            if common is not None:
+                own = source.inside(common)
+                pieces.append((common, self._slice(tensor, name, own, common, f"{scope}/from{j}", str(source.device), joins)
+                               if own else name))
         return pieces
 
-    def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
-        shape, dtype = self._view.shape(tensor), tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+    def _slice(self, tensor: int, name: str, ranges: Sequence[Range], common: Sequence[Range], scope: str, device: str,
+               joins: _Joins) -> str:
+        """Some elements of a tensor, or of a part of it.
+
+        Args:
+            ranges: within the part.
+            common: within the tensor.
+        """
+        shape = self._view.shape(tensor)
         assert shape is not None, "a tensor is divided along a dimension that its op's rule knows"
-        sliced = nodes.slice_dim(name, dim, len(shape), begin, size, scope, dtype, device)
-        self.shapes[sliced + ":0"] = (*shape[:dim], size, *shape[dim + 1:])
+        own = {one.dim: (one.start, one.size) for one in ranges}
+        sliced = joins.nodes.slice_ranges(name, own, len(shape), scope, joins.dtype, device)
+        sizes = {one.dim: one.size for one in common}
+        self.shapes[sliced + ":0"] = tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
         return sliced
