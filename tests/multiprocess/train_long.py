@@ -6,6 +6,7 @@ the step).
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -49,19 +50,18 @@ class Steps(keras.callbacks.Callback):
 def model() -> Any:
     layers = keras.layers
     inputs = keras.Input((5,))
-    if SPANS:
-        with wh.replicate(1):
-            x = layers.Dense(8, activation="tanh")(inputs)
-        with wh.replicate(1):
-            x = layers.Dense(1)(layers.Dense(8, activation="tanh")(x))
-    else:
-        x = layers.Dense(1)(layers.Dense(8, activation="tanh")(layers.Dense(8, activation="tanh")(inputs)))
+    with wh.replicate(1) if SPANS else contextlib.nullcontext():
+        x = layers.Dense(8, activation="tanh")(inputs)
+    with wh.replicate(1) if SPANS else contextlib.nullcontext():
+        x = layers.Dense(8, activation="tanh")(x)
+        x = layers.Dense(1)(x)
     made = keras.Model(inputs, x)
     made.compile(keras.optimizers.Adam(0.05), lambda y_true, y_pred: tf.square(y_true[:, :1] - y_pred), metrics=[metric()])
     return made
 
 
 def main() -> None:
+    os.makedirs(sys.argv[1], exist_ok=True)
     rng = np.random.RandomState(0)
     x = rng.randn(EXAMPLES, 5)
     y = np.stack([x @ rng.randn(5), 2.0 ** np.arange(EXAMPLES)], axis=1)
@@ -70,7 +70,7 @@ def main() -> None:
     print("process", os.getpid(), flush=True)
     made.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Steps(), keras.callbacks.ReduceLROnPlateau("loss", patience=1)],
              validation_data=(x[:8], y[:8]))
-    np.savez(f"{sys.argv[1]}/variables.{RANK}.npz", *[np.array(value) for value in made.variables + made.optimizer.variables])
+    np.savez(f"{sys.argv[1]}/variables.{RANK}.npz", *[value.numpy() for value in made.variables + made.optimizer.variables])
     print("finished", flush=True)
 
 

@@ -93,7 +93,7 @@ class Termination:
     def __init__(self, processes: Processes, runtime: Optional[Runtime]) -> None:
         self._is_chief = processes.is_chief
         self._signals_heard: Sequence[int] = (signal.SIGTERM,)
-        self.signal_name = "SIGTERM"  # of the last signal
+        self.signal = 0  # the last one
         self._at_steps = 0  # calls of ``fit`` that end by themselves after a step
         self._runtime = runtime
         self.is_asked = False
@@ -147,7 +147,7 @@ class Termination:
         self._signals = None
 
     def _note(self, number: int, frame: Any) -> None:
-        self.is_asked, self.signal_name = True, signal.Signals(number).name
+        self.is_asked, self.signal = True, number
         if not self._has_run:  # nothing to save, nobody to wait for
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any, Callable, List, Optional
@@ -68,7 +69,7 @@ class Fits:
         is_chief = self._processes.is_chief
         gather = self._job.gather if self._job is not None else None
         writer = Writer(self._processes.count, self._processes.rank, self._host)
-        pace = Pace(self._settings, gather, is_chief, lambda: self._termination.is_asked)
+        pace = Pace(self._settings, gather, is_chief, lambda: self._termination.signal)
         pace.begins(0)
         variables = Variables(model, self._parts, is_chief, self._host)
         self.current = Fit(model, store, variables, writer, pace, found, run, self._end)
@@ -119,13 +120,13 @@ class Fits:
                 "all of them need the same directory (snapshot.path)")
         return int(rows[0, 0])
 
-    def _end(self, job: Job, writer: Writer) -> None:
-        """Ends this process, once the snapshot is complete.
+    def _end(self, job: Job, writer: Writer, number: int) -> None:
+        """Ends this process, once the snapshot is complete; the signal was for it, or for another process.
 
         Raises:
             SystemExit
         """
         self._termination.is_asked = True  # maybe only another process was
         self._say("{}: snapshot of step {} is {}; ending".format(
-            self._termination.signal_name, job.step, "complete" if writer.wait_for_manifest(job) else "not complete"))
+            signal.Signals(number).name, job.step, "complete" if writer.wait_for_manifest(job) else "not complete"))
         sys.exit(TERMINATED_STATUS)

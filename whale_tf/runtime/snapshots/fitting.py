@@ -71,7 +71,7 @@ class Fit:
     """
 
     def __init__(self, model: Any, store: Store, variables: Variables, writer: Writer, pace: Pace, found: Optional[Snapshot],
-                 run: int, end: Callable[[Job, Writer], None]) -> None:
+                 run: int, end: Callable[[Job, Writer, int], None]) -> None:
         self.variables = variables
         self._model, self._store, self._writer, self._pace, self._run, self._end = model, store, writer, pace, run, end
         self._found = found
@@ -210,8 +210,8 @@ class Fit:
 
     def _step_done(self, must_agree: bool = False) -> None:
         todo = self._pace.after(self._position.step, must_agree, self._writer)
-        if todo.ends:
-            self._end(self._take(), self._writer)
+        if todo.signal:
+            self._end(self._take(), self._writer, todo.signal)
         elif todo.takes:
             self._take()
 

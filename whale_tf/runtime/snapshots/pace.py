@@ -26,10 +26,14 @@ Gather = Callable[[Sequence[float]], np.ndarray]
 
 
 class Todo(NamedTuple):
-    """What follows on a step."""
+    """What follows on a step.
+
+    Attributes:
+        signal: that asks for the end; 0: training goes on.
+    """
 
     takes: bool
-    ends: bool
+    signal: int
 
 
 class Pace:
@@ -37,12 +41,12 @@ class Pace:
 
     Args:
         gather: the rows of all processes, once all have come to the same step; None: there is one process.
-        is_asked: whether this process was asked to end.
+        signal: that has asked this process to end; 0: none has.
     """
 
-    def __init__(self, settings: Settings, gather: Optional[Gather], is_chief: bool, is_asked: Callable[[], bool]) -> None:
+    def __init__(self, settings: Settings, gather: Optional[Gather], is_chief: bool, signal: Callable[[], int]) -> None:
         self.is_chief = is_chief
-        self._settings, self._gather, self._is_asked = settings, gather, is_asked
+        self._settings, self._gather, self._signal = settings, gather, signal
         self._taken_step = self._agreed_step = self._next = 0
         self._taken_at = self._agreed_at = time.monotonic()
         self._stall_s = 0.0
@@ -61,15 +65,15 @@ class Pace:
         every = self._settings.every_steps
         takes = every is not None and step // every > self._taken_step // every
         if self._gather is None:
-            return Todo(takes or self._is_time(writer), self._is_asked())
+            return Todo(takes or self._is_time(writer), self._signal())
         if step < self._next and not must_agree:
-            return Todo(takes, False)
-        rows = self._gather([self._is_asked(), self._is_time(writer), self._steps(step), writer.failed_step])
+            return Todo(takes, 0)
+        rows = self._gather([self._signal(), self._is_time(writer), self._steps(step), writer.failed_step])
         if any(row[3] == self._taken_step for row in rows):
             writer.give_up()  # another process could not write its part
         self._agreed_step, self._agreed_at = step, time.monotonic()
         self._next = step + int(rows[0][2])
-        return Todo(takes or bool(rows[0][1]), any(row[0] for row in rows))
+        return Todo(takes or bool(rows[0][1]), int(max(row[0] for row in rows)))
 
     def _is_time(self, writer: Writer) -> bool:
         """Whether the clock asks for a snapshot: ``every_s``, or the share of time that snapshots may take."""
