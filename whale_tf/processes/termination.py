@@ -127,12 +127,13 @@ class Termination:
     @contextlib.contextmanager
     def at_steps(self) -> Iterator[None]:
         """Training that asks after its steps whether it shall end, and then ends by itself."""
-        self._has_run = True
+        before, self._has_run = self._has_run, True
         self._at_steps += 1
         try:
             yield
         finally:
             self._at_steps -= 1
+            self._has_run = before
 
     def remove(self) -> None:
         """Restore the previous handling of SIGTERM."""

@@ -54,11 +54,12 @@ class Fits:
             ConfigError: this ``fit`` cannot have them.
             SnapshotError: the snapshots are of another model or other data.
         """
-        if not any(kind.__module__ == TRAINER for kind in type(model).__mro__):
+        is_keras_3 = any(kind.__module__ == TRAINER for kind in type(model).__mro__)
+        if not is_keras_3 or not hasattr(sys.modules[TRAINER].TFEpochIterator, "_enumerate_iterator"):
             raise ConfigError(
-                "snapshot.path is set, but snapshots are taken of Keras 3's fit (TensorFlow 2.16 and later), and this is "
-                f"{type(model).__module__}.{type(model).__name__} with TensorFlow {tf.__version__}; leave it out, and use "
-                "keras.callbacks.BackupAndRestore")
+                "snapshot.path is set, but snapshots are taken of the fit of Keras 3.8 and later, and this is "
+                f"{type(model).__module__}.{type(model).__name__} with TensorFlow {tf.__version__}; pip install 'keras>=3.8' "
+                "(TensorFlow 2.16 or later), or leave out snapshot.path and use keras.callbacks.BackupAndRestore")
         if self.current is not None:
             raise ConfigError("snapshot.path is set, but fit is called inside of another fit; call one after the other, or leave "
                               "out snapshot.path")
