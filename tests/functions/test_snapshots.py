@@ -127,14 +127,14 @@ def test_goes_on_under_another_plan(float64: None, tmp_path: Any, capfd: Any, fi
 
 
 def players() -> Any:
-    """A model with two optimizers, one of which Keras does not know, and a generator of TensorFlow's."""
+    """A model with two optimizers that Keras does not know, beside one that is not used, and a generator of TensorFlow's."""
     keras = tf.keras
 
     class Players(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.maker, self.judge = keras.layers.Dense(5), keras.layers.Dense(1)
-            self.others = {"judge": keras.optimizers.Adam(0.02)}
+            self.others = {"judge": keras.optimizers.Adam(0.02), "maker": keras.optimizers.Adam(0.05)}
             self.noise = tf.random.Generator.from_seed(3)
 
         def call(self, x: Any) -> Any:
@@ -149,8 +149,8 @@ def players() -> Any:
                                                        self.judge.trainable_variables)])
             with tf.GradientTape() as tape:
                 made = tf.reduce_mean(tf.square(self.judge(self.maker(x + noise))))
-            self.optimizer.apply_gradients([*zip(tape.gradient(made, self.maker.trainable_variables),
-                                                 self.maker.trainable_variables)])
+            self.others["maker"].apply_gradients([*zip(tape.gradient(made, self.maker.trainable_variables),
+                                                       self.maker.trainable_variables)])
             return {"loss": made, "judged": judged, "seen": tf.reduce_sum(y[:, 1])}
 
     model = Players()

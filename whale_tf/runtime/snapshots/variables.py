@@ -17,6 +17,7 @@ from whale_tf.errors import SnapshotError
 from whale_tf.runtime.snapshots.files import Piece, Value
 from whale_tf.runtime.variable_parts import VariableParts
 
+_DIGITS = re.compile(r"(\d+)")
 _NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 OTHERS, SEED = "captured/", "seeds/0"
 OR_ELSE = "or set another snapshot.path"  # the end of messages
@@ -46,7 +47,7 @@ class Variables:
         self._looked_at.add(graph)
         known = {id(variable) for _, variable in self._of_model()}
         known |= {id(reference()) for reference in self._captured.values()}
-        for variable in graph.variables:
+        for variable in sorted(graph.variables, key=_in_order):  # TensorFlow has them in no order
             if id(variable) not in known:
                 key = self._free_key(variable.name)
                 self._captured[key] = weakref.ref(variable)
@@ -151,6 +152,11 @@ class Variables:
         while key in self._captured:
             key, number = f"{first}#{number}", number + 1
         return key
+
+
+def _in_order(variable: Any) -> List[Tuple[int, str]]:
+    """Variables by their names, in which numbers count as such: ``dense_9`` before ``dense_10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(variable.name)]
 
 
 def _seeds(makes_one: bool) -> Sequence[Any]:
