@@ -11,7 +11,6 @@ Nothing before the last step edits the graph, so that an error leaves it as it w
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from whale_tf._tf_compat import tf
@@ -24,6 +23,7 @@ from whale_tf.decide.facts import parameters
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
+from whale_tf.emit.steps import own_step
 from whale_tf.errors import PlanError
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program, parted
@@ -77,7 +77,6 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
     if plan.is_local:
         return done
     if plan.spans_processes:
-        processes = replace(processes, runs_part=True)
         if early is not None:
             raise PlanError(
                 "a model replica spans processes, but a Session ran before the ranks of all inputs were known; give the inputs "
@@ -92,7 +91,11 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
     has_run = early is not None and not renews
     devices = (*device_names(cluster, processes), host_name(cluster, processes))
     backend = plan.gradients[0].backend if plan.gradients else "local"
-    emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
+    here = plan.local_part(processes.rank)
+    if plan.spans_processes:
+        here, processes = own_step(captured, region, plan, processes)
+        backend = "collective" if processes.graphs > 1 else backend
+    emitted = emit(graph, captured, region, here, backend, devices, processes, keys, has_run)
     assert captured.recording is not None
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables, renews=renews)
 

@@ -7,6 +7,7 @@ It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import Dict, List, Mapping, Optional, Set, Tuple, Union
 
@@ -342,8 +343,8 @@ class Plan(Record):
         if self.one_step:
             return len(self.processes) > 1
         owners = self._owners() if self.processes else []
-        counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
-        return any(len(owner) > 1 for owner in owners) or len(counts) > 1
+        counts = Counter(min(owner) for owner in owners)
+        return any(len(owner) > 1 for owner in owners) or len({counts[rank] for rank in range(len(self.processes))}) > 1
 
     def local_part(self, rank: int) -> Plan:
         """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero; the

@@ -26,7 +26,7 @@ def among(step: TrainingStep, ops: Sequence[Added], results: Sequence[str], sums
         graph.add(name, type_, [graph.tensor(each) for each in inputs], [(shape, "float32")] * (type_[:6] != "Assign"),
                   phase=Phase.OTHER, attrs={SUMS: sums}, value=np.zeros(shape, "int32") if type_ == "Const" else None)
     region = step.region._replace(task_graph=[*step.region.task_graph, *[-1] * len(ops)])
-    return step._replace(region=region), of_function(region, step.sources, [graph.tensor(name) for name in results])
+    return step._replace(region=region), of_function(region, step.sources, [graph.tensor(name) for name in results], False)
 
 
 def described(step: TrainingStep, across: Across) -> Dict[str, object]:

@@ -2,17 +2,18 @@
 script.
 
 ``python -m tests.multiprocess.train_functions DEVICES PLAN...``, in a job of several processes: DEVICES of each; a plan is
-``name of the model / loop / name of the plan``, in which ``*`` stands for all.  At the end, processes read different data, which
-they must notice.
+``name of the model / loop / name of the plan``, in which ``*`` stands for all.  At the end there are mini-batches of
+several sizes; processes read different data, which they must notice; and a mini-batch is too small.
 """
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
 import traceback
-from typing import List, Tuple
+from typing import List, Sequence, Tuple
 
 import whale_tf as wh
 
@@ -23,6 +24,7 @@ CLUSTER = f"{WORKERS}xcpu:{DEVICES}"
 
 wh.init({"io.slicing": False}, cluster=CLUSTER)  # before TensorFlow runs an op, so that it starts this process's server
 
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tests.functions.equality import Way  # noqa: E402
@@ -45,6 +47,7 @@ PLANS = {
     "zero v1": Way((WORKERS * DEVICES,), 0, {"zero": "v1"}),
     "zero v2": Way((WORKERS * DEVICES,), 0, {"zero": "v2", "num_micro_batch": 2}),
     "zero v3": Way((WORKERS * DEVICES,), 0, {"zero": "v3", "num_micro_batch": 2}),
+    "split replicas": Way((-2,), 0, {}),
     "split": Way((-WORKERS * DEVICES,), 0, {}),
 }
 
@@ -73,9 +76,46 @@ def main() -> int:
                 traceback.print_exc()
         else:
             print(f"{model}/{loop}/{plan}: equal", flush=True)
+    wrong += not all(takes_any_size(*counts) for counts in [(1, 1), (WORKERS * DEVICES,)])
     wrong += not notices_different_data()
+    wrong += not refuses_few_examples()
     print("finished" if not wrong else f"{wrong} failed", flush=True)
     return int(wrong > 0)
+
+
+def takes_any_size(*counts: int) -> bool:
+    """Whether steps with mini-batches of several sizes, and a result with their rows, are those of the local script."""
+    sizes = 16, 11, 13
+    local = trained([], *sizes)
+    wh.init({"io.slicing": False, "num_micro_batch": 2}, cluster=CLUSTER)
+    try:
+        return all(np.allclose(one, other, 1e-11, 1e-13) for one, other in zip(trained(counts, *sizes), local))
+    finally:
+        wh.shutdown()
+
+
+def trained(counts: Sequence[int], *sizes: int) -> List[np.ndarray]:
+    """Losses, results with rows and variables of steps with mini-batches of these sizes."""
+    weights = [tf.Variable(np.linspace(-1, 1, 9).reshape(3, 3)), tf.Variable(np.linspace(1, 2, 9).reshape(3, 3))]
+    rows = tf.TensorSpec([None, 3], tf.float64)
+
+    @tf.function(input_signature=[rows])
+    def step(x: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape, contextlib.ExitStack() as scopes:
+            for number, weight in enumerate(weights):
+                if number < len(counts):
+                    scopes.close()
+                    scopes.enter_context(wh.replicate(counts[number]))
+                x = tf.tanh(tf.matmul(x, weight))
+            loss = tf.reduce_mean(tf.square(x))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+            weight.assign_sub(.1 * gradient)
+        return loss, x
+
+    found: List[np.ndarray] = []
+    for size in sizes:
+        found += [one.numpy() for one in step(tf.reshape(tf.cos(tf.range(3. * size, dtype=tf.float64)), [size, 3]))]
+    return found + [weight.numpy() for weight in weights]
 
 
 def notices_different_data() -> bool:
@@ -95,6 +135,16 @@ def notices_different_data() -> bool:
         return "'x" in str(error) and "another first example in process 1" in str(error)
     finally:
         wh.shutdown()
+    return False
+
+
+def refuses_few_examples() -> bool:
+    """Whether this process, like all others, refuses a mini-batch that is too small; then nothing can follow in this job."""
+    wh.init({"io.slicing": False, "num_micro_batch": 2}, cluster=CLUSTER)
+    try:
+        trained((1, 1), 1)
+    except wh.InputError as error:
+        return "does not divide" in str(error)
     return False
 
 

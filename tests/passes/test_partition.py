@@ -22,7 +22,7 @@ PIPELINE = [
 
 
 def test_pipeline() -> None:
-    found = partition(PIPELINE, [RESULT, UPDATE, OTHER_UPDATE], 2)
+    found = partition(PIPELINE, [RESULT, UPDATE, OTHER_UPDATE], range(2))
     assert found.runs == [{0, 1}, {0}, {1}, {1}, {1}, {0}, {1}, {0, 1}]
     assert found.crossings == [Crossing((FIRST, 0), 0, 1), Crossing((LOSS, 0), 1, 0), Crossing((GRADIENT, 0), 1, 0)]
     assert unanswered(PIPELINE, found) == [(1, 0)]  # process 0 hears with the loss that its activation has arrived
@@ -30,19 +30,19 @@ def test_pipeline() -> None:
 
 def test_common_nodes_run_where_they_are_needed() -> None:
     nodes = [Node(None), Node(None, ((0, 0),)), Node(1, ((1, 0),)), Node(None)]
-    found = partition(nodes, [2, 3], 3)
+    found = partition(nodes, [2, 3], range(3))
     assert found.runs == [{1}, {1}, {1}, {0, 1, 2}] and found.crossings == []
 
 
 def test_wait_for_another_process_makes_it_run() -> None:
     nodes = [Node(1), Node(None, (), (0,))]
-    found = partition(nodes, [1], 2)
+    found = partition(nodes, [1], range(2))
     assert found.runs == [{1}, {0, 1}] and found.crossings == []
 
 
 def test_each_value_travels_once_to_each_reader() -> None:
     nodes = [Node(0), *(Node(rank, ((0, 0),)) for rank in (0, 1, 1, 2)), Node(None, ((0, 0),))]
-    found = partition(nodes, list(range(1, 6)), 3)
+    found = partition(nodes, list(range(1, 6)), range(3))
     assert found.crossings == [Crossing((0, 0), 0, 1), Crossing((0, 0), 0, 2)]
     assert unanswered(nodes, found) == [(0, 1), (0, 2)]
 
@@ -59,7 +59,7 @@ def test_parts_compute_what_the_whole_computes(seed: int) -> None:
     expected = [0] * 40
     for index, node in enumerate(nodes):
         expected[index] = hash((index, tuple(expected[before] for before, _ in node.inputs)))
-    found = partition(nodes, effects, count)
+    found = partition(nodes, effects, range(count))
     values: List[Dict[int, int]] = [{} for _ in range(count)]
     for index, node in enumerate(nodes):  # in order, so that a value arrives before it is read
         for rank in found.runs[index]:

@@ -115,11 +115,16 @@ class Captured(NamedTuple):
     def _first(self, tensor: int) -> Optional[int]:
         return (self.graph.tensors[tensor].shape or (-1,))[0]
 
-    def step(self, region: Region, processes: int = 1) -> TrainingStep:
-        """The step from which passes make a Program."""
+    def step(self, region: Region, processes: int = 1, shares_batch: bool = False) -> TrainingStep:
+        """The step from which passes make a Program.
+
+        Args:
+            processes: that compute one each, side by side.
+            shares_batch: these divide one mini-batch.
+        """
         update, across = find_update(region, self.variable_homes, self.gradient_home), None
         if processes > 1 and self.recording is not None and self.recording.results is not None:
-            across = of_function(region, self.sources, self.recording.results)
+            across = of_function(region, self.sources, self.recording.results, shares_batch)
         return TrainingStep(region, self.sources, update, self.gradients, processes, across)
 
     def state_bytes(self) -> Dict[int, int]:

@@ -14,10 +14,11 @@ from whale_tf.cluster.processes import (
     devices_of_processes,
     find_processes,
     host_name,
+    process_of,
     process_speeds,
     whole_cluster,
 )
 
 __all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "LAUNCHED", "Link", "ONE_PROCESS",
-           "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "host_name", "process_speeds",
-           "read_environment", "whole_cluster"]
+           "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "host_name", "process_of",
+           "process_speeds", "read_environment", "whole_cluster"]

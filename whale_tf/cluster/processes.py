@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ JOB = "worker"  # all training processes are tasks of one TensorFlow job, in ran
 LAUNCHED = "WHALE_RUN"  # environment variable set in processes started by `whale run`
 FIRST_PORT = 27182  # port of a host's first process, if the launcher names only hosts
 
+_TASK = re.compile(r"/task:(\d+)/")
 DeviceNumbers = Tuple[Tuple[int, ...], ...]  # [process][device]
 
 
@@ -26,12 +28,21 @@ class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
-    runs_part: whether each process runs its own part of one step.
+    members: the processes that run the parts of this one's step, all on the same mini-batch; (): this process runs a step alone,
+        on its own mini-batch.
+    steps, number: this step is one of so many that divide that mini-batch.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
-    runs_part: bool = False
+    members: Tuple[int, ...] = ()
+    steps: int = 1
+    number: int = 0
+
+    @property
+    def runs_part(self) -> bool:
+        """Whether each process runs its own part of a step."""
+        return bool(self.members)
 
     @property
     def count(self) -> int:
@@ -40,7 +51,12 @@ class Processes:
     @property
     def graphs(self) -> int:
         """The number of steps that are computed side by side."""
-        return 1 if self.runs_part else self.count
+        return self.steps if self.runs_part else self.count
+
+    @property
+    def step(self) -> int:
+        """The number of this process's step among those."""
+        return self.number if self.runs_part else self.rank
 
     @property
     def is_chief(self) -> bool:
@@ -58,6 +74,12 @@ class Processes:
 
 
 ONE_PROCESS = Processes()
+
+
+def process_of(device: str) -> Optional[int]:
+    """The number of the process in a device's name; None: it names none."""
+    found = _TASK.search(device)
+    return int(found.group(1)) if found else None
 
 
 def find_processes(environ: Mapping[str, str] = os.environ) -> Processes:

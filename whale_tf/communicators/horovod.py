@@ -10,8 +10,10 @@ import functools
 from typing import Any, Optional, Sequence
 
 from whale_tf._tf_compat import tf
+from whale_tf.cluster import Processes
 from whale_tf.communicators.base import Member
-from whale_tf.communicators.processes import Keys, ProcessCommunicator
+from whale_tf.communicators.keys import Keys
+from whale_tf.communicators.processes import ProcessCommunicator
 from whale_tf.errors import ClusterError, ConfigError
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -24,9 +26,9 @@ class HorovodCommunicator(ProcessCommunicator):
         ClusterError: these processes do not match Horovod's.
     """
 
-    def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
-        super().__init__(nodes, count, rank, keys)
-        self._horovod = _started(count, rank)
+    def __init__(self, nodes: Nodes, processes: Processes, keys: Keys) -> None:
+        super().__init__(nodes, processes, keys)
+        self._horovod = _started(processes.count, processes.rank)
         self._kinds = {
             "sum": self._horovod.Sum, "prod": self._horovod.Product, "max": self._horovod.Max, "min": self._horovod.Min,
             "any": self._horovod.Max, "all": self._horovod.Min}

@@ -12,10 +12,12 @@ pulls messages from the sender, and no other process takes part.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.communicators.processes import CARRIED, CARRIERS, Keys
+from whale_tf.cluster import Processes
+from whale_tf.communicators.keys import Keys, instance_of_shape
+from whale_tf.communicators.processes import CARRIED, CARRIERS
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -41,7 +43,7 @@ class Pairs:
     """Stages messages.  All processes must call :meth:`cross` for the same values in the same order, whoever sends them.
 
     Args:
-        rank: this process.
+        processes: all, and which of them this is.  Of steps side by side, each has its own messages between its processes.
         device: on which the messages of this process are staged.
 
     Attributes:
@@ -50,8 +52,9 @@ class Pairs:
         received: sender -> names of the ops that receive, which must run, so that the sender may forget the value.
     """
 
-    def __init__(self, nodes: Nodes, rank: int, keys: Keys, device: str) -> None:
-        self._nodes, self._rank, self._keys, self._device = nodes, rank, keys, device
+    def __init__(self, nodes: Nodes, processes: Processes, keys: Keys, device: str) -> None:
+        self._nodes, self._rank, self._keys, self._device = nodes, processes.rank, keys, device
+        self._processes = processes
         self.staged: List[str] = []
         self.sent: List[str] = []
         self.received: Dict[int, List[str]] = {}
@@ -73,7 +76,8 @@ class Pairs:
             raise UnsupportedOpError(
                 f"{value.edge!r} is of type {value.dtype.name}, which cannot be sent from process {sender} to process "
                 f"{receiver}; compute it in the TaskGraph that reads it")
-        nodes, device, scope = self._nodes, self._device, f"{value.scope}/from_{sender}_to_{receiver}"
+        names = self._part_of(sender), self._part_of(receiver)
+        nodes, device, scope = self._nodes, self._device, "{}/from_{}_to_{}".format(value.scope, *names)
         self.staged.append(f"{scope} {value.dtype.name} {value.shape}")
         cast = sender == self._rank and wire != value.dtype
         edge = nodes.cast(value.edge, scope + "/cast", value.dtype, wire, device) if cast else value.edge
@@ -83,39 +87,49 @@ class Pairs:
     def _shaped(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Tuple[Optional[int], ...]]) -> str:
         """A value, with its shape in a message before it unless that is known."""
         if shape is not None and None not in shape:
-            return self._send(message, edge, dtype, shape, "")
+            return self._end(message, "", [edge], [], T=dtype, shape=tf.TensorShape(shape), group_size=SIZE,
+                             group_key=self._group(message), instance_key=self._keys.instance())
         own = self._rank == message.sender
         sizes = self._nodes.shape(edge, message.scope + "/shape", dtype, self._device) if own else ""
         before, rank = message._replace(scope=message.scope + "/sizes", waits=()), None if shape is None else len(shape)
-        return self._send(message, edge, dtype, None, self._shaped(before, sizes, tf.int32, (rank,)))
+        return self._open(message, edge, dtype, self._shaped(before, sizes, tf.int32, (rank,)) or sizes)
 
-    def _send(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Sequence[Optional[int]]], sizes: str) -> str:
-        """One message.
+    def _open(self, message: _Message, edge: str, dtype: tf.DType, sizes: str) -> str:
+        """One message of a shape that is known only when the step runs: the vector ``sizes``."""
+        nodes, device, scope, (block, number) = self._nodes, self._device, message.scope, self._keys.open_instance()
+        group = self._group(message, block)
+        if not sizes:
+            return ""
+        numbers = [nodes.const(SIZE, scope + "/group_size", tf.int32, device),
+                   nodes.const(group, scope + "/group_key", tf.int32, device),
+                   instance_of_shape(nodes, number, sizes, scope + "/instance", device)]
+        if self._rank == message.sender:
+            return self._end(message, "V2", [edge, *numbers], [], T=dtype)
+        return self._end(message, "V2", [], [*numbers, sizes], T=dtype, Tshape=tf.int32)
+
+    def _end(self, message: _Message, version: str, sends: Sequence[str], receives: Sequence[str], **attrs: Any) -> str:
+        """This process's end of a message.
 
         Args:
-            shape: static; None: the receiver gets it as ``sizes``, a vector.
+            version: of the ops.
+            sends, receives: operands of the op that sends, or receives.
         """
-        nodes, device, scope = self._nodes, self._device, message.scope
-        numbers = {"group_size": SIZE, "group_key": self._keys.group("pair", str(message.sender), str(message.receiver)),
-                   "instance_key": self._keys.instance()}
-        if self._rank not in (message.sender, message.receiver):
+        if self._rank == message.sender:
+            self.sent.append(self._nodes.add(f"CollectiveBcastSend{version}", message.scope + "/send", sends, self._device,
+                                             message.waits, **attrs))
+        if self._rank != message.receiver:
             return ""
-        kind, version = "Send" if self._rank == message.sender else "Recv", "" if shape is not None else "V2"
-        inputs, attrs = [edge] if kind == "Send" else [], {"T": dtype}  # type: List[str], Dict[str, object]
-        if shape is not None:
-            attrs.update(numbers, shape=tf.TensorShape(shape))
-        else:
-            inputs += [nodes.const(number, f"{scope}/{what}", tf.int32, device) for what, number in numbers.items()]
-            if kind == "Recv":
-                inputs.append(sizes)
-                attrs["Tshape"] = tf.int32
-        name = nodes.add(f"CollectiveBcast{kind}{version}", f"{scope}/{kind.lower()}", inputs, device,
-                         message.waits if kind == "Send" else (), **attrs)
-        if kind == "Send":
-            self.sent.append(name)
-            return ""
+        name = self._nodes.add(f"CollectiveBcastRecv{version}", message.scope + "/recv", receives, self._device, **attrs)
         self.received.setdefault(message.sender, []).append(name)
         return name
+
+    def _group(self, message: _Message, *name: str) -> int:
+        return self._keys.group("pair", self._part_of(message.sender), self._part_of(message.receiver), *name,
+                                number=self._processes.step, of=self._processes.graphs)
+
+    def _part_of(self, rank: int) -> str:
+        """Which part of a step a process runs."""
+        return str(self._processes.members.index(rank))
 
 
 class _Message(NamedTuple):

@@ -12,14 +12,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from whale_tf._tf_compat import collectives_carry_float16, collectives_gather_any_size, collectives_send_from_any, tf
+from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.buckets import pack, reshape, unpack
 from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
+from whale_tf.communicators.keys import Keys, instance_of_shape
 from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -28,39 +30,8 @@ MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Ma
 CARRIERS = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32,
             tf.bfloat16: tf.float32, tf.float16: tf.float32}
 RINGS = 2  # each sums a part of the tensor; while one waits for another process, the other adds and copies
-AGREEMENT_KEYS = 1 << 24  # more than the collectives of any graph
 COMPRESSED = (tf.float32, tf.float64)
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
-
-
-class Keys:
-    """Numbers groups and collectives.
-
-    TensorFlow's server remembers both for its lifetime, so one object serves all graphs of a process.  Processes that stage
-    the same graphs in the same order assign the same numbers.
-    """
-
-    def __init__(self) -> None:
-        self._groups: Dict[Tuple[str, ...], int] = {}
-        self._instances = 0
-        self._agreements = 0
-
-    def group(self, *members: str) -> int:
-        return self._groups.setdefault(members, len(self._groups) + 1)
-
-    def instance(self) -> int:
-        self._instances += 1
-        return self._instances
-
-    @property
-    def count(self) -> int:
-        """How many collectives have a number."""
-        return self._instances
-
-    def agreement(self) -> Tuple[int, int]:
-        """Group and instance of a graph's agreement, which are the same in all processes even if other keys differ."""
-        self._agreements += 1
-        return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
 
 
 class ProcessCommunicator(Communicator):
@@ -70,17 +41,17 @@ class ProcessCommunicator(Communicator):
     orders do not deadlock.
 
     Args:
-        count: number of processes.
+        processes: they compute steps side by side.  If several processes run parts of each step, the members of a collective are
+            those that run the same part.
         keys: shared by all graphs of this process.
-        rank: number of this process.
     """
 
-    def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
+    def __init__(self, nodes: Nodes, processes: Processes, keys: Keys) -> None:
         super().__init__(nodes)
-        self._rank = rank
-        self.is_first = rank == 0
-        self._keys = keys
-        self.processes = count
+        self._rank = processes.step
+        self.is_first = self._rank == 0
+        self._all, self._keys = processes, keys
+        self.processes = processes.graphs
         self._staged: List[str] = []
 
     def _carries_float16(self) -> bool:
@@ -213,11 +184,13 @@ class ProcessCommunicator(Communicator):
 
     def _gather_any_size(self, member: Member, name: str, dtype: Any) -> str:
         """Gather tensors that have the same shape in all processes, but perhaps another one in the next step."""
-        numbers = (self.processes, self._keys.group(_local(member.device)), self._keys.instance())
-        given = [self._nodes.const(number, f"{name}/{what}", tf.int32, member.device)
-                 for what, number in zip(("group_size", "group_key", "instance_key"), numbers)]
-        op = self._nodes.add("CollectiveGatherV2", name, [member.value, *given], member.device, T=dtype)
-        self._note("CollectiveGatherV2", op, member.device, {"T": dtype, "keys": numbers})
+        nodes, device, (block, number) = self._nodes, member.device, self._keys.open_instance()
+        sizes = nodes.shape(member.value, name + "/sizes", dtype, device)
+        given = [nodes.const(value, f"{name}/{what}", tf.int32, device)
+                 for what, value in (("group_size", self.processes), ("group_key", self._group(device, block)))]
+        instance = instance_of_shape(nodes, number, sizes, name + "/instance", device)
+        op = nodes.add("CollectiveGatherV2", name, [member.value, *given, instance], device, T=dtype)
+        self._note("CollectiveGatherV2", op, device, {"T": dtype, "instance": number})
         return op
 
     def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0,
@@ -279,9 +252,15 @@ class ProcessCommunicator(Communicator):
     def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, waits: Sequence[str] = (),
                     **attrs: Any) -> str:
         op = self._nodes.add(op_type, name, inputs, device, waits, group_size=self.processes,
-                             group_key=self._keys.group(_local(device)), instance_key=self._keys.instance(), **attrs)
+                             group_key=self._group(device), instance_key=self._keys.instance(), **attrs)
         self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
+
+    def _group(self, device: str, *name: str) -> int:
+        """The group with this name of the processes that have the device that corresponds to ``device``."""
+        members, owner = self._all.members or (self._all.rank,), process_of(device)
+        part = members.index(self._all.rank if owner is None else owner)
+        return self._keys.group(_local(device), *name, number=part, of=len(members))
 
     def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
         """Record a staged collective; all processes must stage the same ones."""

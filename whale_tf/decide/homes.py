@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from whale_tf.capture.captured import Captured
+from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.decide.decision import Decision, Request
 from whale_tf.decide.facts import analysed, sized_region, trained_variables
@@ -13,6 +14,7 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify_pass
+from whale_tf.passes.side_by_side import find_steps
 from whale_tf.plan import Plan
 from whale_tf.planner import homes
 from whale_tf.planner.play import played_peaks
@@ -54,10 +56,21 @@ def with_homes(decision: Decision, request: Request) -> Decision:
     held = trained_variables(captured)
     plan = homes.with_homes(plan, held, config)
     if all(task.strategy != "split" for task in plan.task_graphs):  # a step whose ops are divided is not played
-        known, _ = sized_region(captured, region, plan, request.cluster, config)
-        peaks = played_peaks(captured.step(known), plan, request.cluster, held)
+        peaks = _peaks(captured, region, plan, request.cluster, config)
         plan = replace(plan, estimate=replace(plan.estimate, peak_memory_bytes=peaks))
     return decision._replace(plan=plan)
+
+
+def _peaks(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Tuple[int, ...]:
+    """The most bytes that each device holds at a time.  Of equal steps side by side one is played."""
+    known, batch = sized_region(captured, region, plan, cluster, config)
+    steps = find_steps(plan) if plan.spans_processes else None
+    if steps is None or len(steps.processes) == 1 or batch % len(steps.processes):
+        return played_peaks(captured.step(known), plan, cluster, trained_variables(captured))
+    known = region._replace(graph=captured.sized(batch // len(steps.processes)))
+    peaks = played_peaks(captured.step(known), steps.plan_of(0), cluster, trained_variables(captured))
+    of_device = {device: peaks[first] for devices in steps.devices for first, device in devices.items()}
+    return tuple(of_device.get(device, 0) for device in range(plan.num_devices))
 
 
 class InParts(NamedTuple):

@@ -37,7 +37,7 @@ def begin(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, de
     """The rewrite before anything is staged; for arguments and errors see :func:`whale_tf.emit.emit.emit`."""
     _check_writes(captured, region, plan)
     edit = StagedEdit.after(captured.definitions)
-    step = parted(captured.step(region, processes.graphs), plan)
+    step = parted(captured.step(region, processes.graphs, processes.runs_part), plan)
     graph, program = step.graph, compile_program(step, plan)
     form = choose_form(program, step.region, plan)
     compiled = not_compiled(program, plan, devices)

@@ -164,7 +164,7 @@ class Context:
     def seed(self, place: Tuple[int, ...]) -> str:
         """Distinguishes a clone from all others, including those of other processes.  Random numbers follow from it."""
         scope = self.scope(place)
-        return scope if self.processes.is_chief or self.processes.runs_part else f"{scope}/p{self.processes.rank}"
+        return f"{scope}/p{self.processes.step}" if self.processes.step else scope
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""

@@ -84,7 +84,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     """
     context, step, form = begin(tf_graph, captured, region, plan, devices, processes, has_run)
     edit, nodes = context.edit, Nodes(context.edit)
-    sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
+    sums = communicator(backend, nodes, processes, keys)
     sums.is_always_together = is_function = tf_graph.building_function
     division = find_division(context, nodes, captured, sums)
     check_draws(context, division.own, processes.graphs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple, Union
 
 from whale_tf._tf_compat import tf
-from whale_tf.emit.checks import check_equal
+from whale_tf.emit.checks import check_equal, check_examples
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.shares import Division, Number, Shares
 from whale_tf.graph_editor.attrs import NodeDef
@@ -32,15 +32,52 @@ class Inputs:
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
         self._concatenated: Dict[int, str] = {}
         self._pulled = self._pull_again() if division.own else {}
+        processes = context.processes
+        self._takes_rows = processes.runs_part and processes.graphs > 1  # steps side by side divide the mini-batch
+        self._taken: Dict[int, str] = {}
         division.name_of = self.whole
 
     def whole(self, tensor: int, g: int) -> str:
         """An undivided tensor of the input side (or of anything outside the region) as model replica ``g`` sees it."""
+        if self._takes_rows and tensor in self.sources:
+            return self._rows_of_step(tensor)
         producer = self._context.graph.producer(tensor)
         name = self._context.graph.tensor_name(tensor)
         if g and producer.id in self._pulled:
             return "{}/{}".format(self._context.name("input", f"g{g}"), name)
         return name
+
+    def _rows_of_step(self, source: int) -> str:
+        """This step's rows of an input: ``floor(B i / n)`` to ``floor(B (i + 1) / n)`` for step ``i`` of ``n``."""
+        if source not in self._taken:
+            nodes, context, host = self._nodes, self._context, self._context.host
+            name, dtype, dim = context.graph.tensor_name(source), context.dtype(source), self.sources[source]
+            scope, rank = context.name("rows", context.flat(source)), len(context.static_shape(source))
+            count = nodes.const([context.processes.graphs], scope + "/steps", tf.int32, host)
+            shape = nodes.shape(name, scope + "/shape", dtype, host)
+            size = nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/size", tf.int32, host)
+
+            def bound(step: int, what: str) -> str:
+                factor = nodes.const([step], f"{scope}/{what}/step", tf.int32, host)
+                product = nodes.binary("Mul", size, factor, f"{scope}/{what}/product", tf.int32, host)
+                return nodes.scalar(nodes.binary("FloorDiv", product, count, f"{scope}/{what}/bound", tf.int32, host),
+                                    f"{scope}/{what}", tf.int32, host)
+
+            begin, end = bound(context.processes.step, "begin"), bound(context.processes.step + 1, "end")
+            length = nodes.binary("Sub", end, begin, scope + "/length", tf.int32, host)
+            value = nodes.identity(name, scope + "/value", dtype, host, [self._enough(source, size, scope + "/enough")])
+            self._taken[source] = nodes.slice_dim(value, dim, rank, begin, length, scope, dtype, host)
+        return self._taken[source]
+
+    def _enough(self, source: int, size: str, scope: str) -> str:
+        """An op that fails in all processes if some part of some step would get no example; ``size``: of the mini-batch."""
+        nodes, context, plan = self._nodes, self._context, self._context.plan
+        parts = max(plan.num_model_replicas * plan.num_micro_batch * task.replica_count for task in plan.task_graphs)
+        count = context.processes.graphs * parts
+        divisor = nodes.const([count], scope + "/parts", tf.int32, context.host)
+        sizes = nodes.binary("FloorDiv", size, divisor, scope + "/sizes", tf.int32, context.host)
+        total = nodes.scalar(size, scope + "/total", tf.int32, context.host)
+        return check_examples(nodes, sizes, total, count, context.graph.tensor_name(source), 1, False, scope, context.host)
 
     def part(self, source: int, task_graph: int, clone: Clone) -> str:
         """A clone's part of a batch input."""
@@ -127,11 +164,11 @@ class Inputs:
         return self._nodes.binary("Mul", total, each, scope, tf.int32, self._context.host)
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
-        """Batch inputs of which each model replica has its own, and their uses outside the region, which need all of them."""
+        """Batch inputs of which each model replica, or each step, has its own, and their uses outside the region."""
         graph, region = self._context.graph, self._context.region
         uses = {source: [(op, position) for op, position in graph.consumers(source)
                          if not region.contains(graph.ops[op]) and graph.ops[op].phase is not Phase.INPUT]
-                for source in self.sources if graph.producer(source).id in self._pulled}
+                for source in self.sources if self._takes_rows or graph.producer(source).id in self._pulled}
         return {source: found for source, found in uses.items() if found}
 
     def concatenated(self, source: int) -> str:

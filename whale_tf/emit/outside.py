@@ -70,6 +70,8 @@ def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict
     """Batch inputs of all processes that ops outside of the clones read."""
     graph = context.graph
     tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
+    if context.processes.runs_part:  # all read the same mini-batch
+        return {tensor: graph.tensor_name(tensor) for tensor in tensors if not context.region.contains(graph.producer(tensor))}
     return {
         tensor: sums.gather_across(
             Member(graph.tensor_name(tensor), context.host), len(context.static_shape(tensor)),

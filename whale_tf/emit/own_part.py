@@ -13,10 +13,10 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-import re
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import Pairs, Value
 from whale_tf.errors import PlanError
@@ -28,9 +28,9 @@ from whale_tf.passes.partition import Node, Output, before_wait, partition, unan
 
 SCOPE = "whale/crossing"
 HOST = "/device:CPU:0"  # of whichever process
+CHECK = "Assert"
 STEPS = "whale/steps"  # counts, in each process, the steps that it has finished
 SEEN = "whale/seen"  # checksums of what each process has read
-_TASK = re.compile(r"/task:(\d+)/")
 
 
 class OwnPart(NamedTuple):
@@ -47,13 +47,7 @@ class OwnPart(NamedTuple):
     seen: str
 
 
-def process_of(device: str) -> Optional[int]:
-    """The number of the process in a device's name; None: it names none."""
-    found = _TASK.search(device)
-    return int(found.group(1)) if found else None
-
-
-def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], inputs: Sequence[str], rank: int, count: int,
+def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], inputs: Sequence[str], processes: Processes,
                   keys: Keys) -> OwnPart:
     """See the module's docstring.
 
@@ -61,25 +55,30 @@ def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], input
         graph: of a function, completely rewritten.
         inputs: names of the tensors with the examples of the mini-batch.
         variables: placeholder of a variable's handle -> the process that keeps the variable; None: every process has it.
-        rank, count: this process, and the number of processes.
+        processes: all, and which of them this is.
 
     Raises:
         UnsupportedOpError, PlanError: a value that has to cross cannot; the graph is then unchanged.
     """
-    return _Division(graph, variables, count).part_of(rank, keys, inputs)
+    return _Division(graph, variables, processes).part_of(keys, inputs)
 
 
 class _Division:
     """The step as nodes, and what each process runs of it."""
 
-    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], count: int) -> None:
-        self._graph, self._variables = graph, variables
+    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], processes: Processes) -> None:
+        self._graph, self._variables, self._processes = graph, variables, processes
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
         self.nodes = _beside_readers([self._node(node) for node in self._definitions], self._cannot_travel)
         self._effects = [self._numbers[op.name] for op in graph.control_outputs]
         results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
-        self.found = partition([*self.nodes, results], [*self._effects, len(self.nodes)], count)
+        nodes, effects = [*self.nodes, results], [*self._effects, len(self.nodes)]
+        runs = partition(nodes, effects, processes.members).runs
+        checks = [index for index, node in enumerate(self.nodes)  # if one process refuses a step, all do
+                  if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
+        self._effects += checks
+        self.found = partition(nodes, [*effects, *checks], processes.members)
         self._check()
 
     def _node(self, node: NodeDef) -> Node:
@@ -95,7 +94,7 @@ class _Division:
             return Node(None)  # a handle is no value
         owner = kept.pop() if kept else process_of(node.device)
         if owner is None and node.op in RANDOM and self._graph.get_operation_by_name(node.name).op_def.is_stateful:
-            owner = 0  # the processes' generators differ
+            owner = self._processes.members[0]  # the processes' generators differ
         return Node(owner, inputs, waits)
 
     def _cannot_travel(self, output: Output) -> bool:
@@ -128,11 +127,11 @@ class _Division:
             if crossing.output[0] in may_miss:
                 raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)
 
-    def part_of(self, rank: int, keys: Keys, inputs: Sequence[str]) -> OwnPart:
-        """Reduces the graph to the part of one process."""
-        edit = StagedEdit(self._graph)
+    def part_of(self, keys: Keys, inputs: Sequence[str]) -> OwnPart:
+        """Reduces the graph to the part of this process."""
+        edit, rank = StagedEdit(self._graph), self._processes.rank
         nodes = Nodes(edit)
-        pairs = Pairs(nodes, rank, keys, HOST)
+        pairs = Pairs(nodes, self._processes, keys, HOST)
         received = {crossing.output: name for crossing in self.found.crossings
                     for name in [pairs.cross(self._value(crossing.output), crossing.sender, crossing.receiver)] if name}
         runs = {index for index, runners in enumerate(self.found.runs[:-1]) if rank in runners}

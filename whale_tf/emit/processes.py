@@ -18,6 +18,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
+from whale_tf.ir.region import Region
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.patterns.sources import is_seeded
@@ -107,13 +108,17 @@ def check_random(context: Context) -> None:
     Raises:
         UnsupportedOpError
     """
-    ops, region = context.graph.ops, context.region
-    drawn = [ops[index] for index in region.batch.shared if not is_seeded(ops[index])]
-    drawn += [ops[index] for index in sorted(region.sections) if _draws_anew(ops[index])]
-    for op in drawn:
+    for op in draws_anew(context.region):
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) draws random numbers that must be the same on all processes; give it a seed, or call "
             "tf.set_random_seed")
+
+
+def draws_anew(region: Region) -> List[Op]:
+    """Random ops without a seed whose numbers must be the same in all clones, or that a section draws."""
+    ops = region.graph.ops
+    return [ops[index] for index in region.batch.shared if not is_seeded(ops[index])] + [
+        ops[index] for index in sorted(region.sections) if _draws_anew(ops[index])]
 
 
 def _draws_anew(op: Op) -> bool:

@@ -19,10 +19,11 @@ from __future__ import annotations
 from typing import Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.cluster import process_of
 from whale_tf.communicators.queues import Queues, flat
 from whale_tf.emit.context import Context
 from whale_tf.emit.order import PASSED
-from whale_tf.emit.own_part import HOST, missing_in_some_steps, process_of
+from whale_tf.emit.own_part import HOST, missing_in_some_steps
 from whale_tf.emit.processes import variable_ops
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.emit.own_part import count_step, note
+from whale_tf.emit.own_part import CHECK, count_step, note
 from whale_tf.emit.session_part import Fetch, SessionPart, op_of
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
@@ -128,14 +128,14 @@ class SessionSteps:
 
     def _divided(self, effects: Sequence[int], results: Sequence[Output]) -> _Division:
         """A step with these effects and results.  All processes run what has an effect in each of them, such as taking the next
-        mini-batch."""
+        mini-batch, or refusing one."""
         part = self._part
         starts = [*effects, *(output[0] for output in results)]
         nodes, closed = self._gated(starts)
         needed = reached(starts, lambda index: (*(output[0] for output in nodes[index].inputs), *nodes[index].waits))
         common = [index for index in sorted(needed) if nodes[index].owner is None and _has_effect(part.ops[index])]
         nodes.append(Node(None, tuple(results)))
-        found = partition(nodes, [*effects, *common, len(nodes) - 1], part.count)
+        found = partition(nodes, [*effects, *common, len(nodes) - 1], range(part.count))
         return _Division(nodes, found.runs, found.crossings, unanswered(nodes, found), closed)
 
     def _gated(self, starts: Iterable[int]) -> Tuple[List[Node], Tuple[str, ...]]:
@@ -246,4 +246,4 @@ class _Division(NamedTuple):
 
 def _has_effect(op: tf.Operation) -> bool:
     row = traits(op.type)
-    return row.is_write or row.role is Role.PULL
+    return row.is_write or row.role is Role.PULL or op.type == CHECK

@@ -167,7 +167,7 @@ class Division:
 
     def before_this_process(self, source: int, task_graph: int) -> Number:
         """How many examples the processes before this one take."""
-        communicator, rank = self._communicator, self._context.processes.rank
+        communicator, rank = self._communicator, self._context.processes.step
         if communicator.processes == 1:
             return 0
         if self.batch is not None:

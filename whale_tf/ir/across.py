@@ -34,12 +34,14 @@ class Across(NamedTuple):
     added: operands that are added to a variable and were counted by this process on its own rows.
     decisive: ops outside the region from which values are computed that must be equal in all processes.
     twice: the decisive ops that also run on this process' own rows, for counts and for results with rows.
+    own: inputs with rows of which ops outside the region read this process' own.
     """
 
     uses: FrozenSet[Use] = frozenset()
     added: Tuple[Use, ...] = ()
     decisive: FrozenSet[int] = frozenset()
     twice: Tuple[int, ...] = ()
+    own: FrozenSet[int] = frozenset()
 
 
 def of_session(region: Region) -> Across:
@@ -55,9 +57,14 @@ def of_session(region: Region) -> Across:
     return Across(frozenset(uses))
 
 
-def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int]) -> Across:
-    """For a tf.function with these results; ``sources``: batch inputs -> their batch dimension."""
-    return _Function(region, batch_size(region.graph, sources), sources).across(results)
+def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int], shares_batch: bool) -> Across:
+    """For a tf.function with these results.
+
+    Args:
+        sources: batch inputs -> their batch dimension.
+        shares_batch: the processes divide one mini-batch, so each returns all rows of results.
+    """
+    return _Function(region, batch_size(region.graph, sources), sources).across(results, shares_batch)
 
 
 def batch_size(graph: OpGraph, sources: Iterable[int]) -> Optional[int]:
@@ -101,21 +108,25 @@ class _Function:
         shape = self.graph.tensors[tensor].shape
         return bool(shape) and shape[0] == self.batch  # type: ignore[index]
 
-    def across(self, results: Sequence[int]) -> Across:
+    def across(self, results: Sequence[int], shares_batch: bool) -> Across:
         writes = [index for index in self.outside if traits(self.graph.ops[index].type).is_write]
         added: Dict[int, Use] = {}  # write -> what it adds
         for index in sorted(self.from_rows.intersection(writes)):
             use = self._counted(self.graph.ops[index])
             if use is not None:
                 added[index] = use
-        common = [self.graph.tensors[t].op for t in results if not self.has_rows(t)]
+        common = [self.graph.tensors[t].op for t in results if shares_batch or not self.has_rows(t)]
         decisive = self._behind([*common, *(index for index in writes if index not in added)])
-        own = self._behind([*added, *(self.graph.tensors[t].op for t in results if self.has_rows(t))])
+        rows = [] if shares_batch else [self.graph.tensors[t].op for t in results if self.has_rows(t)]
+        own = self._behind([*added, *rows])
         used = decisive | own
         uses = {(index, position) for index in used for position, tensor in enumerate(self.graph.ops[index].inputs)
                 if self._enters(tensor) and (index in decisive or not self.is_own(tensor))}
         twice = tuple(sorted(decisive & own & self.from_rows))
-        return Across(frozenset(uses), tuple(added[index] for index in sorted(added)), frozenset(decisive), twice)
+        inputs = {tensor for index in own for tensor in self.graph.ops[index].inputs
+                  if self.graph.producer(tensor).phase is Phase.INPUT and self.has_rows(tensor)}
+        return Across(frozenset(uses), tuple(added[index] for index in sorted(added)), frozenset(decisive), twice,
+                      frozenset(inputs))
 
     def _counted(self, write: Op) -> Optional[Use]:
         """The operand that a write adds to a variable, if it is a sum over this process' own rows."""

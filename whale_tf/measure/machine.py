@@ -444,7 +444,7 @@ class _Member:
         """The op that sums ``value`` over both processes."""
         edit = StagedEdit(graph)
         member = Member(value.op.name, self.processes.host_device)
-        communicator = ProcessCommunicator(Nodes(edit), 2, self.processes.rank, self.keys)
+        communicator = ProcessCommunicator(Nodes(edit), self.processes, self.keys)
         total = communicator.across(member, "sum", value.op.name + "/total", tf.float32)
         edit.commit()
         return graph.get_operation_by_name(total)

@@ -142,7 +142,7 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
 
 
 def _owners(step: TrainingStep, plan: Plan) -> Owners:
-    if step.processes == 1:
+    if step.processes == 1 or not plan.processes:
         return Owners()
     graph = step.graph
     process = {graph.op(name).id: plan.process_of(device)

@@ -15,7 +15,7 @@ and for messages with their values (:func:`before_wait`).
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 Output = Tuple[int, int]  # (node, number of its output)
 
@@ -50,11 +50,12 @@ class Partition(NamedTuple):
     crossings: Sequence[Crossing]
 
 
-def partition(nodes: Sequence[Node], effects: Sequence[int], processes: int) -> Partition:
+def partition(nodes: Sequence[Node], effects: Sequence[int], processes: Iterable[int]) -> Partition:
     """See the module's docstring.
 
     Args:
         effects: nodes that must run: in the process to which they belong or, if they are common, in each.
+        processes: numbers of those that run the step.
     """
     runs: List[Set[int]] = [set() for _ in nodes]
     pending: List[Tuple[int, int]] = []  # (node, process)
@@ -68,7 +69,7 @@ def partition(nodes: Sequence[Node], effects: Sequence[int], processes: int) -> 
 
     crossings: Set[Crossing] = set()
     for index in effects:
-        for rank in range(processes):
+        for rank in processes:
             need(index, rank)
     while pending:
         index, rank = pending.pop()

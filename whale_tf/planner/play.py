@@ -120,7 +120,8 @@ def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables:
     graph = tasks.graph()
     runs = [tasks.times(graph)]
     if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
-        runs.append(tasks.times_on_cores(graph, max(1, plan.num_devices // 2), chains))
+        used = {device for task in plan.task_graphs for row in task.devices for device in row}
+        runs.append(tasks.times_on_cores(graph, max(1, len(used) // 2), chains))
     peaks = [[int(peak) for peak in peak_bytes(static, graph, times)[:plan.num_devices]] for times in runs]
     return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
 

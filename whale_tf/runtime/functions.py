@@ -14,12 +14,12 @@ from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Se
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, release, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import own_handle, variable_handles
-from whale_tf.cluster import Cluster, Processes
+from whale_tf.cluster import Cluster, Processes, process_of
 from whale_tf.communicators import Keys, ProcessCommunicator
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.emit import Emitted
-from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part, process_of
+from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
@@ -251,7 +251,7 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         assert keys is not None
         inputs = [name for name in sources if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
         own = _keep_own_part(graph, residences, processes, keys, variable_parts, inputs)
-        finished = Finished(f"{emitted.context.plan.to_json()}\n{own.staged}", own.seen, inputs)
+        finished = Finished(f"{finished.staged}\n{own.staged}", own.seen, inputs)
     else:
         for one in residences:
             _capture_parts(graph, one, variable_parts)
@@ -267,7 +267,7 @@ def _keep_own_part(graph: tf.Graph, residences: Sequence[Residence], processes: 
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
     for one in residences:
         owners.update(zip(one.names, map(process_of, one.devices)))
-    own = keep_own_part(graph, owners, inputs, processes.rank, processes.count, keys)
+    own = keep_own_part(graph, owners, inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
     for one in residences:
         are_own = [owners[name] == processes.rank for name in one.names]
@@ -316,7 +316,7 @@ def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tenso
             recipes = emitted.recipes if context.is_returned(number) else computed.recipes
             if not computed.context.is_exported(number):
                 emitted.calls.export(number, computed.context)
-            if context.region.batch.layout(number).is_sharded:  # each process keeps its own rows
+            if context.region.batch.layout(number).is_sharded and not context.processes.runs_part:  # each keeps its own rows
                 name = recipes.whole(number)
             else:
                 name = recipes.of_all_processes(number)

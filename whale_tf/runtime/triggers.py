@@ -174,7 +174,8 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
             sources = [done.captured.graph.tensor_name(tensor) for tensor in done.captured.sources]
             finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys, sources)
             if job is not None:
-                job.rewritten(graph, finished.staged, bool(done.emitted.context.owners.state), finished.seen, finished.inputs)
+                staged = f"{done.plan.to_json()}\n{finished.staged}"
+                job.rewritten(graph, staged, bool(done.emitted.context.owners.state), finished.seen, finished.inputs)
             if before is not None and not spans_processes:
                 state.function_proofs.add(graph, before, done)
             elif before is not None and state.processes.is_chief:

@@ -222,9 +222,12 @@ class Tasks:
     def times_on_cores(self, graph: ExecutionGraph, cores: int, chains: Sequence[Sequence[int]]) -> Times:
         """The times if the devices of each node share so many threads, which do not slow each other down.  A thread continues
         with an op of a call (``chains``) and puts off additions."""
-        nodes, ops = [self.cluster.devices[device].node for device in self.used], {task for chain in chains for task in chain}
-        hosts = Hosts(nodes, cores, lambda task: MEMORY, lambda one, other: 1.0, lambda waited: 0.0, lambda size: 0.0, {},
-                      {task for task, lane in enumerate(self.lanes) if lane == COMPUTATION}.difference(ops))
+        ops, node_of = {task for chain in chains for task in chain}, [device.node for device in self.cluster.devices]
+        busy = sorted({node_of[device] for devices in self.devices for device in devices})
+        host_of = {node: host for host, node in enumerate(busy)}
+        put_off = {task for task, lane in enumerate(self.lanes) if lane == COMPUTATION}.difference(ops)
+        hosts = Hosts([host_of.get(node_of[device], 0) for device in self.used], cores, lambda task: MEMORY,
+                      lambda one, other: 1.0, lambda waited: 0.0, lambda size: 0.0, {}, put_off)
         return run_on_cores(graph, self.network.bandwidths, hosts, sharing=True, overlap=False)
 
     def makespan(self) -> float:
