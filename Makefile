@@ -105,7 +105,7 @@ fuzz: $(TF2)/.test
 	@$(call pytest,$(TF2),tests --full --hypothesis-profile=fuzz -k generated)
 
 benchmarks: $(TF2)/.test
-	@for name in rewrite_time emission overhead keras_fit preprocessing data_parallel processes pipeline split sections sharded_init memory recompute mixed_precision zero unequal unequal_processes balance simulator accuracy dapple_tables amp rhino; do $(TF2)/bin/python -m benchmarks.$$name; done
+	@for name in rewrite_time emission overhead keras_fit preprocessing data_parallel processes pipeline split sections sharded_init memory recompute mixed_precision zero unequal unequal_processes balance simulator accuracy dapple_tables amp rhino snapshots; do $(TF2)/bin/python -m benchmarks.$$name; done
 
 ifneq ($(PYTHON37),)
 test-tf1 test-tf2: LIMITS += WHALE_TEST_SHARED=1

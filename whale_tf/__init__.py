@@ -29,6 +29,7 @@ from whale_tf.errors import (
     MissingPackageError,
     PlanError,
     ProcessLostError,
+    SnapshotError,
     UnknownShapeError,
     UnsupportedOpError,
     UnsupportedTensorFlowError,
@@ -45,8 +46,8 @@ _API = (
 __all__ = [
     "AnnotationError", "Cluster", "ClusterError", "Config", "ConfigError", "GraphEditError", "GraphError", "IdleError",
     "IdleWarning", "InexactError", "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError",
-    "Plan", "PlanError", "ProcessLostError", "UnknownShapeError", "UnsupportedOpError", "UnsupportedTensorFlowError",
-    "WhaleError",
+    "Plan", "PlanError", "ProcessLostError", "SnapshotError", "UnknownShapeError", "UnsupportedOpError",
+    "UnsupportedTensorFlowError", "WhaleError",
     "draw_program"] + list(_API)
 
 if TYPE_CHECKING:

@@ -72,8 +72,8 @@ def init(
         parsed.undo_devices = make_logical_cpus(parsed.num_cpus)
         if parsed.runtime is not None:
             parsed.runtime.offer(parsed.num_cpus)
-    if processes.count > 1 or LAUNCHED in os.environ:
-        parsed.termination.install()
+    if processes.count > 1 or LAUNCHED in os.environ or parsed.fits is not None:
+        parsed.termination.install(also_usr1=parsed.fits is not None)
 
 
 def _on_cpus(asked: Active, plan: Union[None, Plan, Mapping, str]) -> Active:

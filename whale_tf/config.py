@@ -212,6 +212,23 @@ class Balance(Record):
         "equal loads.")
 
 
+@dataclass(frozen=True)
+class Snapshots(Record):
+    """Snapshots of Keras' ``fit``."""
+
+    path: Optional[str] = field(
+        None, not_empty=True,
+        description="Directory for snapshots of fit (Keras 3), which all processes can reach. If it holds one, the same command "
+        "goes on at the next example ([docs/long_runs.md](long_runs.md)). null: no snapshots.")
+    every_steps: Optional[int] = field(None, at_least=1, description="Steps between two snapshots. null: not by steps.")
+    every_s: Optional[float] = field(None, above=0, description="Seconds between two snapshots. null: not by time.")
+    budget: float = field(
+        0.035, above=0,
+        description="If neither of these is set: which share of the time training may wait for snapshots. The more one costs, "
+        "the longer is the time to the next.")
+    keep: int = field(2, at_least=1, description="How many complete snapshots to keep of each call of fit.")
+
+
 @dataclass(frozen=True, init=False)
 class Config(Record):
     """All settings, e.g. ``Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe"})``.
@@ -231,6 +248,7 @@ class Config(Record):
     amp: Amp = Amp()
     patterns: Patterns = Patterns()
     balance: Balance = Balance()
+    snapshot: Snapshots = Snapshots()
     init: Literal["exact", "sharded"] = field(
         "exact",
         description="Initial values of variables that split divides. exact: computed whole and sliced, as in the local model. "

@@ -113,6 +113,10 @@ class ProcessLostError(WhaleError, RuntimeError):
     """Another training process has ended, or does not answer."""
 
 
+class SnapshotError(WhaleError, ValueError):
+    """A snapshot belongs to another model or other data, or cannot be written."""
+
+
 class GraphEditError(WhaleError, RuntimeError):
     """An edit of a TensorFlow graph was refused."""
 

@@ -42,6 +42,9 @@ class Callbacks(NamedTuple):
         training_data: (Keras' adapter of the data that ``fit`` trains on) -> the adapter to use instead.
         training_batches: (dataset that Keras 2's ``fit`` trains on, mini-batches of an epoch or None) -> the dataset to use
             instead, and how many processes share it.
+        fit: (Keras model, original, arguments of ``fit``) -> its history.
+        epochs: (Keras' iterator over the epochs of the data that ``fit`` trains on), when it has been made.
+        callback_list: (Keras' list of callbacks), when it has been made.
         run_config: (RunConfig, original, what TF_CONFIG says), when an Estimator's RunConfig takes its place in a job from that.
         estimator_train: (estimator, original, arguments of ``Estimator.train``) -> the estimator.
         estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
@@ -80,6 +83,9 @@ class Callbacks(NamedTuple):
     dataset: Callable[[Any], Any] = lambda dataset: dataset
     training_data: Callable[[Any], Any] = lambda adapter: adapter
     training_batches: Callable[[Any, Optional[int]], Tuple[Any, int]] = lambda dataset, number: (dataset, 1)
+    fit: Function = lambda model, original, *args, **kwargs: original(*args, **kwargs)
+    epochs: Callable[[Any], None] = lambda epochs: None
+    callback_list: Callable[[Any], None] = lambda callbacks: None
     run_config: Function = lambda run_config, original, tf_config: original(tf_config)
     estimator_train: Function = lambda estimator, original, *args, **kwargs: original(*args, **kwargs)
     estimator_graph: Callable[[Any, tf.Graph, str], None] = lambda estimator, graph, mode: None

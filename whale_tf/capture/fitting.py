@@ -6,6 +6,7 @@ it, in every process, so that all log the same numbers.  Only process 0 writes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from typing import Any, Callable, Iterator, Sequence, Tuple
@@ -141,7 +142,7 @@ def _fit(original: Function, callbacks: Callbacks) -> Function:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         _thread.expects_data = True
         try:
-            return iterating(self, *args, **kwargs)
+            return callbacks.fit(self, functools.partial(iterating, self), *args, **kwargs)
         finally:
             _thread.expects_data = False
     return fit
@@ -198,6 +199,7 @@ def _epoch_iterator_init(original: Function, callbacks: Callbacks) -> Function:
             self._num_batches = self.data_adapter.num_batches
             if hasattr(self.data_adapter, "epochs"):
                 self._distributed_dataset = self.data_adapter.epochs
+            callbacks.epochs(self)
     return __init__
 
 
@@ -207,6 +209,7 @@ def _callback_list_init(original: Function, callbacks: Callbacks) -> Function:
         if given is not None and not callbacks.writes():
             given = [callback for callback in tf.nest.flatten(given) if not _only_writes(callback)]
         original(self, given, *args, **kwargs)
+        callbacks.callback_list(self)
     return __init__
 
 

@@ -273,7 +273,7 @@ class Group:
 
     def wait(self) -> int:
         """Wait for all processes to end.  If one fails, stop the others.  Returns 0, or the status of the first that failed."""
-        before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
         try:
             status = self._first_failure()
         finally:

@@ -118,6 +118,14 @@ class Adapter:
         """Makes each iteration over it an epoch."""
         return self
 
+    def passed(self, count: int) -> None:
+        """As if so many iterators had been made: a shuffle of tf.data depends on it."""
+        if self._is_seeded or not getattr(self._adapter, "_shuffle", False):
+            for _ in range(count):
+                iter(self)
+        else:
+            self._epochs = count
+
     def __iter__(self) -> Any:
         if self._is_seeded or not getattr(self._adapter, "_shuffle", False):
             if self._made is None:

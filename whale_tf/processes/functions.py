@@ -116,14 +116,27 @@ class Functions:
         self._unchecked[graph] = one._replace(steps=one.steps - 1)
         if one.steps == 1:
             del self._unchecked[graph]
-        processes, count = self._runtime.processes, 2 * len(one.inputs)
-        group, instance = self._runtime.keys.agreement()
         with tf.device(self._runtime.processes.host_device):
-            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=tf.TensorShape([count]), shared_name=one.seen)
-            found = tf.raw_ops.CollectiveGather(
-                input=tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64), group_size=processes.count, group_key=group,
-                instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy().reshape([-1, count])
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=tf.TensorShape([2 * len(one.inputs)]), shared_name=one.seen)
+            found = self._rows(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64))
         check_inputs(found, one.inputs, f"tf.function {graph.name!r}")
+
+    def gather(self, row: Sequence[float]) -> np.ndarray:
+        """The rows of all processes, `[processes, len(row)]`, once all have come here between two steps.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        with self._runtime.training(), tf.device(self._runtime.processes.host_device):
+            return self._rows(tf.constant(row, tf.float64))
+
+    def _rows(self, row: tf.Tensor) -> np.ndarray:
+        """The rows of all processes."""
+        group, instance = self._runtime.keys.agreement()
+        found: np.ndarray = tf.raw_ops.CollectiveGather(
+            input=row, group_size=self._runtime.processes.count, group_key=group, instance_key=instance, shape=[0],
+            timeout_seconds=self._runtime.start_timeout_s).numpy()
+        return found.reshape([self._runtime.processes.count, -1])
 
     def new_name(self) -> str:
         """A name for a variable, the same in all processes, that no other has while the server runs."""

@@ -92,6 +92,9 @@ class Termination:
 
     def __init__(self, processes: Processes, runtime: Optional[Runtime]) -> None:
         self._is_chief = processes.is_chief
+        self._signals_heard: Sequence[int] = (signal.SIGTERM,)
+        self.signal = 0  # the last one
+        self._at_steps = 0  # calls of ``fit`` that end by themselves after a step
         self._runtime = runtime
         self.is_asked = False
         if runtime is not None:
@@ -103,8 +106,12 @@ class Termination:
         self._before = -1  # the previous file descriptor for signals
         self._removed = threading.Event()
 
-    def install(self) -> None:
-        """Listen for SIGTERM, unless the script does so itself (or this is not the main thread)."""
+    def install(self, also_usr1: bool = False) -> None:
+        """Listen for SIGTERM, unless the script does so itself (or this is not the main thread).
+
+        Args:
+            also_usr1: listen for SIGUSR1 too, which SLURM sends before it ends a job.
+        """
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         heard, self._signals = socket.socketpair()
@@ -112,24 +119,39 @@ class Termination:
         # a Python handler has to wait while the main thread is inside TensorFlow; this is notified at once
         self._before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(heard,), name="whale_tf SIGTERM", daemon=True).start()
-        signal.signal(signal.SIGTERM, self._note)
+        if also_usr1 and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            self._signals_heard = (signal.SIGTERM, signal.SIGUSR1)
+        for number in self._signals_heard:
+            signal.signal(number, self._note)
+
+    @contextlib.contextmanager
+    def at_steps(self) -> Iterator[None]:
+        """Training that asks after its steps whether it shall end, and then ends by itself."""
+        before, self._has_run = self._has_run, True
+        self._at_steps += 1
+        try:
+            yield
+        finally:
+            self._at_steps -= 1
+            self._has_run = before
 
     def remove(self) -> None:
         """Restore the previous handling of SIGTERM."""
         if self._signals is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._note:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in self._signals_heard:
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(self._before)
         self._removed.set()
         self._signals.close()
         self._signals = None
 
     def _note(self, number: int, frame: Any) -> None:
-        self.is_asked = True
+        self.is_asked, self.signal = True, number
         if not self._has_run:  # nothing to save, nobody to wait for
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def _listen(self, heard: socket.socket) -> None:
         with heard:
@@ -137,11 +159,11 @@ class Termination:
                 numbers_of_signals = heard.recv(64)
                 if not numbers_of_signals:
                     return  # removed
-                if signal.SIGTERM in numbers_of_signals:
+                if set(self._signals_heard).intersection(numbers_of_signals):
                     break
             self.is_asked = True
             patience_s = PATIENCE_S
-            while patience_s or (self._is_chief and self._depth):
+            while patience_s or self._at_steps or (self._is_chief and self._depth):
                 if self._removed.wait(patience_s or 1.0):
                     return
                 patience_s = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 from whale_tf._tf_compat import function_tracing, tf
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.capture.tapes import is_body
-from whale_tf.errors import PlanError
+from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import traits
 from whale_tf.runtime.active import Active
 from whale_tf.runtime.functions import trained_unseen
@@ -27,6 +27,15 @@ def check_gradients(state: Active, graph: tf.Graph) -> None:
         raise PlanError(text)
     if len(state.cluster.devices) > 1:
         warnings.warn(text + ": this graph trains on one device")
+
+
+def check_snapshots(state: Active, what: str, instead: str) -> None:
+    """Raises:
+        ConfigError: snapshots are asked for, and would not be taken.
+    """
+    if state.fits is not None:
+        raise ConfigError(f"snapshot.path is {state.config.snapshot.path!r}, but snapshots are taken of Keras' fit, and {what}; "
+                          f"leave out snapshot.path, and {instead}")
 
 
 def refuse_outside_graph(state: Active) -> None:

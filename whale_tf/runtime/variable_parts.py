@@ -25,6 +25,7 @@ import weakref
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.handles import own_handle
 from whale_tf.errors import PlanError
 from whale_tf.patterns.spread import Spread
 from whale_tf.processes.functions import Functions
@@ -274,6 +275,20 @@ class VariableParts:
             return record.value(record.used).numpy()
         self.before_call([handle])
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+
+    def held(self, variable: Any) -> Optional[List[Tuple[int, Tuple[int, ...], tf.Tensor]]]:
+        """The parts of a variable that this process holds during steps, with their numbers and first elements; None: it holds the
+        whole."""
+        record = self._wholes.get(id(own_handle(variable)))
+        if record is None or record.used is None:
+            return None
+        division = record.used
+        record.divide(division)  # for an evaluation, it was put together
+        rank = len(record.shape)
+        starts = division.spread.starts if division.spread.is_shard else [0]
+        return [(number, tuple(start if d == division.spread.dim else 0 for d in range(rank)),
+                 tf.raw_ops.ReadVariableOp(resource=record.parts[division][number].handle, dtype=record.dtype))
+                for number, start in enumerate(starts) if not division.is_elsewhere(number)]
 
     def is_elsewhere(self, handle: Any) -> bool:
         """Whether this handle is of a part that another process has."""

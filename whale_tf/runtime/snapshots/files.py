@@ -1,0 +1,299 @@
+"""A snapshot's files.
+
+::
+
+    PATH/fit-0/step-000000040-1f/       of the script's first call of fit, after its step 40
+        part-0.index, part-0.data-...   tensors of process 0, as TensorFlow writes those of checkpoints
+        part-0.json                     which these are, and checksums of the files
+        part-1...
+        manifest.json                   state of the run, and checksums of part-*.json: written last, by process 0
+
+A snapshot without a manifest, or of which any file is missing or differs from its checksum, does not count; the one before does.
+The number behind the step differs in each run, so that a run never finds its own files half written by the run before.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.documents import Record, plain, read
+from whale_tf.errors import SnapshotError
+
+FORMAT = "whale_tf snapshot 1"
+MANIFEST = "manifest.json"
+STATE = "state/"  # names of arrays that belong to the run's state
+PAUSE_S = .05
+_FOLDER = re.compile(r"^step-(\d+)-([0-9a-f]+)$")
+
+
+@dataclass(frozen=True)
+class File(Record):
+    """Size and checksum (CRC-32) of a file."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Piece(Record):
+    """A tensor of a part: a variable or a piece of it, or an array of the run's state.
+
+    Attributes:
+        tensor: its name in the file.
+        variable: key of the variable.
+        name: the variable's name.
+        shape: of the whole variable.
+        start: index of the piece's first element in each dimension.
+        is_whole: the piece is the whole variable.
+    """
+
+    tensor: str
+    variable: str
+    name: str
+    shape: Tuple[int, ...]
+    start: Tuple[int, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Part(Record):
+    """What one process has written."""
+
+    pieces: Tuple[Piece, ...]
+    files: Dict[str, File]
+
+
+@dataclass(frozen=True)
+class Manifest(Record):
+    """Attributes:
+    step: steps since the beginning of the call of ``fit``.
+    parts: the files ``part-*.json``.
+    state: of the run, as JSON text.
+    crc32: of the other fields' JSON text.
+    """
+
+    format: str
+    step: int
+    parts: Dict[str, File]
+    state: str
+    crc32: int = 0
+
+    def checksum(self) -> int:
+        fields = {name: value for name, value in plain(self).items() if name != "crc32"}
+        return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+class Value(NamedTuple):
+    """A variable of a snapshot: its key, its name, its whole value."""
+
+    key: str
+    name: str
+    value: np.ndarray
+
+
+class Snapshot:
+    """A snapshot that has been found to be whole.
+
+    Attributes:
+        step: steps since the beginning of the call of ``fit``.
+    """
+
+    def __init__(self, folder: str, manifest: Manifest, parts: Dict[str, Part]) -> None:
+        self.folder, self.step = folder, manifest.step
+        self._manifest, self._parts = manifest, parts
+
+    def state(self) -> Tuple[Any, Dict[str, np.ndarray]]:
+        """The run's state as JSON, and its arrays."""
+        arrays = {piece.tensor[len(STATE):]: reader.get_tensor(piece.tensor)
+                  for reader, pieces in self._readers() for piece in pieces if piece.tensor.startswith(STATE)}
+        return json.loads(self._manifest.state), arrays
+
+    def variables(self) -> Iterator[Value]:
+        """All variables, one after the other.
+
+        Raises:
+            SnapshotError: a piece of one is missing.
+        """
+        found: Dict[str, List[Tuple[Any, Piece]]] = {}
+        for reader, pieces in self._readers():
+            for piece in pieces:
+                if not piece.tensor.startswith(STATE):
+                    found.setdefault(piece.variable, []).append((reader, piece))
+        for key, held in found.items():
+            yield Value(key, held[0][1].name, self._joined(held))
+
+    def _joined(self, held: Sequence[Tuple[Any, Piece]]) -> np.ndarray:
+        for reader, piece in held:
+            if piece.is_whole:
+                return reader.get_tensor(piece.tensor)
+        values = [reader.get_tensor(piece.tensor) for reader, piece in held]
+        first = held[0][1]
+        whole, missing = np.empty(first.shape, values[0].dtype), int(np.prod(first.shape, dtype=np.int64))
+        for value, (_, piece) in zip(values, held):
+            place = tuple(slice(start, start + size) for start, size in zip(piece.start, value.shape))
+            whole[place] = value
+            missing -= value.size
+        if missing:
+            raise SnapshotError(f"snapshot {self.folder!r} lacks pieces of variable {first.name!r}; delete the snapshot, so that "
+                                "the one before is used")
+        return whole
+
+    def _readers(self) -> Iterator[Tuple[Any, Sequence[Piece]]]:
+        for name, part in sorted(self._parts.items()):
+            if part.pieces:
+                yield tf.train.load_checkpoint(os.path.join(self.folder, name[:-len(".json")])), part.pieces
+
+
+class Store:
+    """The snapshots of one call of ``fit``.
+
+    Args:
+        keep: how many to keep.
+        say: takes a message to the user.
+    """
+
+    def __init__(self, path: str, keep: int, say: Callable[[str], None]) -> None:
+        self._path, self._keep, self._say = path, keep, say
+
+    def newest(self) -> Iterator[Snapshot]:
+        """Snapshots that are whole, newest first.  What is wrong with others is said."""
+        for step, _, folder in reversed(self._folders()):
+            if not os.path.exists(os.path.join(folder, MANIFEST)):
+                continue  # its run has ended while it was written
+            try:
+                yield _checked(folder)
+            except (OSError, ValueError) as error:
+                self._say(f"snapshot {folder} (step {step}) does not count: {error}; looking for the one before")
+
+    def folder(self, step: int, run: int) -> str:
+        """Makes the folder of a snapshot."""
+        path = os.path.join(self._path, f"step-{step:09d}-{run:x}")
+        os.makedirs(path, exist_ok=True)
+        return path
+
+    def write_part(self, folder: str, rank: int, pieces: Sequence[Piece], tensors: Sequence[Any]) -> None:
+        """Writes what this process has.
+
+        Raises:
+            OSError, tf.errors.OpError: it cannot be written; the disk is full.
+        """
+        prefix, files = os.path.join(folder, f"part-{rank}"), {}
+        if pieces:
+            tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[piece.tensor for piece in pieces],
+                              shape_and_slices=[""] * len(pieces), tensors=list(tensors))
+        for name in os.listdir(folder):
+            if name.startswith(f"part-{rank}.") and not name.endswith(".json"):
+                files[name] = _synced(os.path.join(folder, name))
+        _write(f"{prefix}.json", json.dumps(plain(Part(tuple(pieces), files))))
+
+    def complete(self, folder: str, step: int, count: int, state: str, goes_on: Callable[[], bool]) -> None:
+        """Writes the manifest when the parts of all processes are there, and deletes old snapshots.
+
+        Raises:
+            OSError: it cannot be written.
+            SnapshotError: a part has not come as long as ``goes_on``.
+        """
+        names = [f"part-{rank}.json" for rank in range(count)]
+        while True:
+            missing = [name for name in names if not os.path.exists(os.path.join(folder, name))]
+            if not missing:
+                break
+            if not goes_on():
+                raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self._path!r}")
+            time.sleep(PAUSE_S)
+        parts = {name: _described(os.path.join(folder, name)) for name in names}
+        manifest = Manifest(FORMAT, step, parts, state)
+        _write(os.path.join(folder, MANIFEST), json.dumps(dict(plain(manifest), crc32=manifest.checksum())))
+        self._prune()
+
+    def is_complete(self, folder: str) -> bool:
+        return os.path.exists(os.path.join(folder, MANIFEST))
+
+    def delete(self, folder: str) -> None:
+        """Deletes a snapshot: the manifest first, so that it never looks whole when it is not."""
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(folder, MANIFEST))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _prune(self) -> None:
+        """Keeps the last few that have a manifest, and what is newer than these."""
+        kept = 0
+        for _, _, folder in reversed(self._folders()):
+            if kept >= self._keep:
+                self.delete(folder)
+            kept += self.is_complete(folder)
+
+    def _folders(self) -> List[Tuple[int, int, str]]:
+        """Step, number of the run, and path of each snapshot, oldest first."""
+        if not os.path.isdir(self._path):
+            return []
+        matches = [_FOLDER.match(name) for name in os.listdir(self._path)]
+        return sorted((int(found.group(1)), int(found.group(2), 16), os.path.join(self._path, found.group(0)))
+                      for found in matches if found is not None)
+
+
+def _checked(folder: str) -> Snapshot:
+    """Raises:
+        OSError, ValueError: a file is missing, or is not as it was written.
+    """
+    with open(os.path.join(folder, MANIFEST), encoding="utf8") as handle:
+        manifest = read(Manifest, json.load(handle))
+    if manifest.format != FORMAT:
+        raise ValueError(f"its format is {manifest.format!r}, expected {FORMAT!r}")
+    if manifest.checksum() != manifest.crc32:
+        raise ValueError(f"{MANIFEST} differs from its checksum")
+    parts = {}
+    for name, known in manifest.parts.items():
+        _check(folder, name, known)
+        with open(os.path.join(folder, name), encoding="utf8") as handle:
+            parts[name] = read(Part, json.load(handle))
+        for other, expected in parts[name].files.items():
+            _check(folder, other, expected)
+    return Snapshot(folder, manifest, parts)
+
+
+def _check(folder: str, name: str, expected: File) -> None:
+    found = _described(os.path.join(folder, name))
+    if found != expected:
+        what = f"has {found.bytes} bytes of {expected.bytes}" if found.bytes != expected.bytes else "differs from its checksum"
+        raise ValueError(f"{name} {what}")
+
+
+def _described(path: str) -> File:
+    size = crc = 0
+    with open(path, "rb") as handle:
+        for block in iter(lambda: handle.read(1 << 20), b""):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return File(size, crc)
+
+
+def _synced(path: str) -> File:
+    """Size and checksum of a file, which is on the disk then."""
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
+    return _described(path)
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a file as a whole or not at all."""
+    with open(f"{path}.new", "w", encoding="utf8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(f"{path}.new", path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+

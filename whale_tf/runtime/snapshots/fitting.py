@@ -1,0 +1,368 @@
+"""One call of Keras' ``fit``: its position in the data, the state of its callbacks, and when snapshots are taken.
+
+::
+
+    on_train_begin    a snapshot was found: the model is built, and fit begins with its epoch
+    on_epoch_begin    found: variables, callbacks, metrics as they were; the mini-batches before the position are skipped
+                      otherwise: snapshot, if it is time
+    on_train_batch_end   snapshot, if it is time; or the last one and the end, if any process was asked to end
+    on_train_end      snapshot of a finished run: the same call does not train again
+
+Our callback is the last of all, so a snapshot has what the others have done after a step, and they do not see a resumed epoch
+begin twice.  Keras makes iterators of its own accord; which shuffle a tf.data pipeline is at depends on how many have been made.
+"""
+from __future__ import annotations
+
+import functools
+import json
+import random
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import SnapshotError
+from whale_tf.processes.datasets import Adapter
+from whale_tf.processes.watch import say
+from whale_tf.runtime.snapshots.files import STATE, Piece, Snapshot, Store
+from whale_tf.runtime.snapshots.pace import Pace
+from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, to_json
+from whale_tf.runtime.snapshots.variables import OR_ELSE, Variables
+from whale_tf.runtime.snapshots.writing import Job, Writer
+
+TRAINER = "keras.src.backend.tensorflow.trainer"  # Keras 3's module
+_BAR = "ProgbarLogger"  # there or not, as ``verbose`` says; begins anew in each epoch
+
+
+class Position(NamedTuple):
+    """Where ``fit`` is.
+
+    Attributes:
+        step: steps since the beginning of the call; a step is one global mini-batch.
+        epoch: that is under way, or comes next.
+        batch: mini-batches of this epoch that have been trained on.
+        made: iterators that Keras had made of the data before the one that it is at.
+        pulled: mini-batches that it has taken from that one.
+        over: epochs of this call that are over.
+        number: mini-batches of an epoch; None: not known yet.
+        is_finished: ``fit`` has ended.
+        is_stopped: and a callback has stopped it.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    made: int = 0
+    pulled: int = 0
+    over: int = 0
+    number: Optional[int] = None
+    is_finished: bool = False
+    is_stopped: bool = False
+
+
+class Fit:
+    """See the module's docstring.
+
+    Args:
+        store: its snapshots.
+        found: the one to go on with.
+        run: number of this run in the names of snapshots.
+        end: ends this process after a last snapshot.
+    """
+
+    def __init__(self, model: Any, store: Store, variables: Variables, writer: Writer, pace: Pace, found: Optional[Snapshot],
+                 run: int, end: Callable[[Job, Writer, int], None]) -> None:
+        self.variables = variables
+        self._model, self._store, self._writer, self._pace, self._run, self._end = model, store, writer, pace, run, end
+        self._found = found
+        self._start = Position()  # where this process goes on
+        self._position = Position()
+        self._told: Any = None  # the found state, as JSON, and its arrays
+        self._arrays: Dict[str, Any] = {}
+        self._skips = False  # the next epoch begins in its middle
+        self._data: Any = None  # Keras' iterator over epochs
+        self._made = self._pulled = 0
+        self._order: Any = None  # state of Python's generator when the last iterator was made
+        self._callbacks: Any = None
+        self._last: Any = None
+        self._given: List[Dict[str, Any]] = []  # attributes of the callbacks before training
+        self._logs: Any = None  # of the last step
+        if found is not None:
+            self._told, self._arrays = found.state()
+            self._start = self._position = Position(**from_json(self._told["position"], {}))
+
+    # ------------------------------------------------------------------------------------------------- data
+    def take_data(self, epochs: Any) -> None:
+        """``epochs`` is Keras' iterator over the training data."""
+        if self._data is None:
+            self._data = epochs
+            epochs._distributed_dataset = _Counted(epochs._distributed_dataset, self._iterator_made)
+            epochs._enumerate_iterator = functools.partial(self._steps, epochs._enumerate_iterator)
+
+    def _iterator_made(self) -> None:
+        self._made, self._pulled = self._made + 1, 0
+        self._order = random.getstate() if hasattr(self._data.data_adapter, "py_dataset") else None
+
+    def _steps(self, original: Callable[[], Iterator[Tuple[int, int, Any]]]) -> Iterator[Tuple[int, int, Any]]:
+        """Keras' steps of an epoch; in the first one of a resumed run, those behind the position."""
+        start, self._skips = self._start if self._skips else None, False
+        if start is not None:
+            self._renew(start)
+        for begin, end, iterator in original():
+            if start is not None and begin == 0:
+                self._skip(iterator, start)
+            if start is None or begin >= start.batch:
+                self._pulled += end - begin + 1
+                yield begin, end, iterator
+
+    def _renew(self, start: Position) -> None:
+        """What has happened to the data in the epochs before."""
+        adapter, dataset = self._data.data_adapter, self._data._distributed_dataset.dataset
+        if hasattr(adapter, "py_dataset"):
+            for _ in range(start.over):
+                adapter.on_epoch_begin()
+                adapter.on_epoch_end()
+        if isinstance(adapter, Adapter):
+            adapter.passed(start.made)
+        else:
+            for _ in range(start.made - self._made):
+                iter(dataset)
+        self._made = start.made
+        self._data._num_batches = start.number
+        order = from_json(self._told.get("order"), self._arrays)
+        if order is not None:
+            random.setstate(order)
+
+    def _skip(self, iterator: Any, start: Position) -> None:
+        for number in range(start.pulled):
+            try:
+                next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise SnapshotError(
+                    f"the data of fit end after {number} mini-batches, but the snapshot was taken after {start.pulled} of them: "
+                    f"train on the same data, in mini-batches of the same global size, {OR_ELSE}") from None
+        self._pulled = start.pulled
+        self._data._steps_seen += start.pulled - start.batch
+
+    # ------------------------------------------------------------------------------------------------- callbacks
+    def take_callbacks(self, callbacks: Any) -> None:
+        """``callbacks`` is Keras' list of callbacks of the training run."""
+        if self._callbacks is not None:
+            return
+        self._callbacks = callbacks
+        if self._found is not None:
+            for callback in callbacks.callbacks:
+                if hasattr(callback, "csv_file") and hasattr(callback, "append"):
+                    callback.append = True  # CSVLogger: rows of epochs before remain
+        self._given = [attributes(one, {}, "") for one in callbacks.callbacks]
+        self._last = _Last.of(self)
+        self._last.set_model(self._model)
+        callbacks.callbacks.append(self._last)
+        callbacks._async_train = False  # callbacks and snapshots see one step after the other
+
+    def close(self) -> None:
+        """Leaves the list of callbacks and the model as they were."""
+        if self._callbacks is not None:
+            self._callbacks.callbacks.remove(self._last)
+        self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+        self._writer.wait()
+
+    def train_begins(self) -> None:
+        if self._found is None:
+            return
+        self._build()
+        self._model._initial_epoch = sys.maxsize if self._start.is_stopped else self._start.epoch
+        if self._start.is_finished:
+            self._restore()
+
+    def epoch_begins(self, epoch: int) -> None:
+        if self._found is not None:
+            self._restore()
+            return
+        self._position = self._at(epoch, 0)
+        if self._position.step > self._start.step:
+            self._position = self._position._replace(over=self._position.over + 1)
+            self._step_done(must_agree=True)
+
+    def step_done(self, epoch: int, end: int, logs: Any) -> None:
+        """After the step, or several of them, whose last one is number ``end`` of the epoch."""
+        self._logs = dict(logs or {})
+        trained = end + 1 - (self._position.batch if self._position.epoch == epoch else 0)
+        self._position = self._at(epoch, end + 1)._replace(step=self._position.step + trained)
+        self.variables.check()
+        self._step_done()
+
+    def train_ends(self) -> None:
+        """The run is finished, and is not repeated."""
+        epochs = self._callbacks.params["epochs"]
+        stopped = bool(self._model.stop_training) or self._start.is_stopped
+        if not (self._start.is_finished and self._position.step == self._start.step):
+            self._position = self._at(epochs, 0)._replace(is_finished=True, is_stopped=stopped)
+            self._take()
+        self._writer.wait()
+
+    def _at(self, epoch: int, batch: int) -> Position:
+        """The position after so many mini-batches of an epoch."""
+        data = self._data
+        at_iterator = batch > 0 or data.steps_per_epoch is not None and self._made > 0
+        made, pulled = (self._made - 1, self._pulled) if at_iterator else (self._made, 0)
+        return Position(self._position.step, epoch, batch, made, pulled, self._position.over, data._num_batches)
+
+    def _step_done(self, must_agree: bool = False) -> None:
+        todo = self._pace.after(self._position.step, must_agree, self._writer)
+        if todo.signal:
+            self._end(self._take(), self._writer, todo.signal)
+        elif todo.takes:
+            self._take()
+
+    # ------------------------------------------------------------------------------------------------- state
+    def _take(self) -> Job:
+        begin = time.monotonic()
+        arrays: Dict[str, Any] = {}
+        state: Dict[str, Any] = {"position": to_json(self._position._asdict(), arrays, "position")}
+        state["callbacks"] = [
+            [type(one).__name__, changed(given, attributes(one, arrays, f"callbacks/{number}"))]
+            for number, (one, given) in enumerate(zip(self._others(), self._given))]
+        for name, value in (("logs", self._logs), ("order", self._order)):
+            try:
+                state[name] = to_json(value, arrays, name)
+            except NotData:
+                pass  # logs of a train_step of the user's own
+        pieces, tensors = self.variables.read()
+        if self._pace.is_chief:
+            for name, value in arrays.items():
+                shape = tuple(value.shape)
+                pieces.append(Piece(STATE + name, STATE + name, name, shape, (0,) * len(shape), True))
+                tensors.append(tf.convert_to_tensor(value))
+        step = self._position.step
+        folder = self._store.folder(step, self._run)
+        job = Job(self._store, folder, step, json.dumps(state), pieces, tensors)
+        self._writer.start(job)
+        self._pace.taken(step, time.monotonic() - begin)
+        return job
+
+    def _others(self) -> List[Any]:
+        return [one for one in self._callbacks.callbacks if one is not self._last]
+
+    def _build(self) -> None:
+        """Makes the variables of the model, its metrics and its optimizer: maybe no step remains that would make them.  How a
+        train_step of the user's own builds the optimizer is not known; its first step makes those variables."""
+        optimizer = self._model.optimizer
+        is_built = optimizer is None or optimizer.built or type(self._model).train_step.__module__ == TRAINER
+        spec = self._data.data_adapter.get_tf_dataset().element_spec
+        try:
+            if not is_built:
+                optimizer.built = True  # so Keras takes it
+            with self._model.distribute_strategy.scope():
+                self._model._symbolic_build(data_batch=tf.nest.map_structure(
+                    lambda one: None if isinstance(one, tf.OptionalSpec) else one, spec))
+        except (ValueError, RuntimeError, NotImplementedError):
+            if self._start.is_finished:
+                raise
+            # a model without ``call``: its first step makes the variables
+        finally:
+            if not is_built:
+                optimizer.built = False
+
+    def _restore(self) -> None:
+        """Gives variables and callbacks what they had."""
+        found, self._found = self._found, None
+        assert found is not None
+        number = self._data.num_batches
+        if None not in (number, self._start.number) and number != self._start.number:
+            raise SnapshotError(
+                f"an epoch of fit has {number} steps, but had {self._start.number} when the snapshot {found.folder!r} was taken: "
+                f"train on the same data, in mini-batches of the same global size (all processes together), {OR_ELSE}")
+        self.variables.write(found.variables())
+        for callback, state in self._states():
+            if state.get("monitor_op") == GONE:
+                callback._set_monitor_op()  # at its first epoch's end Keras chose how to compare, and changed min_delta
+            for name, value in state.items():
+                if value != GONE:
+                    setattr(callback, name, from_json(value, self._arrays))
+        self._logs = from_json(self._told.get("logs"), self._arrays)
+        self._skips = True
+        self._pace.begins(self._start.step)
+        if self._pace.is_chief:
+            where = "fit has finished in an earlier run, and does not train again" if self._start.is_finished else (
+                f"fit goes on in epoch {self._start.epoch + 1}, after {self._start.batch} steps of it")
+            say(f"{where}: snapshot {found.folder}, step {self._start.step}")
+        if self._start.batch:
+            original = self._model._get_metrics_result_or_logs
+
+            def results(logs: Any) -> Any:
+                """If no step of the epoch remains, its logs are those of the last step."""
+                self._model.__dict__.pop("_get_metrics_result_or_logs", None)
+                return original(logs or self._logs)
+
+            self._model.__dict__["_get_metrics_result_or_logs"] = results
+
+
+    def _states(self) -> Iterator[Tuple[Any, Dict[str, Any]]]:
+        """Each callback with its state.
+
+        Raises:
+            SnapshotError: the snapshot was taken with other callbacks.
+        """
+        told = [(name, state) for name, state in self._told["callbacks"] if name != _BAR]
+        others = [one for one in self._others() if type(one).__name__ != _BAR]
+        names = [type(one).__name__ for one in others]
+        if not self._pace.is_chief:  # only process 0 has those that write files
+            told = [(name, state) for name, state in told if name in names]
+        if names != [name for name, _ in told]:
+            raise SnapshotError("fit has the callbacks {}, but had {} when the snapshot was taken; give it the same, {}".format(
+                ", ".join(names), ", ".join(name for name, _ in told), OR_ELSE))
+        return ((one, state) for one, (_, state) in zip(others, told))
+
+
+class _Counted:
+    """A dataset of which Keras makes iterators."""
+
+    def __init__(self, dataset: Any, made: Callable[[], None]) -> None:
+        self.dataset, self._note = dataset, made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def __iter__(self) -> Any:
+        iterator = iter(self.dataset)
+        self._note()
+        return iterator
+
+
+class _Last:
+    """The last callback of a training run."""
+
+    _kind: Any = None
+
+    @classmethod
+    def kind(cls) -> Any:
+        """Keras' class of callbacks, with our methods."""
+        if cls._kind is None:
+            base: Any = sys.modules["keras.src.callbacks.callback"].Callback
+
+            class Last(base):
+                fit: Any = None
+                epoch = 0
+
+                def on_train_begin(self, logs: Any = None) -> None:
+                    self.fit.train_begins()
+
+                def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                    self.epoch = epoch
+                    self.fit.epoch_begins(epoch)
+
+                def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                    self.fit.step_done(self.epoch, batch, logs)
+
+                def on_train_end(self, logs: Any = None) -> None:
+                    self.fit.train_ends()
+
+            cls._kind = Last
+        return cls._kind
+
+    @classmethod
+    def of(cls, fit: Fit) -> Any:
+        last = cls.kind()()
+        last.fit = fit
+        return last

@@ -1,0 +1,179 @@
+"""The variables of a Keras model and its training step: which there are, their values, and new values for them.
+
+A model, its metrics and its optimizer know most variables.  What else a training step reads and writes (the slots of further
+optimizers, a loss scale, generators of random numbers) is found in the functions that are traced meanwhile.
+"""
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, MutableSet, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import SnapshotError
+from whale_tf.runtime.snapshots.files import Piece, Value
+from whale_tf.runtime.variable_parts import VariableParts
+
+_DIGITS = re.compile(r"(\d+)")
+_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
+OTHERS, SEED = "captured/", "seeds/0"
+OR_ELSE = "or set another snapshot.path"  # the end of messages
+
+
+class Variables:
+    """See the module's docstring.
+
+    Args:
+        model: a Keras model.
+        parts: where the parts of variables are.
+        is_chief: this process writes what all processes have.
+        host: the device to which values are copied.
+    """
+
+    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str) -> None:
+        self._model, self._parts, self._is_chief, self._host = model, parts, is_chief, host
+        self._captured: Dict[str, Callable[[], Any]] = {}
+        self._looked_at: MutableSet[Any] = weakref.WeakSet()
+        self._pending: Dict[str, Value] = {}  # values of variables that do not exist yet
+        self._given: Optional[Set[str]] = None  # keys of all values that were given; None: none were
+
+    def traced(self, graph: tf.Graph) -> None:
+        """Call when a function has been made from ``graph``: the trace may have made variables, which get their values."""
+        if graph in self._looked_at:
+            return
+        self._looked_at.add(graph)
+        known = {id(variable) for _, variable in self._of_model()}
+        known |= {id(reference()) for reference in self._captured.values()}
+        for variable in sorted(graph.variables, key=_in_order):  # TensorFlow has them in no order
+            if id(variable) not in known:
+                key = self._free_key(variable.name)
+                self._captured[key] = weakref.ref(variable)
+                known.add(id(variable))
+        if self._pending:
+            variables = self._all()
+            with tf.init_scope():
+                for key in [key for key in self._pending if key in variables]:
+                    if variables[key].is_initialized():  # else TensorFlow does that after this trace, and traces again
+                        _assign(variables[key], self._pending.pop(key))
+
+    def read(self) -> Tuple[List[Piece], List[Any]]:
+        """What this process holds, and is to write: whole variables and pieces, and tensors with their values."""
+        pieces: List[Piece] = []
+        values: List[Any] = []
+        for key, variable in self._all().items():
+            if variable.dtype in (tf.resource, tf.variant):
+                continue
+            held = self._parts.held(variable)
+            shape = tuple(variable.shape.as_list())
+            if held is not None:
+                for number, start, value in held:
+                    pieces.append(Piece(f"{key}/{number}", key, variable.name, shape, start, False))
+                    values.append(self._on_host(value))
+            elif self._is_chief:
+                value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+                whole = tuple(value.shape.as_list())
+                pieces.append(Piece(key, key, variable.name, whole, (0,) * len(whole), True))
+                values.append(self._on_host(value))
+        return pieces, values
+
+    def _on_host(self, value: Any) -> Any:
+        """The value in the host's memory.  On CPU devices nothing is copied: the next update writes to new memory."""
+        with tf.device(self._host):
+            return tf.identity(value)
+
+    def write(self, values: Iterable[Value]) -> None:
+        """Gives variables new values.  Those that do not exist yet get theirs when a trace has made them, or has met them.
+
+        Raises:
+            SnapshotError: a variable has another shape or type.
+        """
+        known = self._all()
+        self._given = set()
+        for value in values:
+            self._given.add(value.key)
+            if value.key == SEED and SEED not in known:
+                known.update(self._of_model(makes_seed=True))
+            if value.key in known:
+                _assign(known[value.key], value)
+            else:
+                self._pending[value.key] = value
+
+    @property
+    def waiting(self) -> bool:
+        """Whether values have found no variable yet."""
+        return bool(self._pending)
+
+    def check(self) -> None:
+        """Call after the first step.
+
+        Raises:
+            SnapshotError: the model has other variables than the snapshot.
+        """
+        if self._pending:
+            raise SnapshotError("the snapshot has values of {}, which this model and its training step do not have; train the "
+                                "model that it was made of, {}".format(
+                                    ", ".join(value.name for value in self._pending.values()), OR_ELSE))
+        if self._given is not None:
+            missing = [variable.name for key, variable in self._all().items() if key not in self._given]
+            self._given = None
+            if missing:
+                raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
+                    ", ".join(missing), OR_ELSE))
+
+    def _all(self) -> Dict[str, Any]:
+        found = dict(self._of_model())
+        known = {id(variable) for variable in found.values()}
+        for key, reference in self._captured.items():
+            variable = reference()
+            if variable is not None and id(variable) not in known:
+                found[key] = variable
+        return found
+
+    def _of_model(self, makes_seed: bool = False) -> List[Tuple[str, Any]]:
+        found: List[Tuple[str, Any]] = []
+        seen = set()
+        groups = {"model": self._model.variables, "metrics": self._model.metrics_variables,
+                  "optimizer": getattr(self._model.optimizer, "variables", ()), "seeds": _seeds(makes_seed)}
+        for group, variables in groups.items():
+            for number, variable in enumerate(variables):
+                variable = getattr(variable, "_value", variable)  # Keras has a class of its own around TensorFlow's
+                if id(variable) not in seen:
+                    seen.add(id(variable))
+                    found.append((f"{group}/{number}", variable))
+        return found
+
+    def _free_key(self, name: str) -> str:
+        """Without the numbers that Keras gives to names: it counts in the whole process, also what is not trained."""
+        first = key = OTHERS + _NUMBER.sub("", name)
+        number = 1
+        while key in self._captured:
+            key, number = f"{first}#{number}", number + 1
+        return key
+
+
+def _in_order(variable: Any) -> List[Tuple[int, str]]:
+    """Variables by their names, in which numbers count as such: ``dense_9`` before ``dense_10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(variable.name)]
+
+
+def _seeds(makes_one: bool) -> Sequence[Any]:
+    """The state of Keras' generator for random numbers without a generator of their own, if there is one."""
+    if makes_one:
+        return [sys.modules["keras.src.random.seed_generator"].global_seed_generator().state]
+    generator = sys.modules["keras.src.backend.common.global_state"].get_global_attribute("global_seed_generator")
+    return () if generator is None else [generator.state]
+
+
+def _assign(variable: Any, value: Value) -> None:
+    """Raises:
+        SnapshotError: the variable has another shape or type.
+    """
+    found = value.value
+    if not variable.shape.is_compatible_with(found.shape) or variable.dtype.as_numpy_dtype != np.dtype(found.dtype):
+        raise SnapshotError(
+            f"variable {variable.name!r} is {variable.dtype.name} {variable.shape}, but {found.dtype} {found.shape} in the "
+            f"snapshot; train the model that it was made of, {OR_ELSE}")
+    variable.assign(found)
