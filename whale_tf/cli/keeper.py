@@ -55,7 +55,7 @@ def main() -> None:
         lines, given = Lines(0), []  # type: Lines, List[str]
         while not given and not lines.has_ended:
             given = lines.wait(60.0)
-    if given:
+    if given and given[0].startswith("{"):  # otherwise a signal: the launcher ends before it has said what to run
         task = json.loads(given[0])
         end(keep(task, lines, given[1:]), task["mimics"])
 

@@ -296,4 +296,3 @@ def _write(path: str, text: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-

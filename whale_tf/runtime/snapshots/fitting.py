@@ -297,7 +297,6 @@ class Fit:
 
             self._model.__dict__["_get_metrics_result_or_logs"] = results
 
-
     def _states(self) -> Iterator[Tuple[Any, Dict[str, Any]]]:
         """Each callback with its state.
 

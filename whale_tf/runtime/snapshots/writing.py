@@ -5,8 +5,7 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
-from whale_tf._tf_compat import tf
-from whale_tf.errors import SnapshotError
+from whale_tf._tf_compat import eager_mode, tf
 from whale_tf.processes.watch import say
 from whale_tf.runtime.snapshots.files import PAUSE_S, Piece, Store
 
@@ -77,13 +76,13 @@ class Writer:
     def _write(self, job: Job) -> None:
         begin = time.monotonic()
         try:
-            with tf.device(self._host):
+            with eager_mode(), tf.device(self._host):  # a thread begins in the mode of the whole process
                 job.store.write_part(job.folder, self._rank, job.pieces, job.tensors)
             if self._rank == 0:
                 job.store.complete(job.folder, job.step, self._count, job.state,
                                    lambda: not self._given_up.is_set() and time.monotonic() - begin < OTHERS_S)
             self.written_s = time.monotonic() - begin
-        except (OSError, tf.errors.OpError, SnapshotError) as error:
+        except Exception as error:  # whatever it is, training goes on, and nobody waits for this snapshot
             self.failed_step = job.step
             if self._rank == 0:
                 job.store.delete(job.folder)
@@ -98,5 +97,3 @@ def _until(condition: Callable[[], bool], limit_s: float) -> bool:
             return False
         time.sleep(PAUSE_S)
     return True
-
-
