@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from typing import Any, Callable, Iterator, List
 
@@ -48,6 +49,23 @@ def test_environment_arguments_and_prefixes(starter: Starter, script: Any) -> No
         assert job["task"] == {"type": "worker", "index": rank} and len(set(job["cluster"]["worker"])) == 2
         assert cluster == "2xcpu:3" and json.loads(config)["pipeline.num_micro_batch"] == 2
         assert arguments == ["--rate", "3", "-x"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="two sockets share a port")
+def test_port_is_held_for_the_server(starter: Starter, script: Any) -> None:
+    """Nobody gets it who asks for any port, and a server that shares its port does."""
+    path = script("import socket\n"
+                  "port = int(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'][rank].split(':')[1])\n"
+                  "with socket.socket() as one:\n"
+                  "    try: one.bind(('', port)); print('free')\n"
+                  "    except OSError: print('held', flush=True)\n"
+                  "with socket.socket() as server:\n"
+                  "    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); server.bind(('', port)); server.listen(1)\n"
+                  "    print('serves', socket.create_connection(('127.0.0.1', port), 5).close())")
+    run = starter.start(*WHALE_RUN, "--workers", "2", path)
+    assert run.wait(LIMIT_S) == 0, run.output
+    assert sorted(run.output.split("\n")[:-1]) == ["[0] held", "[0] serves None", "[1] held", "[1] serves None"]
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from typing import Any, Dict
 
 import pytest
 
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
-from whale_tf.cluster.processes import tf_configs
+from whale_tf.cluster.processes import free_ports, tf_configs
 from whale_tf.errors import ClusterError
 
 TWO = Processes(("a:1", "b:1"), 1)
@@ -71,3 +73,17 @@ def test_single_process_is_alone_whatever_the_environment_says() -> None:
     alone, = tf_configs([7000])
     assert json.loads(alone["TF_CONFIG"]) == {}
     assert find_processes(dict(alone, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="a,b", SLURM_PROCID="1")) == ONE_PROCESS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two sockets share a port")
+def test_free_ports_are_held_for_servers() -> None:
+    """Nobody else gets them, and a server that shares its port does."""
+    first, second = free_ports(2)
+    assert first != second
+    with socket.socket() as one, pytest.raises(OSError):
+        one.bind(("", first))
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", first))
+        server.listen(1)
+        socket.create_connection(("127.0.0.1", first), 5).close()

@@ -106,6 +106,7 @@ def test_port_that_is_taken(starter: Starter) -> None:
     chief, _ = starter.workers(2)
     with socket.socket() as taken:
         address = json.loads(chief.variables["TF_CONFIG"])["cluster"]["worker"][0]
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is held for those who share it
         taken.bind(("", int(address.split(":")[1])))
         taken.listen(1)
         process = chief(*SCRIPT, "3")

@@ -124,7 +124,7 @@ class TestTheHelpers:
         metadata = tf.RunMetadata()
         device = metadata.step_stats.dev_stats.add(device="/job:localhost/replica:0/task:0/device:CPU:1")
         for name, begin, end in nodes:
-            node = device.node_stats.add(node_name=name, all_start_micros=begin, all_end_rel_micros=end - begin)
+            node = device.node_stats.add(node_name=name, all_start_micros=begin, op_end_rel_micros=end - begin)
             memory = node.memory.add()
             memory.allocation_records.add(alloc_micros=begin, alloc_bytes=8)
             memory.allocation_records.add(alloc_micros=end, alloc_bytes=-8)

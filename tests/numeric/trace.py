@@ -33,6 +33,9 @@ def devices(metadata: tf.RunMetadata) -> Iterator[Tuple[int, Any]]:
 def intervals(metadata: tf.RunMetadata, apart: Sequence[int] = ()) -> Dict[int, Dict[str, Tuple[int, int]]]:
     """Per device, from ``F0`` (forward of micro-batch 0), ``B0`` and so on to when it began and ended in us.
 
+    An op ends when it has computed: TensorFlow also notes when it has done with the op (``all_end``), but that may be long after
+    it has started those that follow.
+
     Args:
         apart: devices on which the gradients of weights are ``W0`` and so on.
     """
@@ -44,7 +47,7 @@ def intervals(metadata: tf.RunMetadata, apart: Sequence[int] = ()) -> Dict[int, 
                 continue
             kind = "B" if clone.group("name").startswith("gradients") else "F"
             step = ("W" if index in apart and _WEIGHT.search(node.node_name) else kind) + clone.group("m")
-            begin, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
+            begin, end = node.all_start_micros, node.all_start_micros + node.op_end_rel_micros
             steps = found[index]
             before = steps.get(step, (begin, end))
             steps[step] = (min(begin, before[0]), max(end, before[1]))

@@ -48,16 +48,23 @@ class Lines:
 
 
 def main() -> None:
-    """Called on the process's host."""
+    """Called on the process's host.
+
+    The port is held while the process lives: bound with SO_REUSEADDR, it goes to nobody who asks the system for any port, and the
+    process's server can have it.  Only Linux lets two sockets share a port so.
+    """
     with socket.socket() as port:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("", 0))
         print(PORT + str(port.getsockname()[1]), flush=True)
         lines, given = Lines(0), []  # type: Lines, List[str]
         while not given and not lines.has_ended:
             given = lines.wait(60.0)
-    if given and given[0].startswith("{"):  # otherwise a signal: the launcher ends before it has said what to run
-        task = json.loads(given[0])
-        end(keep(task, lines, given[1:]), task["mimics"])
+        if sys.platform != "linux":
+            port.close()
+        if given and given[0].startswith("{"):  # otherwise a signal: the launcher ends before it has said what to run
+            task = json.loads(given[0])
+            end(keep(task, lines, given[1:]), task["mimics"])
 
 
 def keep(task: Dict[str, Any], lines: Lines, given: List[str]) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -179,16 +180,27 @@ def host_name(cluster: Cluster, processes: Processes) -> str:
     return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
 
 
+_held: List[socket.socket] = []
+
+
 def free_ports(count: int) -> List[int]:
-    """Unused ports of this machine."""
+    """Unused ports of this machine, held until this process ends.
+
+    A port that nobody holds may be another connection's a moment later.  One that is bound with SO_REUSEADDR, and does not
+    listen, goes to nobody who asks the system for any port, but a server that asks for it with SO_REUSEADDR can have it, as
+    TensorFlow's does.  Only Linux lets two sockets share a port so.
+    """
     sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("", 0))
+    found = [one.getsockname()[1] for one in sockets]
+    if sys.platform == "linux":
+        _held.extend(sockets)
+    else:
         for one in sockets:
             one.close()
+    return found
 
 
 def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
