@@ -392,7 +392,7 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
     text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large,
                          parameters(done.captured))
-    if done.emitted is not None and done.emitted.context.processes.steps > 1:
+    if done.emitted is not None and len(done.emitted.context.processes.steps) > 1:
         text += _side_by_side(done.emitted.context.processes)
     if state.runtime is None or done.plan.spans_processes or not state.shares_input:
         return text
@@ -413,8 +413,8 @@ def _of_function(state: Active, graph: tf.Graph, done: Parallelized) -> str:
 
 def _side_by_side(processes: Processes) -> str:
     members = ", ".join(map(str, processes.members))
-    return (f"Processes: {processes.steps} steps run side by side, each on its rows of the mini-batch. Process {processes.rank} "
-            f"runs a part of step {processes.number}, with all of process(es) {members}.\n")
+    return (f"Processes: {processes.graphs} steps run side by side, each on its rows of the mini-batch. Process {processes.rank} "
+            f"runs a part of step {processes.step}, with all of process(es) {members}.\n")
 
 
 def _function_names(state: Active) -> List[str]:

@@ -40,6 +40,7 @@ if __name__ != "__main__":  # which imports itself
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
+DIVIDED = ("io.nested_batch", "divide")
 
 
 class Job(NamedTuple):
@@ -95,8 +96,8 @@ class Job(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        """Model replicas in each graph, each on a mini-batch of its own."""
-        if not self.counts:  # a search decides
+        """Model replicas in each graph that take a mini-batch of their own."""
+        if not self.counts or DIVIDED in self.config:  # a search decides
             return 1
         devices = self.devices * self.workers // self.graphs
         return max(1, devices // sum(count or devices for count in self.counts))
@@ -175,6 +176,14 @@ SPANNING: Dict[str, Job] = {
         "mlp_mean", counts=(1, 1, 1, 1), micro_batches=3, config=(("pipeline.schedule", "interleaved"),)),
     "searched": Job("mlp_mean", counts=(), config=(("auto_parallel", True),)),
     "stages by cost, called": Job("momentum", FED, counts=(), micro_batches=2, config=(("num_task_graph", 2), ("emit", "call"))),
+    "stages of two devices, two steps side by side": Job(
+        "momentum", Setting(dataset=True, static_batch=False, resource=False), counts=(2, 2), micro_batches=2, workers=4),
+    "pipelines side by side": Job(
+        "clipped_adam", Setting(dataset=True, static_batch=False), counts=(1, 1), micro_batches=2, config=(DIVIDED, *VERIFIED),
+        workers=4),
+    "split, two steps side by side": Job(
+        "weighted_loss", Setting(dataset=True, static_batch=False), counts=(2,), split=(0,), config=(DIVIDED,), workers=4),
+    "side by side, batches of different sizes": Job("ragged", FED, counts=(1, 1), config=(DIVIDED,), workers=4),
     "every op divided": Job("clipped_adam", FED, counts=(), config=(("auto_parallel", "rhino"),)),
     "uneven stages, monitored": Job(
         "tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2, config=VERIFIED),

@@ -18,25 +18,41 @@ def starter() -> Iterator[Starter]:
         yield found
 
 
-def run(starter: Starter, folder: Any, *arguments: str) -> Process:
-    return starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, *arguments, FOLDER=str(folder))
+def run(starter: Starter, folder: Any, *arguments: str, workers: int = 2) -> Process:
+    return starter.start(*WHALE_RUN, "--workers", str(workers), *SCRIPT, *arguments, FOLDER=str(folder))
 
 
 def shown(text: str) -> List[str]:
-    return re.findall(r"^(\[[a-z]\w+\] .*)", text, re.MULTILINE)
+    return re.findall(r"^(\[[a-z][\w ]+\] .*)", text, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_runs_of_all_kinds_equal_local(starter: Starter, tmp_path: Any) -> None:
-    """Epochs, moving averages, an evaluation and a summary by process 0 alone, an assignment, a save and a restore."""
-    together, alone = run(starter, tmp_path), starter.start(*SCRIPT, FOLDER=str(tmp_path))
+@pytest.mark.parametrize("arguments, workers, lines", [((), 2, 15), pytest.param(("STEPS",), 4, 13, marks=pytest.mark.once)])
+def test_runs_of_all_kinds_equal_local(starter: Starter, tmp_path: Any, arguments: Any, workers: int, lines: int) -> None:
+    """Epochs, moving averages, an evaluation and a summary by one process alone, an assignment, a save and a restore."""
+    together = run(starter, tmp_path, *arguments, workers=workers)
+    alone = starter.start(*SCRIPT, *arguments, FOLDER=str(tmp_path))
     assert together.wait(START_S) == 0, together.output
     assert alone.wait(START_S) == 0, alone.output
     expected = shown(alone.output)
-    assert len(expected) == 15
-    assert shown(together.output.replace("[0] ", "")) == expected
-    assert shown(together.output.replace("[1] ", "")) == [
-        line for line in expected if not line.startswith(("[result]", "[summary]"))]
+    assert len(expected) == lines
+    for rank in range(workers):
+        left_out = ["[result]"] * (rank % 3 > 0) + ["[summary]"] * (rank > 0)
+        found = shown(together.output.replace(f"[{rank}] ", ""))
+        assert found == [line for line in expected if not line.startswith(tuple(left_out))]
+
+
+@pytest.mark.slow
+def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
+    """The step in which the data ends fails at another time in each process, and the next one has nothing to do with it."""
+    script = ("-m", "tests.multiprocess.train_epochs")
+    together, alone = starter.start(*WHALE_RUN, "--workers", "4", *script), starter.start(*script)
+    assert together.wait(START_S) == 0, together.output
+    assert alone.wait(START_S) == 0, alone.output
+    expected = shown(alone.output)
+    assert len(expected) == 12
+    for rank in range(4):
+        assert shown(together.output.replace(f"[{rank}] ", "")) == expected
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
 """A script with a Session as people write it: two epochs of an iterator, and runs that do other things than train.
 
-``python -m tests.multiprocess.train_parts [ALONE] [OTHER]``: two stages on three devices; each of several processes
-runs its part, on one device or two.  It prints
-what it computes, which must be what one process prints.  ``ALONE``: process 0 alone fetches more beside a training step.
-``OTHER``: the processes shuffle differently.
+``python -m tests.multiprocess.train_parts [STEPS] [ALONE] [OTHER]``: two stages on three devices; each of two processes runs
+its part, on one device or two.  It prints what it computes, which must be what one process prints.  ``STEPS``: on four devices,
+so that four processes run two steps side by side.  ``ALONE``: process 0 alone fetches more beside a training step.  ``OTHER``:
+the processes shuffle differently.
 """
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -23,21 +24,22 @@ UNEQUAL = {"name": "unequal", "nodes": [{"devices": [CPU] * count, "links": "def
                                         for count in (1, 2)]}
 
 
-def main(is_alone: bool, is_other: bool) -> None:
+def main(has_steps: bool, is_alone: bool, is_other: bool) -> None:
     tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.set_random_seed(1)
-    wh.init({"num_micro_batch": 2, "communication.start_timeout_s": 5 if is_alone else 60},
-            cluster=UNEQUAL if os.environ.get("TF_CONFIG") else "cpu:3")
+    cluster = ("4xcpu:1" if has_steps else UNEQUAL) if os.environ.get("TF_CONFIG") else f"cpu:{3 + has_steps}"
+    wh.init({"num_micro_batch": 2, "io.nested_batch": "divide", "communication.start_timeout_s": 5 if is_alone else 60},
+            cluster=cluster)
     numbers = np.random.RandomState(0)
     x, y = numbers.randn(12, 3), numbers.randn(12, 2)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(12, 1 + is_other * RANK).batch(4)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(12, 1 + is_other * RANK).batch(6 if has_steps else 4)
     iterator = tf.data.make_initializable_iterator(data)
     features, labels = iterator.get_next()
     features = tf.placeholder_with_default(features, [None, 3])
     with wh.replicate(1):
         hidden = tf.tanh(dense(features, 3, 4, "one"))
-    with wh.replicate(2):
+    with wh.replicate(1 if has_steps else 2):
         result = dense(hidden, 4, 2, "two")
         loss = tf.reduce_mean(tf.square(result - labels))
     step = tf.train.get_or_create_global_step()
@@ -58,7 +60,7 @@ def main(is_alone: bool, is_other: bool) -> None:
                 except tf.errors.OutOfRangeError:
                     break
                 show("step", *values)
-            if RANK == 0:  # the others do not look
+            if RANK % 3 == 0:  # the others do not look
                 show("result", session.run(result, {features: x[:2]}))
             show("averages", *session.run(averages))
             session.run(halved)
@@ -73,6 +75,8 @@ def main(is_alone: bool, is_other: bool) -> None:
         tf.add_to_collection("later", tf.norm(tf.trainable_variables()[0]))
         show("later", session.run(tf.get_collection("later")[0]))
         path = tf.train.Saver().save(session, os.environ["FOLDER"] + "/model")
+        while not tf.train.checkpoint_exists(path):  # process 0 writes it
+            time.sleep(.05)
         tf.train.Saver().restore(session, path)
         show("restored", *session.run(tf.trainable_variables()))
 
@@ -88,4 +92,4 @@ def show(what: str, *values: object) -> None:
 
 
 if __name__ == "__main__":
-    main("ALONE" in sys.argv, "OTHER" in sys.argv)
+    main("STEPS" in sys.argv, "ALONE" in sys.argv, "OTHER" in sys.argv)

@@ -29,35 +29,51 @@ class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
-    members: the processes that run the parts of this one's step, all on the same mini-batch; (): this process runs a step alone,
-        on its own mini-batch.
-    steps, number: this step is one of so many that divide that mini-batch.
+    steps: of each step, the processes that run its parts, which correspond; steps side by side divide a mini-batch.  (): each
+        process runs a step alone, on its own mini-batch.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
-    members: Tuple[int, ...] = ()
-    steps: int = 1
-    number: int = 0
-
-    @property
-    def runs_part(self) -> bool:
-        """Whether each process runs its own part of a step."""
-        return bool(self.members)
+    steps: Tuple[Tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> int:
         return len(self.addresses)
 
     @property
+    def runs_part(self) -> bool:
+        """Whether each process runs its own part of a step."""
+        return bool(self.steps)
+
+    @property
     def graphs(self) -> int:
         """The number of steps that are computed side by side."""
-        return self.steps if self.runs_part else self.count
+        return len(self.steps) or self.count
 
     @property
     def step(self) -> int:
         """The number of this process's step among those."""
-        return self.number if self.runs_part else self.rank
+        return next(number for number, step in enumerate(self.steps or self._alone) if self.rank in step)
+
+    @property
+    def members(self) -> Tuple[int, ...]:
+        """The processes that run this process's step."""
+        return (self.steps or self._alone)[self.step]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first of those."""
+        return self.rank == self.members[0]
+
+    @property
+    def parts(self) -> Tuple[Tuple[int, ...], ...]:
+        """Of each part, the processes that run it, one in each step."""
+        return tuple(zip(*(self.steps or self._alone)))
+
+    @property
+    def _alone(self) -> Tuple[Tuple[int, ...], ...]:
+        return tuple((rank,) for rank in range(self.count))
 
     @property
     def is_chief(self) -> bool:

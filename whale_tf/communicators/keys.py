@@ -28,33 +28,41 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        self._groups: Dict[Tuple[str, ...], int] = {}  # name and number of groups -> the first one's number
+        self._groups: Dict[Tuple, int] = {}  # groups, and their name -> the first one's number
         self._next_group = 1
         self._instances = 0
         self._agreements = 0
+        self._sequences = 0
         self._open = 0
 
-    def group(self, *name: str, number: int = 0, of: int = 1) -> int:
+    def group(self, groups: Tuple[Tuple[int, ...], ...], number: int, *name: str) -> int:
         """The number of a group of processes.
 
         Args:
-            name, number, of: it is group ``number`` of ``of`` groups with this name, which no process is a member of twice.
+            groups: processes of each of the groups with this name; no process is a member of two.
+            number: which of them it is.
         """
-        key = (*name, str(of))
+        key = (groups, *name)
         if key not in self._groups:
             self._groups[key] = self._next_group
-            self._next_group += of
+            self._next_group += len(groups)
         return self._groups[key] + number
 
-    def instance(self) -> int:
-        self._instances += 1
-        return self._instances
+    def instance(self, count: int = 1) -> int:
+        """The first of ``count`` numbers of collectives."""
+        self._instances += count
+        return self._instances - count + 1
 
     def open_instance(self) -> Tuple[str, int]:
         """The name of a group, and the number in it, of a collective whose tensors' shape is open."""
         self._open += 1
         block, number = divmod(self._open - 1, COLLECTIVES)
         return f"open {block}", number
+
+    def sequence(self, count: int = 1) -> int:
+        """The first of ``count`` numbers of sequences by which steps are numbered."""
+        self._sequences += count
+        return self._sequences - count + 1
 
     @property
     def count(self) -> int:

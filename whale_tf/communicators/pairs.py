@@ -76,8 +76,8 @@ class Pairs:
             raise UnsupportedOpError(
                 f"{value.edge!r} is of type {value.dtype.name}, which cannot be sent from process {sender} to process "
                 f"{receiver}; compute it in the TaskGraph that reads it")
-        names = self._part_of(sender), self._part_of(receiver)
-        nodes, device, scope = self._nodes, self._device, "{}/from_{}_to_{}".format(value.scope, *names)
+        nodes, device, parts = self._nodes, self._device, map(self._processes.members.index, (sender, receiver))
+        scope = "{}/from_{}_to_{}".format(value.scope, *parts)
         self.staged.append(f"{scope} {value.dtype.name} {value.shape}")
         cast = sender == self._rank and wire != value.dtype
         edge = nodes.cast(value.edge, scope + "/cast", value.dtype, wire, device) if cast else value.edge
@@ -124,12 +124,9 @@ class Pairs:
         return name
 
     def _group(self, message: _Message, *name: str) -> int:
-        return self._keys.group("pair", self._part_of(message.sender), self._part_of(message.receiver), *name,
-                                number=self._processes.step, of=self._processes.graphs)
-
-    def _part_of(self, rank: int) -> str:
-        """Which part of a step a process runs."""
-        return str(self._processes.members.index(rank))
+        sender, receiver = map(self._processes.members.index, (message.sender, message.receiver))
+        pairs = tuple((step[sender], step[receiver]) for step in self._processes.steps)
+        return self._keys.group(pairs, self._processes.step, "pair", *name)
 
 
 class _Message(NamedTuple):

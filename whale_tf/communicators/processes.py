@@ -251,16 +251,20 @@ class ProcessCommunicator(Communicator):
 
     def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, waits: Sequence[str] = (),
                     **attrs: Any) -> str:
-        op = self._nodes.add(op_type, name, inputs, device, waits, group_size=self.processes,
-                             group_key=self._group(device), instance_key=self._keys.instance(), **attrs)
+        part = self._part(device)  # TensorFlow 1.15 tells instances apart by their number alone, and not by their group
+        op = self._nodes.add(op_type, name, inputs, device, waits, group_size=self.processes, group_key=self._group(device),
+                             instance_key=self._keys.instance(len(self._all.parts)) + part, **attrs)
         self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
 
     def _group(self, device: str, *name: str) -> int:
         """The group with this name of the processes that have the device that corresponds to ``device``."""
-        members, owner = self._all.members or (self._all.rank,), process_of(device)
-        part = members.index(self._all.rank if owner is None else owner)
-        return self._keys.group(_local(device), *name, number=part, of=len(members))
+        return self._keys.group(self._all.parts, self._part(device), _local(device), *name)
+
+    def _part(self, device: str) -> int:
+        """The number of the part that a device's process runs."""
+        owner = process_of(device)
+        return self._all.members.index(self._all.rank if owner is None else owner)
 
     def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
         """Record a staged collective; all processes must stage the same ones."""

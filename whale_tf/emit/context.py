@@ -151,6 +151,18 @@ class Context:
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]
 
+    @property
+    def replicas(self) -> range:
+        """This step's model replicas among those of all steps side by side."""
+        count = self.plan.num_model_replicas
+        first = self.processes.step * count if self.processes.runs_part else 0
+        return range(first, first + count)
+
+    @property
+    def all_replicas(self) -> int:
+        """The number of model replicas of all steps side by side."""
+        return self.plan.num_model_replicas * max(1, len(self.processes.steps))
+
     # -------------------------------------------------------------------------------------------------------- names
     def scope(self, place: Tuple[int, ...]) -> str:
         """Name prefix of a clone (``whale/g0_m1_r0``) or a copy (``whale/g0_r0``)."""

@@ -54,6 +54,7 @@ class Emitted(NamedTuple):
     sent: Sent = Sent()
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> their replacements
     gates: Mapping[str, Sequence[str]] = {}  # see :class:`whale_tf.emit.order.Gates`
+    inputs: Sequence[str] = ()  # tensors with examples that all processes must read alike
 
     def beside_update(self) -> Emitted:
         """The same with separate merged values, for runs that update variables."""
@@ -85,7 +86,9 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     context, step, form = begin(tf_graph, captured, region, plan, devices, processes, has_run)
     edit, nodes = context.edit, Nodes(context.edit)
     sums = communicator(backend, nodes, processes, keys)
-    sums.is_always_together = is_function = tf_graph.building_function
+    is_function = tf_graph.building_function
+    sums.is_always_together = is_function or processes.runs_part
+    waits_for_sums = processes.graphs > 1 and not sums.is_always_together  # of losses that some runs compute alone
     division = find_division(context, nodes, captured, sums)
     check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(step.graph, step.region)
@@ -107,13 +110,13 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     moves: Dict[reroute.Use, str] = {}
     if not context.is_in_place:
         recipes.stage()
-        if processes.graphs > 1 and not is_function:
+        if waits_for_sums:
             shared = shared_scalars(context, captured, recipes, sums)
         elif processes.runs_part and not is_function:
             shared = merged_scalars(context, captured, recipes)
         moves = merge_leaving(context, nodes, inputs, recipes, step, shared)
     if processes.graphs > 1:
-        moves.update(take_of_all_processes(context, nodes, recipes, division, sums, step.across))
+        moves.update(take_of_all_processes(context, nodes, inputs, recipes, sums, step.across))
     update_clones = clone_update(context, operands, recipes)
     mirror = Mirror(tf_graph, variable_copies(context, copies), {step.graph.ops[index].name for index in update_clones})
     mirror.stage(edit, captured.definitions.added)
@@ -122,8 +125,10 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     reroute.move_controls(context, after)
     reroute.add_waits(context, update_clones)
     reroute.add_waits(context, reroute.deferred_waits(step.graph, step.region, after))
-    for scalar in shared if processes.graphs > 1 else ():
+    for scalar in shared if waits_for_sums else ():
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
+    if inputs.last_pulls():
+        reroute.add_waits(context, dict.fromkeys(reroute.update_writes(step.graph), inputs.last_pulls()))
 
     read_gathered(context)
     sent = Sent()
@@ -139,4 +144,5 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     new_ops = edit.commit()
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
-    return Emitted(context, nodes, recipes, mirror, sums, calls, form, shared, sent, instead, order.gates)
+    return Emitted(context, nodes, recipes, mirror, sums, calls, form, shared, sent, instead, order.gates,
+                   inputs.compared())

@@ -25,15 +25,17 @@ from whale_tf.ir.traits import PULLS
 class Inputs:
     """Attributes:
     sources: batch input tensors and their batch dimension.
+    division: how each mini-batch is divided.
     """
 
     def __init__(self, context: Context, nodes: Nodes, division: Division, sources: Dict[int, int]) -> None:
-        self.sources, self._context, self._nodes, self._division = sources, context, nodes, division
+        self.sources, self._context, self._nodes, self.division = sources, context, nodes, division
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
-        self._concatenated: Dict[int, str] = {}
-        self._pulled = self._pull_again() if division.own else {}
-        processes = context.processes
-        self._takes_rows = processes.runs_part and processes.graphs > 1  # steps side by side divide the mini-batch
+        self._concatenated: Dict[Tuple[int, str], str] = {}
+        is_one_of_several = len(context.processes.steps) > 1
+        self._takes_rows = is_one_of_several and context.plan.nested_batch == "divide"  # of the mini-batch of all steps
+        takes_own = division.own or is_one_of_several and not self._takes_rows
+        self._pulled = self._pull_again() if takes_own else {}
         self._taken: Dict[int, str] = {}
         division.name_of = self.whole
 
@@ -41,10 +43,13 @@ class Inputs:
         """An undivided tensor of the input side (or of anything outside the region) as model replica ``g`` sees it."""
         if self._takes_rows and tensor in self.sources:
             return self._rows_of_step(tensor)
-        producer = self._context.graph.producer(tensor)
+        return self._pulled_by(tensor, self._context.replicas[g])
+
+    def _pulled_by(self, tensor: int, replica: int) -> str:
+        """A tensor as a model replica of any step sees it."""
         name = self._context.graph.tensor_name(tensor)
-        if g and producer.id in self._pulled:
-            return "{}/{}".format(self._context.name("input", f"g{g}"), name)
+        if replica and self._context.graph.tensors[tensor].op in self._pulled:
+            return "{}/{}".format(self._context.name("input", f"g{replica}"), name)
         return name
 
     def _rows_of_step(self, source: int) -> str:
@@ -81,17 +86,17 @@ class Inputs:
 
     def part(self, source: int, task_graph: int, clone: Clone) -> str:
         """A clone's part of a batch input."""
-        key = (source, task_graph, clone.g if self._division.own else 0)
+        key = (source, task_graph, clone.g if self.division.own else 0)
         if key not in self._parts:
             layout, whole = self._context.region.batch.layout(source), self.whole(source, clone.g)
             blocks = layout.blocks or (1,)
-            share = self._shares_of(source, blocks[0], task_graph, clone.g) or self._division.shares(source, task_graph, clone.g)
+            share = self._shares_of(source, blocks[0], task_graph, clone.g) or self.division.shares(source, task_graph, clone.g)
             scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
-                share = share._replace(check=share.check + self._division.checks(source, task_graph, clone.g, scope))
+                share = share._replace(check=share.check + self.division.checks(source, task_graph, clone.g, scope))
             self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(
                 whole, source, share, task_graph, clone.g, scope)
-        return self._parts[key][self._division.position(task_graph, clone)]
+        return self._parts[key][self.division.position(task_graph, clone)]
 
     def _divided(self, whole: str, source: int, share: Shares, task_graph: int, g: int, scope: str) -> List[str]:
         """All clones' parts of a batch input.  Each block of its examples (such as each half of the labels of two batches) is
@@ -136,7 +141,7 @@ class Inputs:
         terms = [str(self._times((of or share).total, rows_each(block), f"{scope}/expected{number}"))
                  for number, (of, block) in enumerate(zip(of_each, blocks))]
         expected = nodes.add_n(terms, scope + "/expected", tf.int32, host)
-        found = nodes.scalar(self._division.rows(source, g), scope + "/found", tf.int32, host)
+        found = nodes.scalar(self.division.rows(source, g), scope + "/found", tf.int32, host)
         own = context.graph.tensor_name(source)
         batches = context.region.batch.batches
         others = dict.fromkeys(repr(context.graph.tensor_name(batches[batch_of(block)][0]))
@@ -155,7 +160,7 @@ class Inputs:
         batch = self._context.region.batch
         if len(set(map(batch_of, batch.layout(source).blocks or ()))) < 2:
             return None
-        return self._division.shares(batch.source_of([source], batch_of(block)), task_graph, g)
+        return self.division.shares(batch.source_of([source], batch_of(block)), task_graph, g)
 
     def _times(self, total: Number, rows: int, scope: str) -> Number:
         if isinstance(total, int) or rows == 1:
@@ -172,18 +177,46 @@ class Inputs:
         return {source: found for source, found in uses.items() if found}
 
     def concatenated(self, source: int) -> str:
-        """All model replicas' mini-batches in one tensor."""
-        if source not in self._concatenated:
+        """The mini-batches of this step's model replicas in one tensor."""
+        names = [self.whole(source, g) for g in range(self.division.mini_batches_here)]
+        return self._joined(source, names, "all")
+
+    def of_all_steps(self, tensor: int) -> str:
+        """A tensor of the input side with the rows that all steps side by side take."""
+        if self._context.graph.tensors[tensor].op not in self._pulled:
+            return self._context.graph.tensor_name(tensor)
+        names = [self._pulled_by(tensor, number) for number in range(self._context.all_replicas)]
+        return self._joined(tensor, names, "of_all_steps")
+
+    def _joined(self, tensor: int, names: List[str], what: str) -> str:
+        key = (tensor, what)
+        if key not in self._concatenated:
             context = self._context
-            names = [self.whole(source, g) for g in range(self._division.mini_batches_here)]
-            self._concatenated[source] = self._nodes.concat(
-                names, self.sources[source], context.name("input", "all", context.flat(source)), context.dtype(source),
+            self._concatenated[key] = self._nodes.concat(
+                names, self.sources.get(tensor, 0), context.name("input", what, context.flat(tensor)), context.dtype(tensor),
                 context.host)
-        return self._concatenated[source]
+        return self._concatenated[key]
+
+    def last_pulls(self) -> List[str]:
+        """Ops that take the last of the mini-batches that all steps side by side take.  A step takes those of the other steps,
+        too, so that each step's are the same in all processes."""
+        last = self._context.all_replicas - 1
+        if not self._pulled or last in self._context.replicas:
+            return []
+        scope = self._context.name("input", f"g{last}")
+        return [f"{scope}/{op.name}" for op in self._pulled.values() if op.type in PULLS]
+
+    def compared(self) -> List[str]:
+        """Names of the tensors with examples that all processes read alike."""
+        graph = self._context.graph
+        if self._pulled:  # each step goes on with its own
+            pulls = [op for op in self._pulled.values() if op.type in PULLS]
+            return [graph.tensor_name(tensor) for op in pulls for tensor in op.outputs]
+        return [graph.tensor_name(tensor) for tensor in self.sources]
 
     def _pull_again(self) -> Dict[int, Op]:
         """Clones every op that takes elements from an input pipeline, and the ops after it on the input side, once for each
-        further model replica; the iterators and queues are shared."""
+        further model replica of all steps side by side; the iterators and queues are shared."""
         graph = self._context.graph
         pulled: Dict[int, Op] = {}
         for op in graph.ops:
@@ -191,7 +224,7 @@ class Inputs:
             if op.type in PULLS or (op.phase is Phase.INPUT and follows):
                 pulled[op.id] = op
         ops = [self._context.tf_ops[i] for i in pulled]
-        for g in range(1, self._context.plan.num_model_replicas):
+        for g in range(1, self._context.all_replicas):
             before = "" if g == 1 else self._context.name("input", f"g{g - 1}") + "/"
             # in order, so that model replica g always gets the same mini-batch of a step
             waits = {op.name: [before + op.name] for op in pulled.values() if op.type in PULLS}

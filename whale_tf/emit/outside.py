@@ -51,27 +51,28 @@ def merge_leaving(context: Context, nodes: Nodes, inputs: Inputs, recipes: Recip
     return moves
 
 
-def take_of_all_processes(context: Context, nodes: Nodes, recipes: Recipes, division: Division, sums: Communicator,
-                      across: Across) -> Dict[Use, str]:
+def take_of_all_processes(context: Context, nodes: Nodes, inputs: Inputs, recipes: Recipes, sums: Communicator,
+                          across: Across) -> Dict[Use, str]:
     """What ops outside of the clones read instead of inputs, where this takes the rows of all processes."""
-    if context.tf_graph.building_function and not across.decisive:
+    is_function = context.tf_graph.building_function
+    if is_function and not across.decisive:
         return {}
-    graph, of_all = context.graph, _inputs_of_all(context, across, sums)
+    graph, of_all = context.graph, _inputs_of_all(context, inputs, across, sums)
     moves = {(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
              if op not in across.twice and graph.ops[op].inputs[position] in of_all}
-    if not context.tf_graph.building_function:
+    if not is_function:
         return {use: _resized(context, nodes, use, name) for use, name in moves.items()}
     moves.update(_run_twice(context, across, recipes, of_all))
-    moves.update(_added_up(context, across, sums, division))
+    moves.update(_added_up(context, across, sums, inputs.division))
     return moves
 
 
-def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict[int, str]:
+def _inputs_of_all(context: Context, inputs: Inputs, across: Across, sums: Communicator) -> Dict[int, str]:
     """Batch inputs of all processes that ops outside of the clones read."""
     graph = context.graph
     tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
-    if context.processes.runs_part:  # all read the same mini-batch
-        return {tensor: graph.tensor_name(tensor) for tensor in tensors if not context.region.contains(graph.producer(tensor))}
+    if context.processes.runs_part:  # all read the same mini-batches
+        return {tensor: inputs.of_all_steps(tensor) for tensor in tensors if not context.region.contains(graph.producer(tensor))}
     return {
         tensor: sums.gather_across(
             Member(graph.tensor_name(tensor), context.host), len(context.static_shape(tensor)),

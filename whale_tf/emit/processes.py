@@ -17,6 +17,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
+from whale_tf.ir.across import leading_to_writes
 from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
@@ -44,8 +45,8 @@ def shared_scalars(context: Context, captured: Captured, recipes: Recipes, commu
 
 
 def merged_scalars(context: Context, captured: Captured, recipes: Recipes) -> List[Shared]:
-    """Merged values that every process of a step has after it; see :func:`_riders`."""
-    return [Shared(tensor, recipes.whole(tensor), tuple(sorted(writes)))
+    """Merged values that every process has after a step; see :func:`_riders`."""
+    return [Shared(tensor, recipes.of_all_processes(tensor), tuple(sorted(writes)))
             for tensor, writes in _riders(context, captured).items()]
 
 
@@ -102,8 +103,7 @@ def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
 
 
 def check_random(context: Context) -> None:
-    """Checks that random ops have a seed if all clones must draw the same numbers or a section draws them: every process draws
-    these itself.
+    """Checks that random ops have a seed if all processes must draw the same numbers, since each draws them itself.
 
     Raises:
         UnsupportedOpError
@@ -115,10 +115,11 @@ def check_random(context: Context) -> None:
 
 
 def draws_anew(region: Region) -> List[Op]:
-    """Random ops without a seed whose numbers must be the same in all clones, or that a section draws."""
+    """Random ops without a seed whose numbers must be the same in all clones, or that a section or the update draws."""
     ops = region.graph.ops
+    outside = {index for index in leading_to_writes(region.graph) if ops[index].phase in (Phase.APPLY, Phase.OTHER)}
     return [ops[index] for index in region.batch.shared if not is_seeded(ops[index])] + [
-        ops[index] for index in sorted(region.sections) if _draws_anew(ops[index])]
+        ops[index] for index in sorted(region.sections | outside) if _draws_anew(ops[index])]
 
 
 def _draws_anew(op: Op) -> bool:
@@ -212,10 +213,12 @@ class Start(NamedTuple):
     Attributes:
         agreement: a number for each process that says what it has staged; all must be equal.
         broadcast: gives every global variable process 0's value.
+        nothing: does nothing.
     """
 
     agreement: tf.Tensor
     broadcast: tf.Operation
+    nothing: tf.Operation
 
 
 def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessCommunicator) -> Start:
@@ -247,9 +250,9 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
         value = communicator.broadcast(Member(own, device), shape.as_list(), scope, dtype)
         assigns.append(assign(nodes, is_resource, op.name, value, scope + "/assign", dtype, op.device))
     broadcast = nodes.no_op("whale/broadcast/all", "", assigns)
-    agreement = communicator.agreement(host)
+    agreement, nothing = communicator.agreement(host), nodes.no_op("whale/nothing", host, ())
     new = edit.commit()
-    return Start(new[agreement].outputs[0], new[broadcast])
+    return Start(new[agreement].outputs[0], new[broadcast], new[nothing])
 
 
 def _device_of(op: tf.Operation) -> str:

@@ -68,6 +68,11 @@ def move_controls(context: Context, after: Set[int]) -> None:
             context.edit.move_waits(op.name, [waited.name for waited in moved], clones)
 
 
+def update_writes(graph: OpGraph) -> List[int]:
+    """Ops of the update that write variables."""
+    return [op.id for op in graph.ops if op.phase is Phase.APPLY and traits(op.type).is_write]
+
+
 def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:
     for index, befores in waits.items():
         context.edit.move_waits(context.graph.ops[index].name, (), befores)

@@ -48,8 +48,11 @@ class SessionPart:
         number: of the graph, the same in all processes, and no other graph's.
 
     Attributes:
-        rank, count: this process, and the number of processes.
+        processes: all, and which of them run the parts of this one's step.
+        rank, members: this process, and those.
+        number: of the part that this process runs.
         scope: name scope of all ops that are added, and of the queues.
+        added: names of these ops.
         host: this process's device for small arithmetic.
         ops, nodes: the graph as written; what is added here is not in it.
         indices: name of an op -> its number.
@@ -61,15 +64,16 @@ class SessionPart:
 
     def __init__(self, context: Context, after: Collection[str], merged: Collection[str], gates: Collection[str],
                  number: int) -> None:
-        self.graph, self.context, self._processes = context.tf_graph, context, context.processes
-        self.rank, self.count = self._processes.rank, self._processes.count
+        self.graph, self.context, self.processes = context.tf_graph, context, context.processes
+        self.rank, self.members = self.processes.rank, self.processes.members
+        self.number = self.members.index(self.rank)
         self._after, self._merged, self._gates = frozenset(after), frozenset(merged), frozenset(gates)
-        self.scope, self.host = f"{SCOPE}/{number}", self._processes.prefix(self._processes.rank) + HOST
-        self.queues = Queues(self._processes, self.scope)
+        self.scope, self.host = f"{SCOPE}/{number}", self.processes.prefix(self.processes.rank) + HOST
+        self.queues = Queues(self.processes, self.scope)
         self.indices: Dict[str, int] = {}
         self.ops: List[tf.Operation] = []
         self.nodes: List[Node] = []
-        self._own: Set[str] = set()  # names of ops that are added
+        self.added: Set[str] = set()
         self._seen, self._version = 0, -1
         self.ours: Set[int] = set()
         self._copies: Dict[str, str] = {}  # original op -> its copy that is ours
@@ -112,19 +116,19 @@ class SessionPart:
         self._version = self.graph.version
 
     def _new_ops(self) -> List[tf.Operation]:
-        return [op for op in self.graph.get_operations()[self._seen:] if op.name not in self._own]
+        return [op for op in self.graph.get_operations()[self._seen:] if op.name not in self.added]
 
     def commit(self, edit: StagedEdit) -> Dict[str, tf.Operation]:
         """Commits an edit with ops that are no part of the graph as written."""
         new = edit.commit()
-        self._own.update(new)
+        self.added.update(new)
         return new
 
     def _node(self, index: int) -> Node:
         if self.nodes[index] is None:
             op = self.ops[index]
             inputs = tuple((self.indices[tensor.op.name], tensor.value_index) for tensor in op.inputs)
-            waits = tuple(self.indices[before.name] for before in op.control_inputs if before.name not in self._own)
+            waits = tuple(self.indices[before.name] for before in op.control_inputs if before.name not in self.added)
             self.nodes[index] = Node(self._owner(op, ()), inputs, waits)
         return self.nodes[index]
 
@@ -146,7 +150,7 @@ class SessionPart:
                     return found
         if op.type in RANDOM and op.op_def.is_stateful and not any(tensor.dtype == tf.resource for tensor in op.inputs):
             seeds = [op.get_attr(name) for name in ("seed", "seed2") if name in op.node_def.attr]
-            return None if any(seeds) else 0  # the processes' generators differ
+            return None if any(seeds) else self.members[0]  # the processes' generators differ
         return None
 
     def _find_ours(self, first: int) -> Set[int]:
@@ -257,7 +261,7 @@ class SessionPart:
         for output in node.inputs:
             sender = self.nodes[output[0]].owner
             if sender is not None and sender != node.owner:
-                receivers = range(self.count) if node.owner is None else [node.owner]
+                receivers = self.members if node.owner is None else [node.owner]
                 found += [(output, sender, receiver) for receiver in receivers if receiver != sender]
         return found
 
@@ -298,8 +302,8 @@ class SessionPart:
             self._arrived[self.received[output] + ":0"] = output
 
     def _leave(self, edit: StagedEdit, nodes: Nodes, index: int) -> None:
-        """Outside of steps, process 0 alone writes what some process keeps."""
-        if self.rank == 0 or not self.is_kept_write(index):
+        """Outside of steps, the first process of a step alone writes what some process keeps."""
+        if self.processes.leads or not self.is_kept_write(index):
             return
         op = self.ops[index]
         nothing = nodes.no_op(f"{self.scope}/left_out/{op.name}", self.host, ())
@@ -312,7 +316,7 @@ class SessionPart:
                         if one is tensor:
                             edit.move_input(user.name, position, op.inputs[0].name)
         for user in op._control_outputs:
-            if user.name not in self._own:
+            if user.name not in self.added:
                 edit.move_waits(user.name, [op.name], ())
 
     def _place(self, edit: StagedEdit, index: int) -> None:
@@ -320,29 +324,45 @@ class SessionPart:
         op = self.ops[index]
         beside = [group for group in op.colocation_groups() if group.decode() != "loc:@" + op.name]
         if self.nodes[index].owner is None and not beside and process_of(op.device) is None:
-            edit.place(op, self._processes.prefix(self.rank) + op.device)
+            edit.place(op, self.processes.prefix(self.rank) + op.device)
 
-    def stage_start(self, left_out: Collection[str]) -> tf.Operation:
-        """Adds an op that gives variables that each process has for itself process 0's values.
+    def stage_start(self, left_out: Collection[str]) -> Tuple[tf.Operation, tf.Operation]:
+        """Adds an op that makes variables equal where several processes have one for themselves: all of them, if no device is
+        named, or those that run the same part of steps side by side.  They take the first one's value.  Also returns an op that
+        does nothing.
 
         Args:
             left_out: names of those that have no value.
         """
         edit = StagedEdit(self.graph)
         nodes, ends = Nodes(edit), []
-        for op in variable_ops(self.graph):
-            if op.name in left_out or self.nodes[self.indices[op.name]].owner is not None:
+        kept = {op.name: op for op in (*variable_ops(self.graph), *(op for op in self.ops if self._is_part_or_copy(op)))}
+        for op in (op for name, op in kept.items() if name not in left_out):
+            owner = self.nodes[self.indices[op.name]].owner
+            if owner not in (None, self.rank):
                 continue
+            first, *others = range(self.processes.count) if owner is None else self._peers
             is_resource, dtype = op.type == "VarHandleOp", op.get_attr("dtype")
             scope, what, device = f"{self.scope}/start/{op.name}", f"start/{flat(op.name)}", op.device
-            if self.rank == 0:
+            if self.rank == first:
                 value = read(nodes, is_resource, op.name, scope + "/value", dtype, device)
-                ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in range(1, self.count)]
+                ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in others]
             else:
-                value = self.queues.receive(nodes, what, dtype, 0, tf.TensorShape(None))
+                value = self.queues.receive(nodes, what, dtype, first, tf.TensorShape(None))
                 ends.append(assign(nodes, is_resource, op.name, value, scope + "/assign", dtype, device))
         start = nodes.no_op(f"{self.scope}/start/all", self.host, ends)
-        return self.commit(edit)[start]
+        nothing = nodes.no_op(f"{self.scope}/nothing", self.host, ())
+        new = self.commit(edit)
+        return new[start], new[nothing]
+
+    @property
+    def _peers(self) -> Tuple[int, ...]:
+        """The processes that run the same part as this one."""
+        return self.processes.parts[self.number]
+
+    def _is_part_or_copy(self, op: tf.Operation) -> bool:
+        """Whether an op is a part or a copy of a variable of the script."""
+        return op.type in VARIABLES and self.context.is_own_name(op.name)
 
     # ------------------------------------------------------------------------------------------------------------ questions
     def is_ours(self, op: tf.Operation) -> bool:

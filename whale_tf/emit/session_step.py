@@ -135,7 +135,7 @@ class SessionSteps:
         needed = reached(starts, lambda index: (*(output[0] for output in nodes[index].inputs), *nodes[index].waits))
         common = [index for index in sorted(needed) if nodes[index].owner is None and _has_effect(part.ops[index])]
         nodes.append(Node(None, tuple(results)))
-        found = partition(nodes, [*effects, *common, len(nodes) - 1], range(part.count))
+        found = partition(nodes, [*effects, *common, len(nodes) - 1], part.members)
         return _Division(nodes, found.runs, found.crossings, unanswered(nodes, found), closed)
 
     def _gated(self, starts: Iterable[int]) -> Tuple[List[Node], Tuple[str, ...]]:
@@ -160,7 +160,7 @@ class SessionSteps:
         def read(output: Output) -> None:
             if part.nodes[output[0]].owner is None:
                 common.append(output[0])
-            elif arrivals[output] < part.count - 1:
+            elif arrivals[output] < len(part.members) - 1:
                 results.add(output)
 
         def run(index: int) -> None:

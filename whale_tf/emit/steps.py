@@ -9,7 +9,8 @@ collectives.  So what a process emits does not grow with the number of model rep
                                                                                    all-reduce by stage
     process 2, 3     mini-batch ──> second half ──> stage 0 ──> stage 1 ──> gradients ──┘
 
-The processes read the same mini-batch either way, and each step takes its rows of it.
+The processes read the same mini-batch either way, and each step takes its rows of it.  If model replicas take mini-batches of
+their own from an input pipeline, all processes read those of all steps, in the same order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from whale_tf.cluster import Processes
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.processes import draws_anew
 from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import pulls_behind
 from whale_tf.passes.communicate import takes_own
 from whale_tf.passes.side_by_side import find_steps
 from whale_tf.plan import Plan
@@ -35,25 +37,35 @@ def own_step(captured: Captured, region: Region, plan: Plan, processes: Processe
     """
     steps = find_steps(plan)
     count, number = len(steps.processes), steps.number(processes.rank)
-    if count > 1 and _takes_rows(captured, region, plan, count):
-        return steps.plan_of(number), replace(processes, members=steps.processes[number], steps=count, number=number)
-    return plan, replace(processes, members=tuple(range(processes.count)))
+    if count > 1 and _is_divisible(captured, region, plan, count):
+        here = steps.plan_of(number)
+        if not _takes_own(captured, region, plan):
+            here = replace(here, nested_batch="divide")
+        return here, replace(processes, steps=tuple(steps.processes))
+    return plan, replace(processes, steps=(tuple(range(processes.count)),))
 
 
-def _takes_rows(captured: Captured, region: Region, plan: Plan, steps: int) -> bool:
-    """Whether a step can take its rows of the mini-batch and be computed like one with a mini-batch of its own.  It must be a
-    function's, which always runs as a whole."""
+def _takes_own(captured: Captured, region: Region, plan: Plan) -> bool:
+    """Whether model replicas take mini-batches of their own from an input pipeline, and not rows of one."""
+    return takes_own(captured.step(region), plan)
+
+
+def _is_divisible(captured: Captured, region: Region, plan: Plan, steps: int) -> bool:
+    """Whether a step can take its rows of the mini-batch, or its own one, and be computed without the others' examples."""
     graph, batch = captured.graph, region.batch
-    if captured.recording is None or captured.recording.results is None or len(batch.batches) != 1:
+    if len(batch.batches) != 1:
         return False
     step = captured.step(region, steps, True)
     shapes = {tensor: graph.tensors[tensor].shape for tensor in {*captured.sources, *captured.inputs_beside}}
-    if plan.random == LOCAL or takes_own(step, plan) or draws_anew(region):
+    own = _takes_own(captured, region, plan)
+    if plan.random == LOCAL or draws_anew(region) or own and not all(pulls_behind(graph, tensor) for tensor in captured.sources):
         return False
     if any((shapes[tensor] or (None,))[0] is None for tensor in captured.inputs_beside):
         return False  # read whole, with the rows of all steps
     for tensor, dim in captured.sources.items():
         shape = shapes[tensor]
-        if shape is None or shape[dim] is not None or (batch.layout(tensor).blocks or (1,)) != (1,):
+        if shape is None or (batch.layout(tensor).blocks or (1,)) != (1,):
+            return False
+        if shape[dim] is not None and not own:
             return False  # a static size may be part of the computation
     return step.across.own <= captured.sources.keys()

@@ -58,7 +58,7 @@ def of_session(region: Region) -> Across:
 
 
 def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int], shares_batch: bool) -> Across:
-    """For a tf.function with these results.
+    """For a step with these results, as a tf.function has them.
 
     Args:
         sources: batch inputs -> their batch dimension.

@@ -38,7 +38,7 @@ class _Fields(NamedTuple):
     update: Update
     gradients: Tuple[Tuple[int, int], ...] = ()
     processes: int = 1
-    in_function: Optional[Across] = None
+    of_results: Optional[Across] = None
 
 
 class TrainingStep(_Fields, Holder):
@@ -48,7 +48,7 @@ class TrainingStep(_Fields, Holder):
     update: see :class:`Update`.
     gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
     processes: number of processes, each with its own Program and mini-batches.
-    in_function: if the step is a tf.function's, which values cover the mini-batches of all processes.
+    of_results: if results are known, which values cover the mini-batches of all processes.
     """
 
     @property
@@ -60,7 +60,7 @@ class TrainingStep(_Fields, Holder):
         """Which values cover the mini-batches of all processes."""
         if self.processes == 1:
             return Across()
-        return self.in_function or self.region.once(of_session)
+        return self.of_results or self.region.once(of_session)
 
     @property
     def is_pulled(self) -> bool:

@@ -8,7 +8,8 @@
 
 Until the first step, process 0 alone writes the variables that some process keeps, and the others wait before they read them.
 After that all processes make a run that writes them: each waits until the others have come there, process 0 writes, and all go
-on.  A run that reads other processes' variables waits until these have finished as many steps.
+on.  A run that reads other processes' variables waits until these have finished as many steps.  If steps run side by side, the
+first process of each does for its step what process 0 does here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from whale_tf._tf_compat import tf, v1
+from whale_tf.cluster import Processes
 from whale_tf.emit.own_part import HOST, STEPS
 from whale_tf.errors import PlanError
 from whale_tf.processes.runtime import Runtime
 
 PAUSE_S = .001  # until a process is asked again how many steps it has finished
-STARTED = 1 << 40  # in place of a number of steps: process 0 writes nothing more before the first one
+STARTED = 1 << 40  # in place of a number of steps: nothing more is written before the first one
 
 
 class Turns:
@@ -94,14 +96,17 @@ class Turns:
         """A run that writes variables otherwise is done."""
         self._set(self._count + 1)
 
-    def wait_for(self, ranks: Sequence[int]) -> None:
+    def wait_for(self, ranks: Sequence[int], processes: Processes) -> None:
         """Waits until processes have finished as many steps as this one.
+
+        Args:
+            processes: the members of this one's step.
 
         Raises:
             ProcessLostError: one of them has ended.
         """
         if not self.has_started:
-            ranks = [] if self._processes.is_chief else [0]
+            ranks = [] if processes.leads else [processes.members[0]]
         with self._runtime.waiting():
             while ranks:
                 values = self._open().run([self._reads[rank] for rank in ranks])

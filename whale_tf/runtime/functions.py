@@ -213,13 +213,12 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 
 
 def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
-           variable_parts: VariableParts, keys: Optional[Keys], sources: Sequence[str]) -> Finished:
+           variable_parts: VariableParts, keys: Optional[Keys]) -> Finished:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
         divided: variables that the function has in parts.
         keys: numbers of this process's collectives, if there are several processes.
-        sources: names of the tensors with the examples of the mini-batch.
 
     Raises:
         PlanError: the function did not capture one of these, or undivided ops would run as well.
@@ -250,7 +249,7 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
     if processes.runs_part:
         assert keys is not None
-        inputs = [name for name in sources if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
+        inputs = [name for name in emitted.inputs if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
         own = _keep_own_part(graph, residences, processes, keys, variable_parts, inputs)
         finished = Finished(f"{finished.staged}\n{own.staged}", own.seen, inputs)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 import zlib
 from typing import Any, Callable, Collection, Dict, List, MutableSet, NamedTuple, Optional, Sequence, Tuple
@@ -15,6 +16,7 @@ from whale_tf.emit.session_part import Fetch, SessionPart, op_of
 from whale_tf.emit.session_step import SessionSteps, Step
 from whale_tf.processes.functions import CHECKED_STEPS, check_inputs
 from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.step_numbers import StepNumbers
 from whale_tf.processes.turns import turns_of
 
 STEP, WRITE, READ = "step", "write", "read"
@@ -50,7 +52,9 @@ class PartRuns:
 
     def __init__(self, part: SessionPart, steps: SessionSteps, divided: Collection[str], runtime: Runtime, text: str) -> None:
         self.part, self.steps, self.alone = part, steps, SessionAlone(part)
-        self._runtime, self._start = runtime, part.stage_start(divided)
+        self._runtime, self._processes = runtime, part.processes
+        self._start, nothing = part.stage_start(divided)
+        self._numbers = StepNumbers(runtime.keys.sequence(len(part.members)) + part.number, nothing)
         self._text = f"{zlib.crc32(text.encode())}"
         self._turns = turns_of(runtime)
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions that have begun
@@ -85,7 +89,7 @@ class PartRuns:
         instead = self.part.instead
         if self.steps.kept_writes(ops):
             own = [self._element(graph, instead.get(fetch.name, fetch.name), fetch) for fetch in fetches]
-            owners = () if self._runtime.processes.is_chief else self._owners(own)
+            owners = () if self._processes.leads else self._owners(own)
             return Run(WRITE, own, (), owners)
         return Run(READ, fetches, (), self._owners(fetches))
 
@@ -96,38 +100,43 @@ class PartRuns:
     def _element(graph: tf.Graph, name: str, fetch: Fetch) -> Fetch:
         return graph.as_graph_element(name) if name != fetch.name else fetch
 
-    def make(self, session: Any, original: Callable, run: Run, function: Callable[[], Any]) -> Any:
+    def make(self, session: Any, original: Callable, run: Run, *arguments: Any) -> Any:
         """Makes a run, in turn with the other processes.
 
         Args:
             original: TensorFlow's own ``session.run``.
-            function: calls TensorFlow for the run's own fetches.
+            arguments: for it.
         """
         if run.kind == STEP:
-            return self._step(session, original, run, function)
+            return self._step(session, original, run, *arguments)
+
+        def function() -> Any:
+            return original(*arguments)
+
         turns = self._turns
         if run.kind == READ:
             if run.owners:
-                turns.wait_for(run.owners)
+                turns.wait_for(run.owners, self._processes)
             return self._guarded(function)
         if turns.has_started:
             turns.agree("", "a run that writes variables")
-        is_chief = self._runtime.processes.is_chief
         result = None
-        if is_chief:
+        if self._processes.leads:
             result = self._guarded(function)
         turns.wrote()
         if turns.has_started:
             turns.agree("", "the end of a run that writes variables")
-        if not is_chief:
+            if len(self._processes.steps) > 1:  # what is written may have been drawn
+                self._guarded(lambda: original(self._start))
+        if not self._processes.leads:
             if run.owners:
-                turns.wait_for(run.owners)
+                turns.wait_for(run.owners, self._processes)
             result = self._guarded(function)
         return result
 
     def begin(self, session: Any, original: Callable) -> None:
-        """Call before a session's first step: all processes have come there, and variables that every process has take process
-        0's values."""
+        """Call before a session's first step: all processes have come there, and have equal values where several have a variable
+        for themselves."""
         if session in self._equal:
             return
         self._turns.start(self._text)
@@ -135,7 +144,7 @@ class PartRuns:
             original(self._start)
         self._equal.add(session)
 
-    def _step(self, session: Any, original: Callable, run: Run, function: Callable[[], Any]) -> Any:
+    def _step(self, session: Any, original: Callable, run: Run, *arguments: Any) -> Any:
         assert run.step is not None
         self.begin(session, original)
         if self._has_failed:
@@ -145,7 +154,7 @@ class PartRuns:
             self._turns.agree(text, "a training run")
             self._agreed.add(text)
         try:
-            result = self._guarded(function)
+            result = self._guarded(functools.partial(self._numbers.run, original, *arguments))
         except BaseException:
             self._has_failed = True
             raise

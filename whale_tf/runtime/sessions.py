@@ -28,6 +28,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.state import StateElsewhere
+from whale_tf.processes.step_numbers import StepNumbers
 from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed
 from whale_tf.runtime.part_runs import PartRuns, Run
 from whale_tf.transforms.loss_scale import INITIAL
@@ -62,11 +63,11 @@ class Fetches:
         replaced: tensors and ops of the local script -> what is computed instead.
         variables: those that ``wh.split`` divides.
         runtime: this process, if there are several.
-        sources: names of the tensors with the examples of the mini-batch.
+        plan: as text, of which this process may run a part.
     """
 
     def __init__(self, rewritten: Emitted, replaced: Mapping[str, Any], variables: Optional[DividedVariables],
-                 runtime: Optional[Runtime], sources: Sequence[str] = ()) -> None:
+                 runtime: Optional[Runtime], plan: str = "") -> None:
         context = rewritten.context
         self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
         copies: Dict[str, Any] = {}
@@ -94,14 +95,15 @@ class Fetches:
         self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None and context.processes.runs_part:
-            self.parts = self._parts(runtime, sources)
+            self.parts = self._parts(runtime, plan)
         elif runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)
             self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
+            self._numbers = StepNumbers(runtime.keys.sequence(), self._start.nothing)
             if sent.ends:
                 self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
 
-    def _parts(self, runtime: Runtime, sources: Sequence[str]) -> PartRuns:
+    def _parts(self, runtime: Runtime, plan: str) -> PartRuns:
         """How this process makes runs of which it runs a part."""
         rewritten, context = self._rewritten, self._rewritten.context
         if self._variables is not None:
@@ -111,8 +113,10 @@ class Fetches:
         merged = {shared.value.partition(":")[0]: [context.graph.ops[index].name for index in shared.writes]
                   for shared in rewritten.shared}
         part = SessionPart(context, self._after, merged, rewritten.gates, runtime.keys.instance())
-        steps = SessionSteps(part, merged, rewritten.gates, sources)
-        return PartRuns(part, steps, divided, runtime, context.plan.to_json())
+        steps = SessionSteps(part, merged, rewritten.gates, rewritten.inputs)
+        runs = PartRuns(part, steps, divided, runtime, plan)
+        rewritten.mirror.finish(part.added)  # it writes copies itself
+        return runs
 
     @property
     def merges(self) -> Sequence[Recipes]:
@@ -126,7 +130,7 @@ class Fetches:
             UnsupportedOpError: it would wait for them forever.
         """
         ops = [_op_of(fetch) for fetch in fetches]
-        kind = Kind() if self._runtime is None else self._runs.check(ops)
+        kind = Kind() if self._runtime is None or self.parts is not None else self._runs.check(ops)
         return kind._replace(alone=kind.alone + self._gates.closed(ops)) if self._gates else kind
 
     def own_run(self, fetches: Sequence[Fetch]) -> Run:
@@ -137,6 +141,10 @@ class Fetches:
             found = self.parts.find(self._graph, fetches)
         self._seen = self._graph.version
         return found
+
+    def step(self, session: Any, original_run: Callable, *arguments: Any) -> Any:
+        """Makes a run that waits for other processes, with these arguments of TensorFlow's own ``session.run``."""
+        return self.together(session, original_run, self._numbers.run, original_run, *arguments)
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""
@@ -358,7 +366,8 @@ class Fetches:
             tensor = context.graph.tensor(fetch.name)
             if not context.is_exported(tensor):
                 rewritten.calls.export(tensor, context if rewritten is self._beside_update else None)
-            name = rewritten.recipes.whole(tensor)
+            is_together = self.parts is not None  # in a run of all processes
+            name = rewritten.recipes.of_all_processes(tensor) if is_together else rewritten.recipes.whole(tensor)
         with unfinalized(self._graph):
             edit.commit()
         return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
@@ -411,13 +420,13 @@ def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed
     if fetch_map.parts is not None:
         own = fetch_map.own_run(substitutes)
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in own.closed})
-        return mapper.build_results(fetch_map.parts.make(session, original, own, lambda: original(
-            list(own.fetches), feed_dict, options, run_metadata))[:len(substitutes)])
+        return mapper.build_results(fetch_map.parts.make(
+            session, original, own, list(own.fetches), feed_dict, options, run_metadata)[:len(substitutes)])
     call, kind = original, fetch_map.kind(substitutes)
     if kind.alone:
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
     if kind.waits:
-        call = functools.partial(fetch_map.together, session, original, original)
+        call = functools.partial(fetch_map.step, session, original)
     fetch_map.bring(kind)
     if substitutes == wanted:
         return call(fetches, feed_dict, options, run_metadata)
@@ -437,24 +446,34 @@ def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Cal
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
     if fetch_map.parts is not None:
-        parts, own = fetch_map.parts, fetch_map.own_run(substitutes)
-        closed = [session.graph.get_tensor_by_name(name + ":0") for name in own.closed]
-        part = _with_values(original(list(own.fetches), list(feed_list or ()) + closed or None, accept_options), len(feeds),
-                            [False] * len(closed))
-        return lambda *args, **kwargs: mapper.build_results(
-            parts.make(session, run, own, lambda: part(*args, **kwargs))[:len(substitutes)])
+        own = fetch_map.own_run(substitutes)
+        part = _called(functools.partial(fetch_map.parts.make, session, run, own), list(own.fetches), feeds, own.closed)
+        return lambda *args, **kwargs: mapper.build_results(part(*args, **kwargs)[:len(substitutes)])
     kind = fetch_map.kind(substitutes)
-    alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
-    inner = original(fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options)
-    if alone:
-        inner = _with_values(inner, len(feeds), [False] * len(alone))
+    own_fetches = fetches if substitutes == wanted else substitutes
     if kind.waits:
-        inner = functools.partial(fetch_map.together, session, run, inner)
-    elif kind.elsewhere:
-        inner = _after(functools.partial(fetch_map.bring, kind), inner)
+        inner = _called(functools.partial(fetch_map.step, session, run), own_fetches, feeds, kind.alone)
+    else:
+        alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
+        inner = original(own_fetches, list(feed_list or ()) + alone or None, accept_options)
+        if alone:
+            inner = _with_values(inner, len(feeds), [False] * len(alone))
+        if kind.elsewhere:
+            inner = _after(functools.partial(fetch_map.bring, kind), inner)
     if substitutes == wanted:
         return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def _called(step: Callable, fetches: Any, feeds: Sequence[tf.Tensor], closed: Sequence[str]) -> Callable:
+    """What :func:`make_callable` returns for a run of several processes.
+
+    Args:
+        step: makes it, with the arguments of ``session.run``.
+        closed: names of booleans that are fed with False.
+    """
+    others = {name + ":0": False for name in closed}
+    return lambda *args, options=None, run_metadata=None: step(fetches, dict(zip(feeds, args), **others), options, run_metadata)
 
 
 def _after(before: Callable[[], None], function: Callable) -> Callable:

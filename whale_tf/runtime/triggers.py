@@ -90,8 +90,7 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
             runtime = take_part(state, graph, done)
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(
-                    done.emitted, done.replaced, done.variables, runtime,
-                    [done.captured.graph.tensor_name(tensor) for tensor in done.captured.sources])
+                    done.emitted, done.replaced, done.variables, runtime, done.plan.to_json())
                 if script is not None:
                     job = None if runtime is None else Job(runtime, done.plan.spans_processes)
                     state.proofs[graph] = SessionProof(graph, script, done, state.fetches[graph], say, shown(), job)
@@ -174,8 +173,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
                 raise refusals.shares_input(graph)
             if job is not None:
                 job.traced(graph)
-            sources = [done.captured.graph.tensor_name(tensor) for tensor in done.captured.sources]
-            finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys, sources)
+            finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, keys)
             if job is not None:
                 staged = f"{done.plan.to_json()}\n{finished.staged}"
                 job.rewritten(graph, staged, bool(done.emitted.context.owners.state), finished.seen, finished.inputs)
@@ -207,7 +205,7 @@ def divide_evaluation(state: Active, graph: tf.Graph) -> None:
     if done is not None and done.emitted is not None:
         functions.check_devices(graph.name, done.emitted.context)
         functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
-                         state.variable_parts, None, [done.captured.graph.tensor_name(one) for one in done.captured.sources])
+                         state.variable_parts, None)
 
 
 def note_plan(state: Active, graph: tf.Graph) -> None:

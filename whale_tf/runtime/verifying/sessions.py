@@ -378,7 +378,7 @@ class SessionProof:
     def _of_replicas(self, name: str) -> List[tf.Tensor]:
         """An input as the second and the further model replicas take it from the input pipeline."""
         context, found = context_of(self._done), []  # type: ignore[var-annotated]
-        for g in range(1, context.plan.num_model_replicas):
+        for g in range(1, context.all_replicas):
             other = "{}/{}".format(context.name("input", f"g{g}"), name)
             try:
                 found.append(self._graph.get_tensor_by_name(other))
