@@ -9,10 +9,12 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.test_matrix import AXES, run
+from whale_tf.capture.record import record
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.shares import Division
 from whale_tf.runtime import triggers
 from whale_tf.runtime.sessions import Fetches
+from whale_tf.runtime.verifying.cut import sample
 
 ROWS: List[Dict[str, Any]] = [
     dict(zip(AXES, values)) for values in (
@@ -146,3 +148,11 @@ def test_what_a_run_may_read_before_or_after_an_update_is_not_compared(is_resour
         wh.shutdown()
     assert "equals the local one in 2 results, 1 gradient, 2 new values" in said[0], said
     assert "racing:0 (it may be read before or after an update" in said[0] and "after:0" not in said[0], said
+
+
+def test_tensors_of_unknown_rank_are_not_samples() -> None:
+    """The sum of a gradient over dimensions of size one loses that of the examples in a clone with one example."""
+    with tf.Graph().as_default() as graph:
+        known, unknown = tf.placeholder(tf.float32, [None, 2], "known"), tf.placeholder(tf.float32, None, "unknown")
+    ops = record(graph)
+    assert [ops.tensor_name(tensor) for tensor in sample([ops.tensor(unknown.name), ops.tensor(known.name)], ops)] == [known.name]
