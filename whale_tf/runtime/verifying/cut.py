@@ -100,8 +100,8 @@ def find_cut(graph: OpGraph, writes_of: Mapping[int, Sequence[int]], waits: Iter
 
 
 def sample(candidates: Sequence[int], graph: OpGraph) -> Tuple[int, ...]:
-    """At most SAMPLES of the tensors, evenly spread, and not too many bytes.  Those of unknown rank cannot be put together: the sum
-    of a gradient over the dimensions of size one loses that of the examples in a clone that has one example."""
+    """At most SAMPLES of the tensors, evenly spread, and not too many bytes.  Those of unknown rank cannot be put together: the
+    sum of a gradient over the dimensions of size one loses that of the examples in a clone that has one example."""
     candidates = [tensor for tensor in candidates if graph.tensors[tensor].shape is not None]
     step = max(1, -(-len(candidates) // SAMPLES))
     found, size = [], 0
