@@ -328,8 +328,8 @@ class SessionPart:
 
     def stage_start(self, left_out: Collection[str]) -> Tuple[tf.Operation, tf.Operation]:
         """Adds an op that makes variables equal where several processes have one for themselves: all of them, if no device is
-        named, or those that run the same part of steps side by side.  They take the first one's value.  Also returns an op that
-        does nothing.
+        named, or those that run the same part of steps side by side.  They take the first one's value, which each passes on to
+        two others.  Also returns an op that does nothing.
 
         Args:
             left_out: names of those that have no value.
@@ -341,15 +341,16 @@ class SessionPart:
             owner = self.nodes[self.indices[op.name]].owner
             if owner not in (None, self.rank):
                 continue
-            first, *others = range(self.processes.count) if owner is None else self._peers
+            equal = range(self.processes.count) if owner is None else self._peers
+            place = equal.index(self.rank)
             is_resource, dtype = op.type == "VarHandleOp", op.get_attr("dtype")
             scope, what, device = f"{self.scope}/start/{op.name}", f"start/{flat(op.name)}", op.device
-            if self.rank == first:
-                value = read(nodes, is_resource, op.name, scope + "/value", dtype, device)
-                ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in others]
-            else:
-                value = self.queues.receive(nodes, what, dtype, first, tf.TensorShape(None))
+            if place:
+                value = self.queues.receive(nodes, what, dtype, equal[(place - 1) // 2], tf.TensorShape(None))
                 ends.append(assign(nodes, is_resource, op.name, value, scope + "/assign", dtype, device))
+            else:
+                value = read(nodes, is_resource, op.name, scope + "/value", dtype, device)
+            ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in equal[2 * place + 1:2 * place + 3]]
         start = nodes.no_op(f"{self.scope}/start/all", self.host, ends)
         nothing = nodes.no_op(f"{self.scope}/nothing", self.host, ())
         new = self.commit(edit)
