@@ -50,6 +50,7 @@ class Callbacks(NamedTuple):
         estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
         checkpoint_saved: (listener, original, global step), when ``train_and_evaluate`` evaluates.
         train_and_evaluate: (its executor, original) -> the last evaluation.
+        variable_made: (variable), when one has been made in eager execution or in a tf.function.
         devices: (), the cluster's devices of all processes, such as ``CPU:0``.
         processes: (), the number of processes, and which of them this is.
         divides: (), whether training steps are divided.
@@ -86,6 +87,7 @@ class Callbacks(NamedTuple):
     fit: Function = lambda model, original, *args, **kwargs: original(*args, **kwargs)
     epochs: Callable[[Any], None] = lambda epochs: None
     callback_list: Callable[[Any], None] = lambda callbacks: None
+    variable_made: Callable[[Any], None] = lambda variable: None
     run_config: Function = lambda run_config, original, tf_config: original(tf_config)
     estimator_train: Function = lambda estimator, original, *args, **kwargs: original(*args, **kwargs)
     estimator_graph: Callable[[Any, tf.Graph, str], None] = lambda estimator, graph, mode: None

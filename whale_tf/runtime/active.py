@@ -24,7 +24,7 @@ from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
 from whale_tf.runtime.feeds import Waiting
 from whale_tf.runtime.sessions import Fetches
-from whale_tf.runtime.snapshots.fits import Fits
+from whale_tf.runtime.snapshots.runs import Runs
 from whale_tf.runtime.variable_parts import VariableParts
 
 
@@ -82,7 +82,7 @@ class Active:
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
-        self.fits = None if config.snapshot.path is None else Fits(
+        self.snapshots = None if config.snapshot.path is None else Runs(
             config.snapshot, processes, self.functions, self.variable_parts, self.termination)
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function

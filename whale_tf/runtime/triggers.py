@@ -129,8 +129,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         if state.processes.count == 1 and observer() is None and is_called():
             divide_evaluation(state, graph)
         return
-    if state.fits is not None and state.fits.current is None and not state.is_asked:
-        refusals.check_snapshots(state, f"tf.function {graph.name!r} trains outside of it", "save with tf.train.Checkpoint")
+    if state.snapshots is not None and state.snapshots.current is None and not state.is_asked:
+        refusals.check_snapshots(state, f"tf.function {graph.name!r} trains outside of them",
+                                 "save with tf.train.Checkpoint")
     layers.enter_variables(graph)
     zero = (state.plan_of(graph) or state.config).zero
     has_own_places = distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
@@ -224,8 +225,8 @@ def function_made(state: Active, function: Any) -> None:
     if function.graph in state.drafts:
         functions.refuse_to_run(function)
     state.variable_parts.watch(function)
-    if state.fits is not None and function.graph not in state.drafts:
-        state.fits.traced(function.graph)
+    if state.snapshots is not None and function.graph not in state.drafts:
+        state.snapshots.traced(function.graph)
 
 
 def give_default(state: Active, graph: tf.Graph) -> None:
@@ -346,22 +347,26 @@ def callbacks(state: Active) -> Callbacks:
 
     def training_data(adapter: Any) -> Any:
         if state.runtime is None:
-            if state.fits is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
+            if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
             return Adapter(adapter, ONE_PROCESS, lambda given: given, False)  # the same order in a run that goes on
         processes = state.processes if state.may_share_input else ONE_PROCESS
         return Adapter(adapter, processes, dataset, global_seed() is not None)
 
     def fit(model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if state.fits is None else state.fits.fit(model, original, *args, **kwargs)
+        return original(*args, **kwargs) if state.snapshots is None else state.snapshots.fit(model, original, *args, **kwargs)
 
     def epochs(given: Any) -> None:
-        if state.fits is not None and state.fits.current is not None:
-            state.fits.current.take_data(given)
+        if state.snapshots is not None and state.snapshots.fitting is not None:
+            state.snapshots.fitting.take_data(given)
 
     def callback_list(given: Any) -> None:
-        if state.fits is not None and state.fits.current is not None:
-            state.fits.current.take_callbacks(given)
+        if state.snapshots is not None and state.snapshots.fitting is not None:
+            state.snapshots.fitting.take_callbacks(given)
+
+    def variable_made(variable: Any) -> None:
+        if state.snapshots is not None:
+            state.snapshots.made(variable)
 
     def training_batches(given: Any, number: Optional[int]) -> Tuple[Any, int]:
         if not state.may_share_input:
@@ -369,7 +374,7 @@ def callbacks(state: Active) -> Callbacks:
         return dataset(whole_rounds(given, number, state.processes)), state.processes.count
 
     def shuffle(seed: Optional[int]) -> Optional[int]:
-        if seed is None and (state.runtime is not None or state.fits is not None) and global_seed() is None:
+        if seed is None and (state.runtime is not None or state.snapshots is not None) and global_seed() is None:
             # the same in all processes, whose shares must not overlap (or have none), and in a run that goes on
             seed = 1 + next(state.shuffles)
         return seed
@@ -459,6 +464,7 @@ def callbacks(state: Active) -> Callbacks:
         fit=fit,
         epochs=epochs,
         callback_list=callback_list,
+        variable_made=variable_made,
         devices=lambda: state.device_kinds,
         processes=lambda: (state.processes.count, state.processes.rank),
         divides=lambda: state.asked_for is not None,

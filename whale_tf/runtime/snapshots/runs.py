@@ -1,11 +1,18 @@
-"""All calls of ``fit`` since ``wh.init``: each has a folder of its own for its snapshots, by its number."""
+"""All training runs since ``wh.init``: each has a folder of its own for its snapshots, by what it is and its number.
+
+::
+
+    PATH/fit-0, fit-1 ...    calls of Keras' fit
+    PATH/loop-0 ...          loops over wh.resume
+"""
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -20,20 +27,24 @@ from whale_tf.processes.termination import Termination
 from whale_tf.processes.watch import TERMINATED_STATUS, say
 from whale_tf.runtime.snapshots.files import Snapshot, Store
 from whale_tf.runtime.snapshots.fitting import TRAINER, Fit
+from whale_tf.runtime.snapshots.loops import Epochs, Loop
 from whale_tf.runtime.snapshots.pace import Pace
-from whale_tf.runtime.snapshots.variables import Variables
+from whale_tf.runtime.snapshots.run import Run
+from whale_tf.runtime.snapshots.variables import LoopVariables, Made, ModelVariables, Variables
 from whale_tf.runtime.snapshots.writing import Job, Writer
 from whale_tf.runtime.variable_parts import VariableParts
 
+_NAMES = {"fit": "fit", "loop": "the loop"}  # in messages
 
-class Fits:
+
+class Runs:
     """See the module's docstring.
 
     Args:
         job: functions that several processes run together; None: there is one process.
 
     Attributes:
-        current: the call of ``fit`` that is running.
+        current: what is training now.
     """
 
     def __init__(self, settings: Settings, processes: Processes, job: Optional[Functions], parts: VariableParts,
@@ -42,10 +53,12 @@ class Fits:
         self._path, self._settings = os.path.abspath(settings.path), settings
         self._processes, self._job, self._parts, self._termination = processes, job, parts, termination
         self._host = processes.host_device if processes.count > 1 else "/device:CPU:0"
-        self._count = 0
+        self._counts: Dict[str, int] = {}  # runs of each kind
         self._has_warned = False
-        self._finished: List[Variables] = []  # of calls that do not train again, with values for functions still to be traced
-        self.current: Optional[Fit] = None
+        self._made = Made()
+        self._finished: List[Variables] = []  # of runs that do not train again, with values for variables still to be made
+        self._last: Optional[Run] = None
+        self.current: Union[None, Fit, Loop] = None
 
     def fit(self, model: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Keras' ``fit``, with snapshots.
@@ -60,32 +73,69 @@ class Fits:
                 "snapshot.path is set, but snapshots are taken of the fit of Keras 3.8 and later, and this is "
                 f"{type(model).__module__}.{type(model).__name__} with TensorFlow {tf.__version__}; pip install 'keras>=3.8' "
                 "(TensorFlow 2.16 or later), or leave out snapshot.path and use keras.callbacks.BackupAndRestore")
-        if self.current is not None:
+        if isinstance(self.current, Fit):
             raise ConfigError("snapshot.path is set, but fit is called inside of another fit; call one after the other, or leave "
                               "out snapshot.path")
-        number, self._count = self._count, self._count + 1
-        store = Store(os.path.join(self._path, f"fit-{number}"), self._settings.keep, self._say)
+        variables = ModelVariables(model, self._parts, self._processes.is_chief, self._host)
+        fit = Fit(model, variables, self._run("fit"))
+        first_epoch = model._initial_epoch
+        with self._running(fit):
+            try:
+                given = kwargs.get("callbacks", args[5] if len(args) > 5 else None)
+                if hasattr(given, "callbacks"):  # a list of Keras' own class, which fit takes as it is
+                    fit.take_callbacks(given)
+                return original(*args, **kwargs)
+            finally:
+                model._initial_epoch = first_epoch
+                fit.close()
+
+    def loop(self, data: Iterable[Any], epochs: int, state: Dict[Any, Any]) -> Epochs:
+        """A loop of the script's own.
+
+        Args:
+            state: values of the script's own that go on, too.
+        """
+        variables = LoopVariables(self._made, self._parts, self._processes.is_chief, self._host)
+        return Loop(data, epochs, state, variables, self._run("loop"), self._running, lambda loop: self.current is loop).epochs()
+
+    @contextlib.contextmanager
+    def _running(self, training: Union[Fit, Loop]) -> Iterator[None]:
+        """Around the steps of a run."""
+        self.current, self._last = training, training.run
+        try:
+            with self._termination.at_steps():
+                yield
+        finally:
+            if self.current is training:
+                self.current = None
+            self._finished = [one for one in (*self._finished, training.variables) if one.waiting]
+            training.run.wait()
+
+    def _run(self, kind: str) -> Run:
+        """The next run of a kind."""
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        name = f"{kind}-{number}"
+        store = Store(os.path.join(self._path, name), self._settings.keep, self._say)
         found = next(store.newest(), None)
-        run = self._agree(number, found)
-        is_chief = self._processes.is_chief
+        run = self._agree(name, found)
         gather = self._job.gather if self._job is not None else None
         writer = Writer(self._processes.count, self._processes.rank, self._host)
-        pace = Pace(self._settings, gather, is_chief, lambda: self._termination.signal)
+        pace = Pace(self._settings, gather, self._processes.is_chief, lambda: self._termination.signal)
         pace.begins(0)
-        variables = Variables(model, self._parts, is_chief, self._host)
-        self.current = Fit(model, store, variables, writer, pace, found, run, self._end)
-        first_epoch = model._initial_epoch
-        try:
-            given = kwargs.get("callbacks", args[5] if len(args) > 5 else None)
-            if hasattr(given, "callbacks"):  # a list of Keras' own class, which fit takes as it is
-                self.current.take_callbacks(given)
-            with self._termination.at_steps():
-                return original(*args, **kwargs)
-        finally:
-            fit, self.current = self.current, None
-            self._finished = [one for one in (*self._finished, variables) if one.waiting]
-            model._initial_epoch = first_epoch
-            fit.close()
+        return Run(_NAMES[kind], store, writer, pace, found, run, self._end)
+
+    def made(self, variable: Any) -> None:
+        """Call when a variable has been made outside of graphs."""
+        key = self._made.note(variable)
+        for variables in (*self._finished, *([] if self.current is None else [self.current.variables])):
+            if isinstance(variables, LoopVariables):
+                variables.made(key, variable)
+
+    @property
+    def fitting(self) -> Optional[Fit]:
+        """The call of ``fit`` that is running."""
+        return self.current if isinstance(self.current, Fit) else None
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function has been made from ``graph``."""
@@ -104,7 +154,16 @@ class Fits:
         if self._processes.is_chief:
             say(text)
 
-    def _agree(self, number: int, found: Optional[Snapshot]) -> int:
+    def explained(self) -> str:
+        """How often snapshots are taken, and what they cost."""
+        settings = self._settings
+        often = f"every {settings.every_steps} steps" if settings.every_steps is not None else (
+            f"every {settings.every_s:g} s" if settings.every_s is not None else
+            f"so often that training waits for them {100 * settings.budget:g}% of the time")
+        lines = [] if self._last is None else self._last.lines()
+        return "".join(f"{line}\n" for line in [f"Snapshots: {often}; the last {settings.keep} are kept", *lines])
+
+    def _agree(self, name: str, found: Optional[Snapshot]) -> int:
         """The number of this run, which process 0 chooses.
 
         Raises:
@@ -117,7 +176,7 @@ class Fits:
         if len(set(rows[:, 1])) > 1:
             steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in rows[:, 1])
             raise ClusterError(
-                f"the processes have found different snapshots of fit number {number} in {self._path!r} ({steps}, by process): "
+                f"the processes have found different snapshots of {name} in {self._path!r} ({steps}, by process): "
                 "all of them need the same directory (snapshot.path)")
         return int(rows[0, 0])
 
