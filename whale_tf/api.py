@@ -184,7 +184,8 @@ def _step_of(model: Any, given: Any) -> Any:
     return tf.function(lambda *data: model.train_step(data))
 
 
-def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]] = None) -> Iterator[Tuple[int, Iterator[Any]]]:
+def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]] = None,
+           session: Any = None) -> Iterator[Tuple[int, Iterator[Any]]]:
     """Go through data in a training loop of the script's own, which the same command continues at the next step if it was ended::
 
         for epoch, batches in wh.resume(dataset, epochs=3):
@@ -198,6 +199,8 @@ def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]]
         data: a tf.data.Dataset, or something else that can be gone through in each epoch and is then the same in each process.
         epochs: how often.
         state: a dict with other values that the loop changes and that shall go on, such as the best loss so far.
+        session: in graph mode, the Session (or MonitoredTrainingSession) in which the loop trains, with values for all variables.
+            Default: the default Session.
 
     Returns:
         In each epoch its number, from 0 on, and its elements.
@@ -208,7 +211,7 @@ def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]]
     """
     active, kept = require("wh.resume"), {} if state is None else state
     check_data(data, epochs, kept)
-    return plain(data, epochs) if active.snapshots is None else active.snapshots.loop(data, epochs, kept)
+    return plain(data, epochs) if active.snapshots is None else active.snapshots.loop(data, epochs, kept, session)
 
 
 class Asked(NamedTuple):

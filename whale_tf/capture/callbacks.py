@@ -34,6 +34,7 @@ class Callbacks(NamedTuple):
         create_session: (session creator, original) -> a session, initialised or restored.
         run: (session, original, arguments of ``Session.run``) -> the fetched values; likewise the next two.
         make_callable: (session, original, arguments) -> a callable.
+        session_close: (session, original), before and around ``Session.close``.
         partial_run_setup: (session, original, arguments) -> a handle.
         before_extend: (session), before the session takes over new ops of its graph; all ways to run lead here.
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
@@ -76,6 +77,7 @@ class Callbacks(NamedTuple):
     session_target: Callable[[str, Optional[tf.Graph], Any], str] = lambda target, graph, config: target
     create_session: Function = lambda creator, original: original()
     run: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
+    session_close: Function = lambda session, original: original()
     make_callable: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     partial_run_setup: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     before_extend: Callable[[Any], None] = lambda session: None

@@ -175,6 +175,7 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(BaseSession, "run", _answered_by("run")),
     Hook(BaseSession, "make_callable", _answered_by("make_callable")),
     Hook(BaseSession, "partial_run_setup", _answered_by("partial_run_setup")),
+    Hook(BaseSession, "close", _answered_by("session_close")),
     Hook(BaseSession, "_extend_graph", _session_extend_graph),
 )
 

@@ -35,9 +35,9 @@ def check_snapshots(state: Active, what: str, instead: str) -> None:
     """
     if state.snapshots is not None:
         raise ConfigError(
-            f"snapshot.path is {state.config.snapshot.path!r}, and snapshots are of Keras' fit and of loops over wh.resume, but "
-            f"{what}; write: for epoch, batches in wh.resume(dataset, epochs=...): for batch in batches: ...; or leave out "
-            f"snapshot.path, and {instead}")
+            f"snapshot.path is {state.config.snapshot.path!r}, and snapshots are of Keras' fit, of MonitoredTrainingSessions "
+            f"and of loops over wh.resume, but {what}; write: for epoch, batches in wh.resume(dataset, epochs=...): for batch in "
+            f"batches: ...; or leave out snapshot.path, and {instead}")
 
 
 def refuse_outside_graph(state: Active) -> None:

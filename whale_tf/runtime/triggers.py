@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.capture import distribution, hooks, layers
@@ -34,6 +35,7 @@ from whale_tf.runtime.verifying.functions import FunctionProofs, traced
 from whale_tf.runtime.verifying.local import own_graphs
 from whale_tf.runtime.verifying.processes import Job
 from whale_tf.runtime.verifying.sessions import SessionProof, script_of
+from whale_tf.transforms.loss_scale import DYNAMIC
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
@@ -71,7 +73,6 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         raise PlanError(f"wh.init() was given plans for tf.functions ({', '.join(state.plans)}), but a Session's graph trains; "
                         "give a single plan: wh.init(plan=...)")
     if calls:
-        refusals.check_snapshots(state, "a Session trains here", "use MonitoredTrainingSession(checkpoint_dir=...)")
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
@@ -314,13 +315,19 @@ def callbacks(state: Active) -> Callbacks:
         return state.runtime.target(target, config)
 
     def create_session(creator: Any, original: Callable) -> Any:
+        def made() -> Any:
+            session = original()
+            if state.snapshots is not None and session.graph not in state.estimators.apart:
+                state.snapshots.session_made(session)
+            return session
+
         if state.runtime is None:
-            return original()
+            return made()
         is_chief = isinstance(creator, v1.train.ChiefSessionCreator)
         if not is_chief:  # every process must initialise its own variables, whatever the script says
             creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
             return creator.create_session()
-        session = original()
+        session = made()
         fetches = fetch_map(session.graph)
         if fetches is not None:
             fetches.make_equal(session, hooks.original_run(session))
@@ -379,13 +386,35 @@ def callbacks(state: Active) -> Callbacks:
             seed = 1 + next(state.shuffles)
         return seed
 
+    def followed(session: Any, fetches: Any) -> ContextManager:
+        """Around a run: snapshots follow what it does."""
+        is_own = session.graph in own_graphs or (state.runtime is not None and state.runtime.is_free)
+        if state.snapshots is None or is_own or session.graph in state.estimators.apart:
+            return contextlib.nullcontext()
+        done = state.done.get(session.graph)
+        if done is not None and done.plan.loss_scale == DYNAMIC:
+            refusals.check_snapshots(state, "the loss scale of a Session's graph is dynamic and would not go on",
+                                     "restart from a checkpoint, or use amp 'bfloat16'")
+        return state.snapshots.around(session, fetches, lambda: refusals.check_snapshots(
+            state, "a Session trains outside of them", "save with tf.compat.v1.train.Saver"))
+
+    def session_close(session: Any, original: Callable) -> None:
+        if state.snapshots is not None:
+            state.snapshots.session_closes(session)
+        original()
+
+    def estimator_train(estimator: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        refusals.check_snapshots(state, "an Estimator makes Sessions of its own, and skips what its checkpoints have",
+                                 "restart the script: it goes on from its last checkpoint")
+        return state.estimators.train(estimator, original, *args, **kwargs)
+
     def run(session: Any, original: Callable, fetches: Any, feed_dict: Any = None, options: Any = None,
             run_metadata: Any = None) -> Any:
         known, arguments = fetch_map(session.graph), (fetches, feed_dict, options, run_metadata)
         watching = observer()
         if watching is not None:
             return watching.run(session.graph, original, *arguments)
-        with state.termination.between(session, fetches):
+        with state.termination.between(session, fetches), followed(session, fetches):
             if session.graph in state.waiting:
                 waiting, before = state.waiting[session.graph], state.early.setdefault(session, Early())
                 is_made, result = waiting.learn(original, before.note, *arguments)
@@ -427,7 +456,7 @@ def callbacks(state: Active) -> Callbacks:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             proof = state.proofs.get(session.graph)
-            with state.termination.between(session, fetches), named_errors():
+            with state.termination.between(session, fetches), followed(session, fetches), named_errors():
                 if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     fed_values = dict(zip(feed_list or (), args))
                     return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
@@ -480,11 +509,12 @@ def callbacks(state: Active) -> Callbacks:
         add_event=add_event,
         dataset=dataset,
         run_config=run_config,
-        estimator_train=state.estimators.train,
+        estimator_train=estimator_train,
         estimator_graph=state.estimators.begin,
         checkpoint_saved=state.estimators.checkpoint_saved,
         train_and_evaluate=state.estimators.train_and_evaluate,
         run=run,
+        session_close=session_close,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,
         before_extend=before_extend)

@@ -14,6 +14,7 @@
     run         one training run: its snapshots, and how its time was spent
     fitting     one call of ``fit``: its position in the data, its callbacks
     loops       one loop over ``wh.resume``: its position in the data
+    sessions    training in a Session: its variables, the positions of its iterators
     runs        all training runs since ``wh.init``
 
 A position counts mini-batches, not bytes of an iterator, so that it has the same meaning for any number of processes and under

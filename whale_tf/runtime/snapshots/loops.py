@@ -14,15 +14,16 @@ always has a step left.
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import ConfigError, SnapshotError
 from whale_tf.runtime.snapshots.run import Run
+from whale_tf.runtime.snapshots.sessions import SessionState
 from whale_tf.runtime.snapshots.values import NotData, from_json, to_json
-from whale_tf.runtime.snapshots.variables import OR_ELSE
+from whale_tf.runtime.snapshots.variables import OR_ELSE, LoopVariables
 from whale_tf.runtime.snapshots.writing import Job
 
 Epochs = Iterator[Tuple[int, Iterator[Any]]]
@@ -49,13 +50,13 @@ class Loop:
         data: gives an iterator in each epoch.
         epochs: their number.
         kept: values of the script's own that go on, too.
-        variables: has ``read``, ``write``, ``check`` and ``waiting``.
+        variables: those of the loop; a Session has iterators, too.
         running: is entered while the loop runs.
         is_current: whether no other training has begun since.
     """
 
-    def __init__(self, data: Iterable[Any], epochs: int, kept: Dict[Any, Any], variables: Any, run: Run,
-                 running: Callable[[Any], ContextManager], is_current: Callable[[Any], bool]) -> None:
+    def __init__(self, data: Iterable[Any], epochs: int, kept: Dict[Any, Any], variables: Union[LoopVariables, SessionState],
+                 run: Run, running: Callable[[Any], ContextManager], is_current: Callable[[Any], bool]) -> None:
         self.variables, self.run = variables, run
         self._data, self._epochs, self._kept = data, epochs, kept
         self._running, self._is_current = running, is_current
@@ -82,11 +83,15 @@ class Loop:
         if found is None:
             self.run.begins(0)
             return
+        if "data" not in self.run.told:
+            raise SnapshotError(
+                f"the snapshot {found.folder!r} was taken without a loop over wh.resume; train as then, {OR_ELSE}")
         self._position = Position(**self.run.told["position"])
         if self.run.told["data"] != _kind(self._data):
             raise SnapshotError(f"wh.resume has data of the type {_kind(self._data)}, but had {self.run.told['data']} when the "
                                 f"snapshot {found.folder!r} was taken; give it the same, {OR_ELSE}")
         self.variables.write(found.variables())
+        self.variables.move(self.run.told["iterators"], begins_anew=self._position.batch == 0)
         self._kept.clear()
         self._kept.update(from_json(self.run.told["kept"], self.run.arrays))
         where = f"goes on in epoch {self._position.epoch + 1}, after {self._position.batch} steps of it"
@@ -163,7 +168,7 @@ class Loop:
 
     def _take(self) -> Job:
         arrays: Dict[str, Any] = {}
-        state = {"position": self._position._asdict(), "data": _kind(self._data),
+        state = {"position": self._position._asdict(), "iterators": self.variables.position(), "data": _kind(self._data),
                  "kept": {"dict": [[self._told(name, name, arrays), self._told(name, value, arrays)]
                                    for name, value in self._kept.items()]},
                  "randoms": to_json(_as_arrays(self._randoms), arrays, "randoms"),

@@ -59,6 +59,7 @@ class Run:
         self._begin = time.monotonic()
         self._waited_s = 0.0
         self._count = 0
+        self._ends = False
         self.bytes = 0
 
     @property
@@ -83,6 +84,7 @@ class Run:
         """
         todo = self._pace.after(step, must_agree, self._writer)
         if todo.signal:
+            self._ends = True
             self._end(take(), self._writer, todo.signal)
         elif todo.takes:
             take()
@@ -117,13 +119,15 @@ class Run:
         return Spent(before.since, before.trained_s + time.monotonic() - self._begin - self._waited_s,
                      before.waited_s + self._waited_s, before.starts + 1)
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, how: str = "has finished") -> None:
         """Training is over, after ``step``: says what it took."""
         self._writer.wait()
+        if self._ends:  # by a signal, and has said so
+            return
         spent = self.spent()
         elapsed_s = max(time.time() - spent.since, 1e-9)
         starts = "" if spent.starts == 1 else f" in {spent.starts} starts"
-        self.says(f"{self.name} has finished: {step} steps, {elapsed_s:.0f} s after its first start{starts}; "
+        self.says(f"{self.name} {how}: {step} steps, {elapsed_s:.0f} s after its first start{starts}; "
                   f"{100 * min(1.0, spent.trained_s / elapsed_s):.1f}% of this time went into these steps (goodput), "
                   f"{spent.waited_s:.2f} s into waiting for snapshots")
 

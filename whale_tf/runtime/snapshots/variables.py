@@ -223,6 +223,13 @@ class LoopVariables(Variables):
                 if variable.is_initialized():  # else TensorFlow does that after the trace, and traces again
                     _assign(variable, self._pending.pop(key))
 
+    def position(self) -> Dict[str, int]:
+        """Iterators are not among what is made: the loop has its own."""
+        return {}
+
+    def move(self, position: Dict[str, int], begins_anew: bool) -> None:
+        """There are none to move."""
+
     def _known(self) -> List[Tuple[str, Any]]:
         return [(key, variable) for key, variable in self._made.alive() if not self._parts.is_part(variable)]
 
