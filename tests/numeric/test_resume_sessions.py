@@ -132,6 +132,7 @@ DIVIDED: Way = ({}, "cpu:2", lambda number: wh.replicate(2) if number == 0 else 
 COPIES: Way = ({"variables": "mirrored"}, "cpu:2", lambda number: wh.replicate())
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, first, second, after", [
     (monitored, PIPELINE, DIVIDED, 8), (epoch_loop, DIVIDED, COPIES, 7), (fed_loop, COPIES, PIPELINE, 4),
@@ -152,6 +153,7 @@ def test_goes_on_at_the_next_example(tmp_path: Any, capfd: Any, kind: Any, first
     assert f"after {start} steps" in capfd.readouterr().err or kind is not monitored
 
 
+@pytest.mark.half
 @pytest.mark.slow
 def test_ends_by_signals(tmp_path: Any, capfd: Any) -> None:
     """After all hooks have acted on the step, and in a loop."""
