@@ -88,6 +88,8 @@ def monitored_loop(made: Script, end: Any, after: int) -> Tuple[Record, Any]:
         for _, batches in wh.resume(BATCHES, epochs=EPOCHS, session=session):
             for batch in batches:
                 steps.step(*batch)
+        with pytest.raises(wh.ConfigError, match="a Session trains outside of them"):
+            steps.step(*BATCHES[0])
     return steps.record, None
 
 
@@ -204,6 +206,26 @@ def test_what_is_refused(tmp_path: Any) -> None:
             else:
                 with pytest.raises(wh.SnapshotError, match="has a value of 'w', which this graph does not have"):
                     v1.train.MonitoredTrainingSession()
+
+
+def test_a_dynamic_loss_scale_is_refused(tmp_path: Any) -> None:
+    """It is state that TensorFlow's collections of variables do not have."""
+    with tf.Graph().as_default():
+        wh.init({"snapshot.path": str(tmp_path), "amp": "float16"}, cluster="cpu:2")
+        with wh.replicate():
+            x = tf.matmul(tf.constant(X, tf.float32), v1.get_variable("w", [5, 1]))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x))
+        with pytest.raises(wh.ConfigError, match="the loss scale of a Session's graph is dynamic and would not go on"):
+            with v1.train.MonitoredTrainingSession() as session:
+                session.run(train)
+
+
+@pytest.mark.skipif(not tf.__version__.startswith("1."), reason="whale_tf knows the Estimators of TensorFlow 1")
+def test_estimators_are_refused(tmp_path: Any) -> None:
+    wh.init({"snapshot.path": str(tmp_path)}, cluster="cpu:1")
+    estimator = tf.estimator.Estimator(lambda features, labels, mode: None, model_dir=str(tmp_path / "model"))
+    with pytest.raises(wh.ConfigError, match="an Estimator makes Sessions of its own"):
+        estimator.train(lambda: None, steps=1)
 
 
 def test_fed_training_without_a_loop_is_said(tmp_path: Any, capfd: Any) -> None:

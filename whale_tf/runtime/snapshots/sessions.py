@@ -4,7 +4,7 @@
 
     MonitoredTrainingSession is made      a snapshot was found: the variables have its values, before hooks read the global step
     run that trains                       before it: iterators move on to where they were; snapshot of the run before, if due
-    any run                               after it: one element less in each iterator that it asked
+    any run                               after it: each iterator that it asked has given one element more
 
 All that a script did after a run, and its hooks, is done when it makes the next one.  An iterator's position counts from its last
 initialisation, which the script makes again.
@@ -28,6 +28,7 @@ from whale_tf.runtime.snapshots.variables import OR_ELSE
 from whale_tf.runtime.snapshots.writing import Job
 
 _NEXT, _MAKE = "IteratorGetNext", "MakeIterator"
+_ITERATORS = ("IteratorV2", "OneShotIterator")
 
 
 class Seen(NamedTuple):
@@ -265,7 +266,7 @@ class Sessions:
         state, run = self.state(session), self._runs.get(session)
         seen = state.seen(fetches)
         if seen.trains:
-            if run is None and not is_in_loop:
+            if not is_in_loop and (run is None or run.is_driven):
                 refuse()
             if run is not None:
                 run.begins()
@@ -308,9 +309,6 @@ def _seen(ops: Sequence[tf.Operation]) -> Seen:
     return Seen(trains, sorted({_iterator(op).name for op in asks}),
                 sorted({op.inputs[1].op.name for op in needed if op.type == _MAKE}), refused, draws,
                 any(op.type == "Placeholder" for op in needed))
-
-
-_ITERATORS = ("IteratorV2", "OneShotIterator")
 
 
 def _iterator(op: tf.Operation) -> tf.Operation:
