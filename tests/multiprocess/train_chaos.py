@@ -118,7 +118,8 @@ def session(plan: Plan, x: Any, y: Any, tf: Any, feeds: bool = False) -> List[An
     out = features
     for number, columns in enumerate((8, 1)):
         with part(plan, number):
-            out = tf.tanh(tf.matmul(out, v1.get_variable(f"w{number}", [out.shape[1], columns], tf.float64)))
+            initial = v1.random_uniform_initializer(-1, 1, seed=number, dtype=tf.float64)  # whatever the number of ops before it
+            out = tf.tanh(tf.matmul(out, v1.get_variable(f"w{number}", [out.shape[1], columns], tf.float64, initial)))
     loss, ids = tf.reduce_mean(tf.square(labels[:, :1] - out)), tf.identity(labels[:, 1])
     count = v1.train.get_or_create_global_step()
     train = v1.train.AdamOptimizer(0.05).minimize(loss, global_step=count)
