@@ -40,7 +40,7 @@ __version__ = "0.1.0"
 
 _API = (
     "checkpoint", "batch_axis", "current_plan", "current_program", "explain", "init", "op_graph", "parallelize",
-    "replicate", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus",
+    "replicate", "resume", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus",
     "verify")
 
 __all__ = [
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from whale_tf.api import op_graph as op_graph
     from whale_tf.api import parallelize as parallelize
     from whale_tf.api import replicate as replicate
+    from whale_tf.api import resume as resume
     from whale_tf.api import set_default_strategy as set_default_strategy
     from whale_tf.api import shutdown as shutdown
     from whale_tf.api import split as split

@@ -88,12 +88,13 @@ def _check_methods() -> None:
 check_version()
 _check_methods()
 (BaseSession, FetchMapper, DatasetV1, DatasetV1Adapter, DatasetIterator, EventFileWriter, gradients_util, imperative_grad,
- _framework_ops, eager_outside_functions, _control_flow_graphs, eager_context, eager_mode, _kernels) = _undocumented(
+ _framework_ops, eager_outside_functions, _control_flow_graphs, eager_context, eager_mode, _kernels,
+ ResourceVariable) = _undocumented(
     "client.session:BaseSession", "client.session:_FetchMapper", "data.ops.dataset_ops:DatasetV1",
     "data.ops.dataset_ops:DatasetV1Adapter", "data.ops.iterator_ops:Iterator",
     "summary.writer.event_file_writer:EventFileWriter", "ops.gradients_util", "eager.imperative_grad", "framework.ops",
     "framework.ops:executing_eagerly_outside_functions", "ops.control_flow_v2_func_graphs",
-    "eager.context:context", "eager.context:eager_mode", "framework.kernels")
+    "eager.context:context", "eager.context:eager_mode", "framework.kernels", "ops.resource_variable_ops:BaseResourceVariable")
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.capture import annotations as capture_annotations
@@ -35,6 +35,7 @@ from whale_tf.processes.datasets import explained
 from whale_tf.program import Program
 from whale_tf.runtime import triggers
 from whale_tf.runtime.active import Active, Default, Observer, activate, current, observe, require, show, shown
+from whale_tf.runtime.snapshots.loops import check_data, plain
 from whale_tf.runtime.verifying.compare import Comparison, check, summary, table
 from whale_tf.simulator import StepGraph
 
@@ -72,8 +73,8 @@ def init(
         parsed.undo_devices = make_logical_cpus(parsed.num_cpus)
         if parsed.runtime is not None:
             parsed.runtime.offer(parsed.num_cpus)
-    if processes.count > 1 or LAUNCHED in os.environ or parsed.fits is not None:
-        parsed.termination.install(also_usr1=parsed.fits is not None)
+    if processes.count > 1 or LAUNCHED in os.environ or parsed.snapshots is not None:
+        parsed.termination.install(also_usr1=parsed.snapshots is not None)
 
 
 def _on_cpus(asked: Active, plan: Union[None, Plan, Mapping, str]) -> Active:
@@ -181,6 +182,36 @@ def _step_of(model: Any, given: Any) -> Any:
     if hasattr(model, "_symbolic_build"):  # Keras 3: builds layers, metrics and optimizer as fit does
         model._symbolic_build(data_batch=given)
     return tf.function(lambda *data: model.train_step(data))
+
+
+def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]] = None,
+           session: Any = None) -> Iterator[Tuple[int, Iterator[Any]]]:
+    """Go through data in a training loop of the script's own, which the same command continues at the next step if it was ended::
+
+        for epoch, batches in wh.resume(dataset, epochs=3):
+            for batch in batches:
+                loss = step(batch)
+
+    With ``snapshot.path``, snapshots are taken while the loop runs: of all variables, of the position in the data, and of
+    Python's and NumPy's generators of random numbers (docs/long_runs.md).  Without it, nothing else happens.
+
+    Args:
+        data: a tf.data.Dataset, or something else that can be gone through in each epoch and is then the same in each process.
+        epochs: how often.
+        state: a dict with other values that the loop changes and that shall go on, such as the best loss so far.
+        session: in graph mode, the Session (or MonitoredTrainingSession) in which the loop trains, with values for all variables.
+            Default: the default Session.
+
+    Returns:
+        In each epoch its number, from 0 on, and its elements.
+
+    Raises:
+        ConfigError: an argument cannot be used so.
+        SnapshotError: the snapshot is of another model or other data.
+    """
+    active, kept = require("wh.resume"), {} if state is None else state
+    check_data(data, epochs, kept)
+    return plain(data, epochs) if active.snapshots is None else active.snapshots.loop(data, epochs, kept, session)
 
 
 class Asked(NamedTuple):
@@ -394,6 +425,8 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
                          parameters(done.captured))
     if done.emitted is not None and len(done.emitted.context.processes.steps) > 1:
         text += _side_by_side(done.emitted.context.processes)
+    if state.snapshots is not None:
+        text += state.snapshots.explained()
     if state.runtime is None or done.plan.spans_processes or not state.shares_input:
         return text
     return text + explained(state.processes, state.sharing, state.config.io.slicing == "file")

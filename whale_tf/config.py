@@ -214,19 +214,20 @@ class Balance(Record):
 
 @dataclass(frozen=True)
 class Snapshots(Record):
-    """Snapshots of Keras' ``fit``."""
+    """Snapshots of training."""
 
     path: Optional[str] = field(
         None, not_empty=True,
-        description="Directory for snapshots of fit (Keras 3), which all processes can reach. If it holds one, the same command "
-        "goes on at the next example ([docs/long_runs.md](long_runs.md)). null: no snapshots.")
+        description="Directory for snapshots of fit (Keras 3), MonitoredTrainingSessions and loops over wh.resume, which all "
+        "processes can reach. If it holds one, the same command goes on at the next example ([docs/long_runs.md]"
+        "(long_runs.md)). null: no snapshots.")
     every_steps: Optional[int] = field(None, at_least=1, description="Steps between two snapshots. null: not by steps.")
     every_s: Optional[float] = field(None, above=0, description="Seconds between two snapshots. null: not by time.")
     budget: float = field(
         0.035, above=0,
         description="If neither of these is set: which share of the time training may wait for snapshots. The more one costs, "
         "the longer is the time to the next.")
-    keep: int = field(2, at_least=1, description="How many complete snapshots to keep of each call of fit.")
+    keep: int = field(2, at_least=1, description="How many complete snapshots to keep of each of these.")
 
 
 @dataclass(frozen=True, init=False)

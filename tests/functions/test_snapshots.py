@@ -220,7 +220,7 @@ def test_other_models_and_places_are_refused(float64: None, tmp_path: Any) -> No
             loss = variable * 2
         variable.assign_sub(tape.gradient(loss, variable))
 
-    with pytest.raises(wh.ConfigError, match="trains outside of it; leave out snapshot.path"):
+    with pytest.raises(wh.ConfigError, match="trains outside of them; write: for epoch, batches in wh.resume"):
         step()
 
 

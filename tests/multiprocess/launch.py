@@ -49,10 +49,14 @@ class Process:
             raise AssertionError(f"not ended within {timeout_s} s:\n{self.output}")
         return self.status
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def wait_for(self, text: str, timeout_s: float) -> None:
         limit = time.monotonic() + timeout_s
         while text not in self.output:
-            assert self._process.poll() is None, f"ended before {text!r}:\n{self.output}"
+            assert self.is_running, f"ended before {text!r}:\n{self.output}"
             assert time.monotonic() < limit, f"no {text!r} within {timeout_s} s:\n{self.output}"
             time.sleep(0.1)
 

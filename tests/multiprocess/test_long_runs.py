@@ -1,22 +1,30 @@
-"""``fit`` in two processes, one of which is killed, then asked to end, then in one process: each step equals the local one."""
+"""``fit`` in two processes, one of which is killed, then asked to end, then in one process: each step equals the local one; and a
+sample of :mod:`tests.chaos`."""
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import whale_tf as wh
+from tests import chaos
 from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.train_long import trained
+from whale_tf._tf_compat import function_tracing, make_logical_cpus
 from whale_tf.processes.watch import TERMINATED_STATUS
 
 START_S = 120
 SCRIPT = ("-m", "tests.multiprocess.train_long")
 
-pytestmark = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="snapshots are of Keras 3's fit")
+if function_tracing() is not None:
+    make_logical_cpus(2)  # while tests are collected: TensorFlow has executed nothing yet
+of_fit = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="snapshots are of Keras 3's fit")
 
 
 @pytest.fixture
@@ -31,15 +39,29 @@ def steps(output: str, rank: int) -> Dict[int, Tuple[float, float]]:
             for step, loss, seen in re.findall(rf"\[{rank}\] step (\d+) loss (\S+) seen (\S+)\n", output)}
 
 
+def here(folder: str, spans: bool) -> Tuple[Dict[int, Tuple[float, float]], List[Any]]:
+    """Steps and variables of a run in this process, which takes less time than to start another one."""
+    found: Dict[int, Tuple[float, float]] = {}
+    try:
+        values = trained(folder, {}, spans, 1, "cpu:2" if spans else "cpu:1",
+                         lambda step, loss, seen: found.update({step: (loss, seen)}))
+    finally:
+        wh.shutdown()
+        tf.keras.backend.set_floatx("float32")
+    return found, values
+
+
+@of_fit
 @pytest.mark.slow
-@pytest.mark.parametrize("given, variables", [
-    ("snapshot.every_s=0.2", {"SPANS": "1"}),
-    pytest.param('zero="v2"', {}, marks=pytest.mark.full), pytest.param("snapshot.every_steps=5", {}, marks=pytest.mark.full)])
-def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, given: str, variables: Dict[str, str]) -> None:
+@pytest.mark.parametrize("given, spans", [
+    ("snapshot.every_s=0.2", True),
+    pytest.param('zero="v2"', False, marks=pytest.mark.full),
+    pytest.param("snapshot.every_steps=5", False, marks=pytest.mark.full)])
+def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, given: str, spans: bool) -> None:
     """The second process alone gets the signal; both end after the same step."""
-    whole = starter.start(*WHALE_RUN, *SCRIPT, str(tmp_path / "whole"))
     two = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, str(tmp_path / "ends"), given, PAUSE="0.15",
-                        **variables)
+                        **({"SPANS": "1"} if spans else {}))
+    expected, values = here(str(tmp_path / "whole"), False)
     two.wait_for("[1] step 9 ", START_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", two.output)[0]), signal.SIGKILL)
     two.wait_for("[1] step 15 ", START_S)
@@ -47,15 +69,21 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
     assert two.wait(START_S) == TERMINATED_STATUS, two.output
     assert "fit goes on in epoch" in two.output or given == 'zero="v2"', two.output
     ended, = re.findall(r"SIGUSR1: snapshot of step (\d+) is complete; ending", two.output)
-    one = starter.start(*WHALE_RUN, "--devices-per-worker", "2", *SCRIPT, str(tmp_path / "ends"), **variables)
-    assert whole.wait(START_S) == 0 and one.wait(START_S) == 0, whole.output + one.output
-    expected = steps(whole.output, 0)
-    assert min(steps(one.output, 0)) == int(ended) + 1 and max(expected) == max(steps(one.output, 0)) == 24
+    rest, others = here(str(tmp_path / "ends"), spans)
+    assert min(rest) == int(ended) + 1 and max(expected) == max(rest) == 24
     assert max(steps(two.output, 0)) == max(steps(two.output, 1)) == int(ended)
-    for found in (steps(two.output, 0), steps(two.output, 1), steps(one.output, 0)):
-        for step, values in found.items():
-            assert values == pytest.approx(expected[step], rel=1e-9), step
-    with np.load(tmp_path / "whole/variables.0.npz") as values, np.load(tmp_path / "ends/variables.0.npz") as others:
-        assert len(values.files) == len(others.files) > 10
-        for name in values.files:
-            np.testing.assert_allclose(others[name], values[name], 1e-9, 1e-12)
+    for found in (steps(two.output, 0), steps(two.output, 1), rest):
+        for step, pair in found.items():
+            assert pair == pytest.approx(expected[step], rel=1e-9), step
+    assert len(others) == len(values) > 10
+    for value, other in zip(values, others):
+        np.testing.assert_allclose(other, value, 1e-9, 1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", chaos.KINDS)
+def test_chaos(starter: Starter, tmp_path: Any, kind: str) -> None:
+    expected = chaos.reference(starter, kind, str(tmp_path / "whole"))
+    result = chaos.run(starter, random.Random(chaos.KINDS.index(kind)), kind, str(tmp_path / "ends"), expected, starts=3)
+    assert len(result.events) == 4

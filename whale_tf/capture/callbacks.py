@@ -34,6 +34,7 @@ class Callbacks(NamedTuple):
         create_session: (session creator, original) -> a session, initialised or restored.
         run: (session, original, arguments of ``Session.run``) -> the fetched values; likewise the next two.
         make_callable: (session, original, arguments) -> a callable.
+        session_close: (session, original), before and around ``Session.close``.
         partial_run_setup: (session, original, arguments) -> a handle.
         before_extend: (session), before the session takes over new ops of its graph; all ways to run lead here.
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
@@ -50,6 +51,7 @@ class Callbacks(NamedTuple):
         estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
         checkpoint_saved: (listener, original, global step), when ``train_and_evaluate`` evaluates.
         train_and_evaluate: (its executor, original) -> the last evaluation.
+        variable_made: (variable), when one has been made in eager execution or in a tf.function.
         devices: (), the cluster's devices of all processes, such as ``CPU:0``.
         processes: (), the number of processes, and which of them this is.
         divides: (), whether training steps are divided.
@@ -75,6 +77,7 @@ class Callbacks(NamedTuple):
     session_target: Callable[[str, Optional[tf.Graph], Any], str] = lambda target, graph, config: target
     create_session: Function = lambda creator, original: original()
     run: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
+    session_close: Function = lambda session, original: original()
     make_callable: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     partial_run_setup: Function = lambda session, original, *args, **kwargs: original(*args, **kwargs)
     before_extend: Callable[[Any], None] = lambda session: None
@@ -86,6 +89,7 @@ class Callbacks(NamedTuple):
     fit: Function = lambda model, original, *args, **kwargs: original(*args, **kwargs)
     epochs: Callable[[Any], None] = lambda epochs: None
     callback_list: Callable[[Any], None] = lambda callbacks: None
+    variable_made: Callable[[Any], None] = lambda variable: None
     run_config: Function = lambda run_config, original, tf_config: original(tf_config)
     estimator_train: Function = lambda estimator, original, *args, **kwargs: original(*args, **kwargs)
     estimator_graph: Callable[[Any, tf.Graph, str], None] = lambda estimator, graph, mode: None

@@ -16,6 +16,7 @@ from whale_tf._tf_compat import (
     DatasetIterator,
     DatasetV1,
     EventFileWriter,
+    ResourceVariable,
     estimators,
     function_tracing,
     gradients_util,
@@ -103,6 +104,14 @@ def _concrete_function(original: Any, callbacks: Callbacks) -> Any:
     return from_func_graph if is_constructor else classmethod(from_func_graph)
 
 
+def _variable_init(original: Function, callbacks: Callbacks) -> Function:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not self._in_graph_mode:
+            callbacks.variable_made(self)
+    return __init__
+
+
 # -- graphs, sessions and savers ------------------------------------------------------------------------------------
 def _graph_finalize(original: Function, callbacks: Callbacks) -> Function:
     def finalize(self: tf.Graph) -> Any:
@@ -166,6 +175,7 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(BaseSession, "run", _answered_by("run")),
     Hook(BaseSession, "make_callable", _answered_by("make_callable")),
     Hook(BaseSession, "partial_run_setup", _answered_by("partial_run_setup")),
+    Hook(BaseSession, "close", _answered_by("session_close")),
     Hook(BaseSession, "_extend_graph", _session_extend_graph),
 )
 
@@ -191,6 +201,7 @@ if _TRACING is not None:
         Hook(tf.GradientTape, "jacobian", tapes.jacobian),
         Hook(tf.autodiff.ForwardAccumulator, "__init__", tapes.forward_accumulator),
         Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
+        Hook(ResourceVariable, "__init__", _variable_init),
     )
 if _TRACING is not None and _TRACING.compilation is not None:  # only several processes need these
     HOOKS += (

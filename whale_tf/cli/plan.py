@@ -21,6 +21,7 @@ from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
+from whale_tf.planner.failures import snapshots
 from whale_tf.planner.joint import Progress
 from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
@@ -52,6 +53,10 @@ def plan(
     xla: bool = typer.Option(False, help="let XLA fuse the ops of a built-in model, as for `whale simulate`"),
     seq: Optional[int] = typer.Option(None, help="tokens of an example, for built-in transformers"),
     memory_limit: Optional[float] = typer.Option(None, help="GiB that a step may use on each device"),
+    mtbf: Optional[float] = typer.Option(None, metavar="SECONDS", help="also say how often to take snapshots if the job fails so "
+                                         "often on average, and the expected goodput"),
+    disk: float = typer.Option(1.0, metavar="GB/S", help="with --mtbf: at which a snapshot is written"),
+    restart: float = typer.Option(60.0, metavar="SECONDS", help="with --mtbf: from a failure until training goes on"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     list_names: bool = typer.Option(False, "--list", help="list the built-in models, clusters and searches"),
@@ -73,15 +78,19 @@ def plan(
 
             allowed = Allowed(recompute, zero, offload, precision, schedule)
             found = _search(model, profile, machines, global_batch, search_method, allowed, xla, seq, progress)
+        taken = None if mtbf is None else snapshots(found, machines, mtbf, 1e9 * disk, restart)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found, machines).to_json() + "\n")
     if as_json:
         rate = found.global_batch / found.latency_s
         bounds = _accuracy(found, machines).bounds(rate)
-        typer.echo(json.dumps(dict(found.to_dict(), samples_per_s=rate, samples_per_s_range=bounds)))
+        told = {} if taken is None else {"snapshots": taken._asdict()}
+        typer.echo(json.dumps(dict(found.to_dict(), samples_per_s=rate, samples_per_s_range=bounds, **told)))
     else:
         _show(found, machines)
+        if taken is not None:
+            typer.echo(taken.told)
 
 
 def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_batch: int, method: str, allowed: Allowed,

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.cluster import Processes
@@ -75,7 +75,7 @@ class _Saved:
         ops = [each if isinstance(each, tf.Operation) else each.op for each in elements]
         key = tuple(op.name for op in ops)
         if key not in self._updating:
-            self._updating[key] = any(_updates(op) for op in ancestors(ops))
+            self._updating[key] = any(updates(op) for op in ancestors(ops))
         self.runs += self._updating[key]
 
     def steps_since(self) -> int:
@@ -94,7 +94,7 @@ class Termination:
         self._is_chief = processes.is_chief
         self._signals_heard: Sequence[int] = (signal.SIGTERM,)
         self.signal = 0  # the last one
-        self._at_steps = 0  # calls of ``fit`` that end by themselves after a step
+        self._at_steps: List[Callable[[], bool]] = []  # whether each training that ends by itself after a step still goes on
         self._runtime = runtime
         self.is_asked = False
         if runtime is not None:
@@ -128,12 +128,21 @@ class Termination:
     def at_steps(self) -> Iterator[None]:
         """Training that asks after its steps whether it shall end, and then ends by itself."""
         before, self._has_run = self._has_run, True
-        self._at_steps += 1
+        self._at_steps.append(_always)
         try:
             yield
         finally:
-            self._at_steps -= 1
+            self._at_steps.remove(_always)
             self._has_run = before
+
+    def at_steps_while(self, goes_on: Callable[[], bool]) -> None:
+        """The same, as long as ``goes_on`` says so."""
+        self._has_run = True
+        self._at_steps.append(goes_on)
+
+    @property
+    def _ends_at_steps(self) -> bool:
+        return any(goes_on() for goes_on in list(self._at_steps))
 
     def remove(self) -> None:
         """Restore the previous handling of SIGTERM."""
@@ -163,7 +172,7 @@ class Termination:
                     break
             self.is_asked = True
             patience_s = PATIENCE_S
-            while patience_s or self._at_steps or (self._is_chief and self._depth):
+            while patience_s or self._ends_at_steps or (self._is_chief and self._depth):
                 if self._removed.wait(patience_s or 1.0):
                     return
                 patience_s = 0.0
@@ -205,7 +214,7 @@ class Termination:
         Raises:
             SystemExit
         """
-        if not self.is_asked or self._depth or not self._is_chief:
+        if not self.is_asked or self._depth or not self._is_chief or self._ends_at_steps:
             return
         self._depth += 1
         try:
@@ -233,7 +242,7 @@ class Termination:
             return f"saving failed, so the previous checkpoint is the last one ({error})"
 
 
-def _updates(op: tf.Operation) -> bool:
+def updates(op: tf.Operation) -> bool:
     """Whether an op is an optimizer's update, or takes over the value of an update that another process runs."""
     return traits(op.type).is_update or UPDATES_ATTR in op.node_def.attr
 
@@ -241,6 +250,10 @@ def _updates(op: tf.Operation) -> bool:
 def _clock(session: Any) -> Optional[int]:
     tensor = v1.train.get_global_step(session.graph)
     return None if tensor is None else step_value(session, tensor)
+
+
+def _always() -> bool:
+    return True
 
 
 def step_value(session: Any, step: Any) -> int:

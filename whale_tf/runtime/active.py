@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture import distribution
+from whale_tf.capture import distribution, hooks
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
 from whale_tf.config import VERIFIED, Config
 from whale_tf.emit.early import Early
@@ -24,7 +24,7 @@ from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
 from whale_tf.runtime.feeds import Waiting
 from whale_tf.runtime.sessions import Fetches
-from whale_tf.runtime.snapshots.fits import Fits
+from whale_tf.runtime.snapshots.runs import Runs
 from whale_tf.runtime.variable_parts import VariableParts
 
 
@@ -82,8 +82,8 @@ class Active:
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
-        self.fits = None if config.snapshot.path is None else Fits(
-            config.snapshot, processes, self.functions, self.variable_parts, self.termination)
+        self.snapshots = None if config.snapshot.path is None else Runs(
+            config.snapshot, processes, self.functions, self.runtime, self.variable_parts, self.termination, hooks.original_run)
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
 

@@ -33,9 +33,11 @@ def check_snapshots(state: Active, what: str, instead: str) -> None:
     """Raises:
         ConfigError: snapshots are asked for, and would not be taken.
     """
-    if state.fits is not None:
-        raise ConfigError(f"snapshot.path is {state.config.snapshot.path!r}, but snapshots are taken of Keras' fit, and {what}; "
-                          f"leave out snapshot.path, and {instead}")
+    if state.snapshots is not None:
+        raise ConfigError(
+            f"snapshot.path is {state.config.snapshot.path!r}, and snapshots are of Keras' fit, of MonitoredTrainingSessions "
+            f"and of loops over wh.resume, but {what}; write: for epoch, batches in wh.resume(dataset, epochs=...): for batch in "
+            f"batches: ...; or leave out snapshot.path, and {instead}")
 
 
 def refuse_outside_graph(state: Active) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.capture import distribution, hooks, layers
@@ -34,6 +35,7 @@ from whale_tf.runtime.verifying.functions import FunctionProofs, traced
 from whale_tf.runtime.verifying.local import own_graphs
 from whale_tf.runtime.verifying.processes import Job
 from whale_tf.runtime.verifying.sessions import SessionProof, script_of
+from whale_tf.transforms.loss_scale import DYNAMIC
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
@@ -71,7 +73,6 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         raise PlanError(f"wh.init() was given plans for tf.functions ({', '.join(state.plans)}), but a Session's graph trains; "
                         "give a single plan: wh.init(plan=...)")
     if calls:
-        refusals.check_snapshots(state, "a Session trains here", "use MonitoredTrainingSession(checkpoint_dir=...)")
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
@@ -128,8 +129,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         if state.processes.count == 1 and observer() is None and is_called():
             divide_evaluation(state, graph)
         return
-    if state.fits is not None and state.fits.current is None and not state.is_asked:
-        refusals.check_snapshots(state, f"tf.function {graph.name!r} trains outside of it", "save with tf.train.Checkpoint")
+    if state.snapshots is not None and state.snapshots.current is None and not state.is_asked:
+        refusals.check_snapshots(state, f"tf.function {graph.name!r} trains outside of them",
+                                 "save with tf.train.Checkpoint")
     layers.enter_variables(graph)
     zero = (state.plan_of(graph) or state.config).zero
     has_own_places = distribution.enter(graph, state.device_kinds, state.processes.count, zero != NONE)
@@ -222,8 +224,8 @@ def function_made(state: Active, function: Any) -> None:
     if function.graph in state.drafts:
         functions.refuse_to_run(function)
     state.variable_parts.watch(function)
-    if state.fits is not None and function.graph not in state.drafts:
-        state.fits.traced(function.graph)
+    if state.snapshots is not None and function.graph not in state.drafts:
+        state.snapshots.traced(function.graph)
 
 
 def give_default(state: Active, graph: tf.Graph) -> None:
@@ -311,13 +313,19 @@ def callbacks(state: Active) -> Callbacks:
         return state.runtime.target(target, config)
 
     def create_session(creator: Any, original: Callable) -> Any:
+        def made() -> Any:
+            session = original()
+            if state.snapshots is not None and session.graph not in state.estimators.apart:
+                state.snapshots.session_made(session)
+            return session
+
         if state.runtime is None:
-            return original()
+            return made()
         is_chief = isinstance(creator, v1.train.ChiefSessionCreator)
         if not is_chief:  # every process must initialise its own variables, whatever the script says
             creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
             return creator.create_session()
-        session = original()
+        session = made()
         fetches = fetch_map(session.graph)
         if fetches is not None:
             fetches.make_equal(session, hooks.original_run(session))
@@ -344,22 +352,26 @@ def callbacks(state: Active) -> Callbacks:
 
     def training_data(adapter: Any) -> Any:
         if state.runtime is None:
-            if state.fits is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
+            if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
             return Adapter(adapter, ONE_PROCESS, lambda given: given, False)  # the same order in a run that goes on
         processes = state.processes if state.may_share_input else ONE_PROCESS
         return Adapter(adapter, processes, dataset, global_seed() is not None)
 
     def fit(model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if state.fits is None else state.fits.fit(model, original, *args, **kwargs)
+        return original(*args, **kwargs) if state.snapshots is None else state.snapshots.fit(model, original, *args, **kwargs)
 
     def epochs(given: Any) -> None:
-        if state.fits is not None and state.fits.current is not None:
-            state.fits.current.take_data(given)
+        if state.snapshots is not None and state.snapshots.fitting is not None:
+            state.snapshots.fitting.take_data(given)
 
     def callback_list(given: Any) -> None:
-        if state.fits is not None and state.fits.current is not None:
-            state.fits.current.take_callbacks(given)
+        if state.snapshots is not None and state.snapshots.fitting is not None:
+            state.snapshots.fitting.take_callbacks(given)
+
+    def variable_made(variable: Any) -> None:
+        if state.snapshots is not None:
+            state.snapshots.made(variable)
 
     def training_batches(given: Any, number: Optional[int]) -> Tuple[Any, int]:
         if not state.may_share_input:
@@ -367,10 +379,32 @@ def callbacks(state: Active) -> Callbacks:
         return dataset(whole_rounds(given, number, state.processes)), state.processes.count
 
     def shuffle(seed: Optional[int]) -> Optional[int]:
-        if seed is None and (state.runtime is not None or state.fits is not None) and global_seed() is None:
+        if seed is None and (state.runtime is not None or state.snapshots is not None) and global_seed() is None:
             # the same in all processes, whose shares must not overlap (or have none), and in a run that goes on
             seed = 1 + next(state.shuffles)
         return seed
+
+    def followed(session: Any, fetches: Any) -> ContextManager:
+        """Around a run: snapshots follow what it does."""
+        is_own = session.graph in own_graphs or (state.runtime is not None and state.runtime.is_free)
+        if state.snapshots is None or is_own or session.graph in state.estimators.apart:
+            return contextlib.nullcontext()
+        done = state.done.get(session.graph)
+        if done is not None and done.plan.loss_scale == DYNAMIC:
+            refusals.check_snapshots(state, "the loss scale of a Session's graph is dynamic and would not go on",
+                                     "restart from a checkpoint, or use amp 'bfloat16'")
+        return state.snapshots.around(session, fetches, lambda: refusals.check_snapshots(
+            state, "a Session trains outside of them", "save with tf.compat.v1.train.Saver"))
+
+    def session_close(session: Any, original: Callable) -> None:
+        if state.snapshots is not None:
+            state.snapshots.session_closes(session)
+        original()
+
+    def estimator_train(estimator: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        refusals.check_snapshots(state, "an Estimator makes Sessions of its own, and skips what its checkpoints have",
+                                 "restart the script: it goes on from its last checkpoint")
+        return state.estimators.train(estimator, original, *args, **kwargs)
 
     def run(session: Any, original: Callable, fetches: Any, feed_dict: Any = None, options: Any = None,
             run_metadata: Any = None) -> Any:
@@ -378,7 +412,7 @@ def callbacks(state: Active) -> Callbacks:
         watching = observer()
         if watching is not None:
             return watching.run(session.graph, original, *arguments)
-        with state.termination.between(session, fetches):
+        with state.termination.between(session, fetches), followed(session, fetches):
             if session.graph in state.waiting:
                 waiting, before = state.waiting[session.graph], state.early.setdefault(session, Early())
                 is_made, result = waiting.learn(original, before.note, *arguments)
@@ -420,7 +454,7 @@ def callbacks(state: Active) -> Callbacks:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             proof = state.proofs.get(session.graph)
-            with state.termination.between(session, fetches), named_errors():
+            with state.termination.between(session, fetches), followed(session, fetches), named_errors():
                 if proof is not None and proof.is_open and proof.begins(elements(session.graph, fetches)[1]):
                     fed_values = dict(zip(feed_list or (), args))
                     return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
@@ -457,6 +491,7 @@ def callbacks(state: Active) -> Callbacks:
         fit=fit,
         epochs=epochs,
         callback_list=callback_list,
+        variable_made=variable_made,
         devices=lambda: state.device_kinds,
         processes=lambda: (state.processes.count, state.processes.rank),
         divides=lambda: state.asked_for is not None,
@@ -472,11 +507,12 @@ def callbacks(state: Active) -> Callbacks:
         add_event=add_event,
         dataset=dataset,
         run_config=run_config,
-        estimator_train=state.estimators.train,
+        estimator_train=estimator_train,
         estimator_graph=state.estimators.begin,
         checkpoint_saved=state.estimators.checkpoint_saved,
         train_and_evaluate=state.estimators.train_and_evaluate,
         run=run,
+        session_close=session_close,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,
         before_extend=before_extend)

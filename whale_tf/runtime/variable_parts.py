@@ -290,6 +290,10 @@ class VariableParts:
                  tf.raw_ops.ReadVariableOp(resource=record.parts[division][number].handle, dtype=record.dtype))
                 for number, start in enumerate(starts) if not division.is_elsewhere(number)]
 
+    def is_part(self, variable: Any) -> bool:
+        """Whether a variable is a part of another one."""
+        return id(own_handle(variable)) in self._parts
+
     def is_elsewhere(self, handle: Any) -> bool:
         """Whether this handle is of a part that another process has."""
         if id(handle) not in self._parts:

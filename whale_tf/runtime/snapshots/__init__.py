@@ -1,4 +1,4 @@
-"""Snapshots of ``fit``: a run that ends, for whatever reason, goes on at the next example when the same command runs again.
+"""Snapshots of training: a run that ends, for whatever reason, goes on at the next example when the same command runs again.
 
 ::
 
@@ -8,10 +8,14 @@
 
     values      Python values as JSON
     files       a snapshot's files: parts, checksums, the manifest; the newest that is whole
-    variables   which variables a model and its training step have, and their values
+    variables   which variables a model or a loop has, and their values
     writing     the thread that writes
-    fitting     one call of ``fit``: its position in the data, its callbacks, when snapshots are taken
-    fits        all calls of ``fit`` since ``wh.init``
+    pace        when a snapshot is taken
+    run         one training run: its snapshots, and how its time was spent
+    fitting     one call of ``fit``: its position in the data, its callbacks
+    loops       one loop over ``wh.resume``: its position in the data
+    sessions    training in a Session: its variables, the positions of its iterators
+    runs        all training runs since ``wh.init``
 
 A position counts mini-batches, not bytes of an iterator, so that it has the same meaning for any number of processes and under
 any plan: a step is one global mini-batch.  A snapshot holds whole variables or parts of them, whichever its processes had; who

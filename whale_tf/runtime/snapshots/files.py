@@ -2,7 +2,7 @@
 
 ::
 
-    PATH/fit-0/step-000000040-1f/       of the script's first call of fit, after its step 40
+    PATH/fit-0/step-000000040-1f/       of the script's first call of fit, after its step 40 (loop-0, session-0: see runs)
         part-0.index, part-0.data-...   tensors of process 0, as TensorFlow writes those of checkpoints
         part-0.json                     which these are, and checksums of the files
         part-1...
@@ -76,7 +76,7 @@ class Part(Record):
 @dataclass(frozen=True)
 class Manifest(Record):
     """Attributes:
-    step: steps since the beginning of the call of ``fit``.
+    step: steps since the beginning of the training run.
     parts: the files ``part-*.json``.
     state: of the run, as JSON text.
     crc32: of the other fields' JSON text.
@@ -105,7 +105,7 @@ class Snapshot:
     """A snapshot that has been found to be whole.
 
     Attributes:
-        step: steps since the beginning of the call of ``fit``.
+        step: steps since the beginning of the training run.
     """
 
     def __init__(self, folder: str, manifest: Manifest, parts: Dict[str, Part]) -> None:
@@ -155,15 +155,18 @@ class Snapshot:
 
 
 class Store:
-    """The snapshots of one call of ``fit``.
+    """The snapshots of one training run.
 
     Args:
         keep: how many to keep.
         say: takes a message to the user.
+
+    Attributes:
+        path: the folder that has them.
     """
 
     def __init__(self, path: str, keep: int, say: Callable[[str], None]) -> None:
-        self._path, self._keep, self._say = path, keep, say
+        self.path, self._keep, self._say = path, keep, say
 
     def newest(self) -> Iterator[Snapshot]:
         """Snapshots that are whole, newest first.  What is wrong with others is said."""
@@ -177,7 +180,7 @@ class Store:
 
     def folder(self, step: int, run: int) -> str:
         """Makes the folder of a snapshot."""
-        path = os.path.join(self._path, f"step-{step:09d}-{run:x}")
+        path = os.path.join(self.path, f"step-{step:09d}-{run:x}")
         os.makedirs(path, exist_ok=True)
         return path
 
@@ -209,7 +212,7 @@ class Store:
             if not missing:
                 break
             if not goes_on():
-                raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self._path!r}")
+                raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self.path!r}")
             time.sleep(PAUSE_S)
         parts = {name: _described(os.path.join(folder, name)) for name in names}
         manifest = Manifest(FORMAT, step, parts, state)
@@ -235,10 +238,10 @@ class Store:
 
     def _folders(self) -> List[Tuple[int, int, str]]:
         """Step, number of the run, and path of each snapshot, oldest first."""
-        if not os.path.isdir(self._path):
+        if not os.path.isdir(self.path):
             return []
-        matches = [_FOLDER.match(name) for name in os.listdir(self._path)]
-        return sorted((int(found.group(1)), int(found.group(2), 16), os.path.join(self._path, found.group(0)))
+        matches = [_FOLDER.match(name) for name in os.listdir(self.path)]
+        return sorted((int(found.group(1)), int(found.group(2), 16), os.path.join(self.path, found.group(0)))
                       for found in matches if found is not None)
 
 

@@ -14,21 +14,17 @@ begin twice.  Keras makes iterators of its own accord; which shuffle a tf.data p
 from __future__ import annotations
 
 import functools
-import json
 import random
 import sys
-import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
 from whale_tf.processes.datasets import Adapter
-from whale_tf.processes.watch import say
-from whale_tf.runtime.snapshots.files import STATE, Piece, Snapshot, Store
-from whale_tf.runtime.snapshots.pace import Pace
+from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, to_json
 from whale_tf.runtime.snapshots.variables import OR_ELSE, Variables
-from whale_tf.runtime.snapshots.writing import Job, Writer
+from whale_tf.runtime.snapshots.writing import Job
 
 TRAINER = "keras.src.backend.tensorflow.trainer"  # Keras 3's module
 _BAR = "ProgbarLogger"  # there or not, as ``verbose`` says; begins anew in each epoch
@@ -64,21 +60,15 @@ class Fit:
     """See the module's docstring.
 
     Args:
-        store: its snapshots.
-        found: the one to go on with.
-        run: number of this run in the names of snapshots.
-        end: ends this process after a last snapshot.
+        run: takes its snapshots.
     """
 
-    def __init__(self, model: Any, store: Store, variables: Variables, writer: Writer, pace: Pace, found: Optional[Snapshot],
-                 run: int, end: Callable[[Job, Writer, int], None]) -> None:
-        self.variables = variables
-        self._model, self._store, self._writer, self._pace, self._run, self._end = model, store, writer, pace, run, end
-        self._found = found
+    def __init__(self, model: Any, variables: Variables, run: Run) -> None:
+        self.variables, self.run, self._model = variables, run, model
+        self._found = run.found
+        self._told, self._arrays = run.told, run.arrays
         self._start = Position()  # where this process goes on
         self._position = Position()
-        self._told: Any = None  # the found state, as JSON, and its arrays
-        self._arrays: Dict[str, Any] = {}
         self._skips = False  # the next epoch begins in its middle
         self._data: Any = None  # Keras' iterator over epochs
         self._made = self._pulled = 0
@@ -87,8 +77,7 @@ class Fit:
         self._last: Any = None
         self._given: List[Dict[str, Any]] = []  # attributes of the callbacks before training
         self._logs: Any = None  # of the last step
-        if found is not None:
-            self._told, self._arrays = found.state()
+        if run.found is not None:
             self._start = self._position = Position(**from_json(self._told["position"], {}))
 
     # ------------------------------------------------------------------------------------------------- data
@@ -142,6 +131,7 @@ class Fit:
                     f"the data of fit end after {number} mini-batches, but the snapshot was taken after {start.pulled} of them: "
                     f"train on the same data, in mini-batches of the same global size, {OR_ELSE}") from None
         self._pulled = start.pulled
+        self.run.begins(start.step)
         self._data._steps_seen += start.pulled - start.batch
 
     # ------------------------------------------------------------------------------------------------- callbacks
@@ -165,7 +155,6 @@ class Fit:
         if self._callbacks is not None:
             self._callbacks.callbacks.remove(self._last)
         self._model.__dict__.pop("_get_metrics_result_or_logs", None)
-        self._writer.wait()
 
     def train_begins(self) -> None:
         if self._found is None:
@@ -199,7 +188,7 @@ class Fit:
         if not (self._start.is_finished and self._position.step == self._start.step):
             self._position = self._at(epochs, 0)._replace(is_finished=True, is_stopped=stopped)
             self._take()
-        self._writer.wait()
+            self.run.finished(self._position.step)
 
     def _at(self, epoch: int, batch: int) -> Position:
         """The position after so many mini-batches of an epoch."""
@@ -209,15 +198,10 @@ class Fit:
         return Position(self._position.step, epoch, batch, made, pulled, self._position.over, data._num_batches)
 
     def _step_done(self, must_agree: bool = False) -> None:
-        todo = self._pace.after(self._position.step, must_agree, self._writer)
-        if todo.signal:
-            self._end(self._take(), self._writer, todo.signal)
-        elif todo.takes:
-            self._take()
+        self.run.step_done(self._position.step, self._take, must_agree)
 
     # ------------------------------------------------------------------------------------------------- state
     def _take(self) -> Job:
-        begin = time.monotonic()
         arrays: Dict[str, Any] = {}
         state: Dict[str, Any] = {"position": to_json(self._position._asdict(), arrays, "position")}
         state["callbacks"] = [
@@ -228,18 +212,7 @@ class Fit:
                 state[name] = to_json(value, arrays, name)
             except NotData:
                 pass  # logs of a train_step of the user's own
-        pieces, tensors = self.variables.read()
-        if self._pace.is_chief:
-            for name, value in arrays.items():
-                shape = tuple(value.shape)
-                pieces.append(Piece(STATE + name, STATE + name, name, shape, (0,) * len(shape), True))
-                tensors.append(tf.convert_to_tensor(value))
-        step = self._position.step
-        folder = self._store.folder(step, self._run)
-        job = Job(self._store, folder, step, json.dumps(state), pieces, tensors)
-        self._writer.start(job)
-        self._pace.taken(step, time.monotonic() - begin)
-        return job
+        return self.run.take(self._position.step, state, arrays, self.variables.read)
 
     def _others(self) -> List[Any]:
         return [one for one in self._callbacks.callbacks if one is not self._last]
@@ -282,11 +255,10 @@ class Fit:
                     setattr(callback, name, from_json(value, self._arrays))
         self._logs = from_json(self._told.get("logs"), self._arrays)
         self._skips = True
-        self._pace.begins(self._start.step)
-        if self._pace.is_chief:
-            where = "fit has finished in an earlier run, and does not train again" if self._start.is_finished else (
-                f"fit goes on in epoch {self._start.epoch + 1}, after {self._start.batch} steps of it")
-            say(f"{where}: snapshot {found.folder}, step {self._start.step}")
+        self.run.begins(self._start.step)
+        where = "fit has finished in an earlier run, and does not train again" if self._start.is_finished else (
+            f"fit goes on in epoch {self._start.epoch + 1}, after {self._start.batch} steps of it")
+        self.run.says(f"{where}: snapshot {found.folder}, step {self._start.step}")
         if self._start.batch:
             original = self._model._get_metrics_result_or_logs
 
@@ -306,7 +278,7 @@ class Fit:
         told = [(name, state) for name, state in self._told["callbacks"] if name != _BAR]
         others = [one for one in self._others() if type(one).__name__ != _BAR]
         names = [type(one).__name__ for one in others]
-        if not self._pace.is_chief:  # only process 0 has those that write files
+        if not self.run.is_chief:  # only process 0 has those that write files
             told = [(name, state) for name, state in told if name in names]
         if names != [name for name, _ in told]:
             raise SnapshotError("fit has the callbacks {}, but had {} when the snapshot was taken; give it the same, {}".format(

@@ -1,14 +1,17 @@
-"""The variables of a Keras model and its training step: which there are, their values, and new values for them.
+"""Variables in eager execution and of tf.functions: which a run has, their values, and new values for them.
 
-A model, its metrics and its optimizer know most variables.  What else a training step reads and writes (the slots of further
-optimizers, a loss scale, generators of random numbers) is found in the functions that are traced meanwhile.
+Of ``fit``: a model, its metrics and its optimizer know most variables.  What else a training step reads and writes (the slots of
+further optimizers, a loss scale, generators of random numbers) is found in the functions that are traced meanwhile.
+
+Of a loop of the script's own: all variables that were made since ``wh.init``, in their order; and those made before it that
+functions read or write.
 """
 from __future__ import annotations
 
 import re
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, MutableSet, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, MutableSet, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -19,37 +22,45 @@ from whale_tf.runtime.variable_parts import VariableParts
 
 _DIGITS = re.compile(r"(\d+)")
 _NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
-OTHERS, SEED = "captured/", "seeds/0"
+OTHERS, MADE, SEED = "captured/", "made/", "seeds/0"
+_WITHOUT_VALUE = (tf.resource, tf.variant)
 OR_ELSE = "or set another snapshot.path"  # the end of messages
 
 
 class Variables:
-    """See the module's docstring.
+    """What both kinds have in common: variables that functions have captured, and values for those that do not exist yet.
 
     Args:
-        model: a Keras model.
         parts: where the parts of variables are.
         is_chief: this process writes what all processes have.
         host: the device to which values are copied.
     """
 
-    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str) -> None:
-        self._model, self._parts, self._is_chief, self._host = model, parts, is_chief, host
+    def __init__(self, parts: VariableParts, is_chief: bool, host: str) -> None:
+        self._parts, self._is_chief, self._host = parts, is_chief, host
         self._captured: Dict[str, Callable[[], Any]] = {}
         self._looked_at: MutableSet[Any] = weakref.WeakSet()
         self._pending: Dict[str, Value] = {}  # values of variables that do not exist yet
         self._given: Optional[Set[str]] = None  # keys of all values that were given; None: none were
+
+    def _known(self) -> List[Tuple[str, Any]]:
+        """Variables that need not be found in functions, by their keys."""
+        raise NotImplementedError
+
+    def _makes(self, key: str) -> Sequence[Tuple[str, Any]]:
+        """Makes the variable with a key, and maybe others, if it is known how."""
+        return ()
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function has been made from ``graph``: the trace may have made variables, which get their values."""
         if graph in self._looked_at:
             return
         self._looked_at.add(graph)
-        known = {id(variable) for _, variable in self._of_model()}
+        known = {id(variable) for _, variable in self._known()}
         known |= {id(reference()) for reference in self._captured.values()}
         for variable in sorted(graph.variables, key=_in_order):  # TensorFlow has them in no order
             if id(variable) not in known:
-                key = self._free_key(variable.name)
+                key = free_key(OTHERS, variable.name, self._captured)
                 self._captured[key] = weakref.ref(variable)
                 known.add(id(variable))
         if self._pending:
@@ -64,7 +75,7 @@ class Variables:
         pieces: List[Piece] = []
         values: List[Any] = []
         for key, variable in self._all().items():
-            if variable.dtype in (tf.resource, tf.variant):
+            if variable.dtype in _WITHOUT_VALUE:
                 continue
             held = self._parts.held(variable)
             shape = tuple(variable.shape.as_list())
@@ -72,12 +83,16 @@ class Variables:
                 for number, start, value in held:
                     pieces.append(Piece(f"{key}/{number}", key, variable.name, shape, start, False))
                     values.append(self._on_host(value))
-            elif self._is_chief:
+            elif self._is_chief and self._has_value(variable):
                 value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
                 whole = tuple(value.shape.as_list())
                 pieces.append(Piece(key, key, variable.name, whole, (0,) * len(whole), True))
                 values.append(self._on_host(value))
         return pieces, values
+
+    def _has_value(self, variable: Any) -> bool:
+        """Whether a variable was initialised."""
+        return True
 
     def _on_host(self, value: Any) -> Any:
         """The value in the host's memory.  On CPU devices nothing is copied: the next update writes to new memory."""
@@ -94,17 +109,52 @@ class Variables:
         self._given = set()
         for value in values:
             self._given.add(value.key)
-            if value.key == SEED and SEED not in known:
-                known.update(self._of_model(makes_seed=True))
+            if value.key not in known:
+                known.update(self._makes(value.key))
             if value.key in known:
                 _assign(known[value.key], value)
             else:
                 self._pending[value.key] = value
 
     @property
-    def waiting(self) -> bool:
-        """Whether values have found no variable yet."""
-        return bool(self._pending)
+    def waiting(self) -> Sequence[str]:
+        """Names of variables whose values have not found them yet."""
+        return [value.name for value in self._pending.values()]
+
+    def check(self) -> None:
+        """Call after the first step.
+
+        Raises:
+            SnapshotError: the script has variables that the snapshot does not have.
+        """
+        if self._given is not None:
+            missing = [variable.name for key, variable in self._all().items() if key not in self._given
+                       and variable.dtype not in _WITHOUT_VALUE and self._has_value(variable)]
+            self._given = None
+            if missing:
+                raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
+                    ", ".join(missing), OR_ELSE))
+
+    def _all(self) -> Dict[str, Any]:
+        found = dict(self._known())
+        known = {id(variable) for variable in found.values()}
+        for key, reference in self._captured.items():
+            variable = reference()
+            if variable is not None and id(variable) not in known:
+                found[key] = variable
+        return found
+
+
+class ModelVariables(Variables):
+    """The variables of a Keras model and its training step.
+
+    Args:
+        model: a Keras model.
+    """
+
+    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str) -> None:
+        super().__init__(parts, is_chief, host)
+        self._model = model
 
     def check(self) -> None:
         """Call after the first step.
@@ -114,25 +164,16 @@ class Variables:
         """
         if self._pending:
             raise SnapshotError("the snapshot has values of {}, which this model and its training step do not have; train the "
-                                "model that it was made of, {}".format(
-                                    ", ".join(value.name for value in self._pending.values()), OR_ELSE))
-        if self._given is not None:
-            missing = [variable.name for key, variable in self._all().items() if key not in self._given]
-            self._given = None
-            if missing:
-                raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
-                    ", ".join(missing), OR_ELSE))
+                                "model that it was made of, {}".format(", ".join(self.waiting), OR_ELSE))
+        super().check()
 
-    def _all(self) -> Dict[str, Any]:
-        found = dict(self._of_model())
-        known = {id(variable) for variable in found.values()}
-        for key, reference in self._captured.items():
-            variable = reference()
-            if variable is not None and id(variable) not in known:
-                found[key] = variable
-        return found
+    def _known(self) -> List[Tuple[str, Any]]:
+        return self._of_model(makes_seed=False)
 
-    def _of_model(self, makes_seed: bool = False) -> List[Tuple[str, Any]]:
+    def _makes(self, key: str) -> Sequence[Tuple[str, Any]]:
+        return self._of_model(makes_seed=True) if key == SEED else ()
+
+    def _of_model(self, makes_seed: bool) -> List[Tuple[str, Any]]:
         found: List[Tuple[str, Any]] = []
         seen = set()
         groups = {"model": self._model.variables, "metrics": self._model.metrics_variables,
@@ -145,18 +186,72 @@ class Variables:
                     found.append((f"{group}/{number}", variable))
         return found
 
-    def _free_key(self, name: str) -> str:
-        """Without the numbers that Keras gives to names: it counts in the whole process, also what is not trained."""
-        first = key = OTHERS + _NUMBER.sub("", name)
-        number = 1
-        while key in self._captured:
-            key, number = f"{first}#{number}", number + 1
+
+class Made:
+    """The variables that were made in eager execution or in functions since ``wh.init``, in the order in which they were made.
+    Their order and their names without numbers are the same whenever the script runs, whatever the plan."""
+
+    def __init__(self) -> None:
+        self._references: Dict[str, Callable[[], Any]] = {}
+
+    def note(self, variable: Any) -> str:
+        """A variable has been made; returns its key."""
+        key = free_key(MADE, variable.name, self._references)
+        self._references[key] = weakref.ref(variable)
         return key
 
+    def alive(self) -> List[Tuple[str, Any]]:
+        found = ((key, reference()) for key, reference in self._references.items())
+        return [(key, variable) for key, variable in found if variable is not None]
 
-def _in_order(variable: Any) -> List[Tuple[int, str]]:
-    """Variables by their names, in which numbers count as such: ``dense_9`` before ``dense_10``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(variable.name)]
+
+class LoopVariables(Variables):
+    """The variables of a loop of the script's own.
+
+    Args:
+        made: all that were made since ``wh.init``.
+    """
+
+    def __init__(self, made: Made, parts: VariableParts, is_chief: bool, host: str) -> None:
+        super().__init__(parts, is_chief, host)
+        self._made = made
+
+    def made(self, key: str, variable: Any) -> None:
+        """Call when a variable has been made, which may have to go on with another value."""
+        if key in self._pending:
+            with tf.init_scope():
+                if variable.is_initialized():  # else TensorFlow does that after the trace, and traces again
+                    _assign(variable, self._pending.pop(key))
+
+    def position(self) -> Dict[str, int]:
+        """Iterators are not among what is made: the loop has its own."""
+        return {}
+
+    def move(self, position: Dict[str, int], begins_anew: bool) -> None:
+        """There are none to move."""
+
+    def _known(self) -> List[Tuple[str, Any]]:
+        return [(key, variable) for key, variable in self._made.alive() if not self._parts.is_part(variable)]
+
+    def _has_value(self, variable: Any) -> bool:
+        return bool(variable.is_initialized())
+
+
+def free_key(group: str, name: str, taken: Container[str]) -> str:
+    """A key for a variable, without the numbers that Keras gives to names: it counts in the whole process, also what is not
+    trained."""
+    first = key = group + _NUMBER.sub("", name)
+    number = 1
+    while key in taken:
+        key, number = f"{first}#{number}", number + 1
+    return key
+
+
+def _in_order(variable: Any) -> Tuple[List[Tuple[int, str]], int]:
+    """Variables by their names, in which numbers count as such: ``dense_9`` before ``dense_10``; equal names (Keras 3) in the
+    order in which the variables were made."""
+    made = _DIGITS.findall(variable._unique_id)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(variable.name)], int((made or ["0"])[-1])
 
 
 def _seeds(makes_one: bool) -> Sequence[Any]:

@@ -1,0 +1,208 @@
+"""Runs that end in all ways, and go on: ``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop]``.
+
+Each run trains in one way (``fit``, a loop, a Session, a Session that is fed), and is started again and again, under other plans
+and with one or two processes: some process is killed, or all get a signal, at a random moment; the disk is full; a file of the
+newest snapshot is torn, changed or lost.  What each step of each start prints, and the variables at the end, must be those of a
+run that does not end; no step may be missed.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from tests.multiprocess.train_chaos import PLANS, STEPS
+
+START_S = 180
+SCRIPT = "tests.multiprocess.train_chaos"
+KINDS = ("fit", "loop", "session", "feeds") if hasattr(tf, "keras") and hasattr(tf.keras, "ops") else ("session", "feeds")
+STARTS = 4  # of a run that end by force; the next one ends by itself
+PAUSE_S = 0.05
+_STEP = re.compile(r"(?:\[(\d)\] )?step (\d+) loss (\S+) seen (\S+)\n")
+
+Steps = Dict[int, Tuple[float, float]]  # step -> loss, and bits of the examples of all processes
+
+
+class Failed(AssertionError):
+    """A run that went on was not the one that did not end."""
+
+
+class Result(NamedTuple):
+    """What a run did.
+
+    Attributes:
+        events: what ended each start, in words.
+        waits_s: seconds from each end until the next start had made a step.
+    """
+
+    events: Sequence[str]
+    waits_s: Sequence[float]
+
+
+def started(starter: Starter, kind: str, plan: str, folder: str, given: Sequence[str] = (), **variables: str) -> Process:
+    os.makedirs(folder, exist_ok=True)
+    workers = "1" if PLANS[plan].cluster else "2"
+    return starter.start(*WHALE_RUN, "--workers", workers, "-m", SCRIPT, kind, plan, folder, *given, **variables)
+
+
+def steps_of(kind: str, output: str) -> Steps:
+    """The steps that a start printed; in several processes, those that all of them printed."""
+    found: Dict[int, Dict[str, Tuple[float, float]]] = {}
+    for rank, step, loss, seen in _STEP.findall(output):
+        found.setdefault(int(step), {})[rank] = (float(loss), float(seen))
+    ranks = max((len(each) for each in found.values()), default=1)
+    whole = {step: each for step, each in found.items() if len(each) == ranks}
+    return {step: (next(iter(each.values()))[0], max(seen for _, seen in each.values()) if kind == "fit" else
+                   sum(seen for _, seen in each.values())) for step, each in whole.items()}
+
+
+def reference(starter: Starter, kind: str, folder: str) -> Tuple[Steps, List[Any]]:
+    """The run that does not end, without snapshots on the way."""
+    process = started(starter, kind, "plain", folder, ["snapshot.every_steps=1000"])
+    assert process.wait(START_S) == 0, process.output
+    steps = steps_of(kind, process.output)
+    assert sorted(steps) == list(range(1, STEPS + 1)), process.output
+    return steps, variables(folder)
+
+
+def variables(folder: str) -> List[Any]:
+    with np.load(f"{folder}/variables.0.npz") as values:
+        return [values[name] for name in values.files]
+
+
+def damage(rng: random.Random, folder: str) -> str:
+    """Tears, changes or deletes a file of the newest snapshot that is complete, if there is one before it."""
+    complete = sorted(glob.glob(f"{folder}/snapshots/*/step-*/manifest.json"))
+    if len(complete) < 2:
+        return ""
+    path = rng.choice(sorted(glob.glob(os.path.dirname(complete[-1]) + "/*")))
+    how, size = rng.choice(["torn", "changed", "lost"]), os.path.getsize(path)
+    if how == "lost" or not size:
+        os.remove(path)
+        return f", {os.path.basename(path)} lost"
+    with open(path, "r+b") as handle:
+        if how == "torn":
+            handle.truncate(rng.randrange(size))
+        else:
+            place = rng.randrange(size)
+            handle.seek(place)
+            old = handle.read(1)[0]
+            handle.seek(place)
+            handle.write(bytes([old ^ 1 << rng.randrange(8)]))
+    return f", {os.path.basename(path)} {how}"
+
+
+def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: Tuple[Steps, List[Any]],
+        plans: Sequence[str] = tuple(PLANS), starts: int = STARTS) -> Result:
+    """One run.
+
+    Raises:
+        Failed, AssertionError: it is not the expected one.
+    """
+    steps, values = expected
+    events: List[str] = []
+    waits_s: List[float] = []
+    reached, ended_at, has_finished = 0, 0.0, False
+    for number in range(starts + 1):
+        plan = rng.choice(list(plans))
+        given = ["snapshot." + rng.choice(["every_steps=1", "every_steps=2", "every_steps=3", "every_s=0.2"]), "snapshot.keep=3"]
+        event = "" if number == starts else rng.choice(["SIGKILL", "SIGKILL", "SIGTERM", "SIGUSR1", "full disk"])
+        more = {"FULL_AT": str(rng.randint(1, STEPS))} if event == "full disk" else {}
+        process = started(starter, kind, plan, folder, given, PAUSE=str(PAUSE_S), **more)
+        what = f"{plan} {' '.join(given[:1])} {event}"
+        status, first_at = _watched(process, rng, event, what)
+        found = steps_of(kind, process.output)
+        if first_at and ended_at:
+            waits_s.append(first_at - ended_at)
+        ended_at = time.monotonic()
+        for step, pair in found.items():
+            if not np.allclose(pair, steps[step], 1e-9, 0):
+                raise Failed(f"{kind}: {events + [what]}: step {step} is {pair}, expected {steps[step]}\n{process.output}")
+        if found and min(found) > reached + 1:
+            raise Failed(f"{kind}: {events + [what]}: step {reached + 1} was missed\n{process.output}")
+        reached = max([reached, *found])
+        has_finished = has_finished or "finished\n" in process.output
+        if not event and status:
+            raise Failed(f"{kind}: {events + [what]}: ended with status {status}\n{process.output}")
+        events.append(what + (damage(rng, folder) if event and rng.random() < 0.4 else ""))
+    if reached != STEPS or not has_finished:
+        raise Failed(f"{kind}: {events}: only {reached} steps of {STEPS}")
+    for value, other in zip(variables(folder), values):
+        np.testing.assert_allclose(value, other, 1e-9, 1e-12, err_msg=f"{kind}: {events}")
+    return Result(events, waits_s)
+
+
+def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tuple[int, float]:
+    """Waits for a start to end, or ends it in its midst, unless it ends before.
+
+    Returns:
+        Its status, and when it made its first step; 0: it made none.
+    """
+    wanted = rng.randint(1, STEPS // 2) if event else STEPS + 1
+    first_at, limit = 0.0, time.monotonic() + START_S
+    while process.is_running:
+        count = len(_STEP.findall(process.output))
+        if count and not first_at:
+            first_at = time.monotonic()
+        if count >= wanted:
+            break
+        if time.monotonic() > limit:
+            raise Failed(f"{what}: has not ended within {START_S} s\n{process.output}")
+        time.sleep(0.05)
+    if event and process.is_running:
+        time.sleep(rng.random() * 2 * PAUSE_S)
+        pids = [int(pid) for pid in re.findall(r"process (\d+)\n", process.output)]
+        number = signal.SIGKILL if event == "full disk" else getattr(signal, event)
+        for pid in rng.sample(pids, 1) if number == signal.SIGKILL else pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return process.wait(START_S), first_at
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    given = parser.parse_args()
+    rng, begin, done, waits_s = random.Random(given.seed), time.monotonic(), 0, []  # type: Any, float, int, List[float]
+    print(f"seed {given.seed}", flush=True)
+    folder = tempfile.mkdtemp(prefix="chaos-")
+    failed: Optional[str] = None
+    with Starter() as starter:
+        expected = {kind: reference(starter, kind, f"{folder}/{kind}") for kind in given.kinds.split(",")}
+        while done < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
+            kind = rng.choice(sorted(expected))
+            try:
+                result = run(starter, rng, kind, f"{folder}/{done}", expected[kind])
+            except AssertionError as error:
+                failed = str(error)
+                break
+            waits_s += result.waits_s
+            done += 1
+            print(f"{done}: {kind}: {'; '.join(result.events)}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"{done} runs equal to the uninterrupted ones; seconds from an end to the next step: median "
+          f"{statistics.median(waits_s or [0]):.1f}, most {max(waits_s or [0]):.1f}")
+    if failed:
+        print(failed)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""One training run with snapshots, whatever makes its steps: when they are taken, what is in them, and what they have cost."""
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from whale_tf.processes.watch import say
+from whale_tf.runtime.snapshots.files import STATE, Piece, Snapshot, Store
+from whale_tf.runtime.snapshots.pace import Pace
+from whale_tf.runtime.snapshots.writing import Job, Writer
+
+_SPENT = "spent"
+
+
+class Spent(NamedTuple):
+    """How the time of a run was spent, in all processes that it has had one after the other.
+
+    Attributes:
+        since: when the first of them began; Unix time in seconds.
+        trained_s: seconds of training whose steps are in the snapshot.
+        waited_s: seconds for which training waited for snapshots.
+        starts: number of processes so far.
+    """
+
+    since: float
+    trained_s: float = 0.0
+    waited_s: float = 0.0
+    starts: int = 0
+
+
+class Run:
+    """See the module's docstring.
+
+    Args:
+        name: of what trains, for messages.
+        found: the snapshot to go on with.
+        number: of this process's run in the names of snapshots.
+        end: ends this process after a last snapshot.
+
+    Attributes:
+        told: the state in the found snapshot, as JSON; None: none was found.
+        arrays: its arrays.
+        bytes: that this process wrote in the last snapshot; 0: none was taken.
+    """
+
+    def __init__(self, name: str, store: Store, writer: Writer, pace: Pace, found: Optional[Snapshot], number: int,
+                 end: Callable[[Job, Writer, int], None]) -> None:
+        self.name, self.found = name, found
+        self._store, self._writer, self._pace, self._number, self._end = store, writer, pace, number, end
+        self.told: Any = None
+        self.arrays: Dict[str, Any] = {}
+        self._before = Spent(time.time())
+        if found is not None:
+            self.told, self.arrays = found.state()
+            self._before = Spent(*self.told.get(_SPENT, self._before))
+        self._begin = time.monotonic()
+        self._waited_s = 0.0
+        self._count = 0
+        self._ends = False
+        self.bytes = 0
+
+    @property
+    def is_chief(self) -> bool:
+        return self._pace.is_chief
+
+    def begins(self, step: int) -> None:
+        """Training begins after ``step``: what came before was spent on beginning."""
+        self._pace.begins(step)
+        self._begin, self._waited_s = time.monotonic(), 0.0
+
+    def says(self, text: str) -> None:
+        """Says it once, for all processes."""
+        if self.is_chief:
+            say(text)
+
+    def step_done(self, step: int, take: Callable[[], Job], must_agree: bool = False) -> None:
+        """After ``step``: takes a snapshot, if it is time; or the last one, after which this process ends.
+
+        Raises:
+            SystemExit: a process was asked to end.
+        """
+        todo = self._pace.after(step, must_agree, self._writer)
+        if todo.signal:
+            self._ends = True
+            self._end(take(), self._writer, todo.signal)
+        elif todo.takes:
+            take()
+
+    def take(self, step: int, state: Dict[str, Any], arrays: Dict[str, Any],
+             read: Callable[[], Tuple[List[Piece], List[Any]]]) -> Job:
+        """Takes a snapshot.
+
+        Args:
+            state: of the run, as JSON, with ``arrays``.
+            read: what this process holds.
+        """
+        begin = time.monotonic()
+        pieces, tensors = read()
+        if self.is_chief:
+            for name, value in arrays.items():
+                shape = tuple(value.shape)
+                pieces.append(Piece(STATE + name, STATE + name, name, shape, (0,) * len(shape), True))
+                tensors.append(np.array(value) if isinstance(value, np.ndarray) else value)  # the script may change it
+        folder = self._store.folder(step, self._number)
+        job = Job(self._store, folder, step, json.dumps({**state, _SPENT: list(self.spent())}), pieces, tensors)
+        self._writer.start(job)
+        waited_s = time.monotonic() - begin
+        self._pace.taken(step, waited_s)
+        self._waited_s, self._count = self._waited_s + waited_s, self._count + 1
+        self.bytes = sum(_bytes(tensor) for tensor in tensors)
+        return job
+
+    def spent(self) -> Spent:
+        """How time was spent until now."""
+        before = self._before
+        return Spent(before.since, before.trained_s + time.monotonic() - self._begin - self._waited_s,
+                     before.waited_s + self._waited_s, before.starts + 1)
+
+    def finished(self, step: int, how: str = "has finished") -> None:
+        """Training is over, after ``step``: says what it took."""
+        self._writer.wait()
+        if self._ends:  # by a signal, and has said so
+            return
+        spent = self.spent()
+        elapsed_s = max(time.time() - spent.since, 1e-9)
+        starts = "" if spent.starts == 1 else f" in {spent.starts} starts"
+        self.says(f"{self.name} {how}: {step} steps, {elapsed_s:.0f} s after its first start{starts}; "
+                  f"{100 * min(1.0, spent.trained_s / elapsed_s):.1f}% of this time went into these steps (goodput), "
+                  f"{spent.waited_s:.2f} s into waiting for snapshots")
+
+    def wait(self) -> None:
+        """Until the last snapshot is written."""
+        self._writer.wait()
+
+    def lines(self) -> List[str]:
+        """What snapshots are taken and cost, for the user."""
+        lines = [f"{self.name}: {self._store.path}"]
+        if self._count:
+            lines.append(f"{self._count} snapshots, {self.bytes / 2**20:.1f} MiB each from this process; training waited "
+                         f"{1000 * self._waited_s / self._count:.1f} ms for one, and {self._writer.written_s:.2f} s later the "
+                         "last one was complete")
+        else:
+            lines.append("none taken yet")
+        return lines
+
+
+def _bytes(value: Any) -> int:
+    size = 1
+    for dim in value.shape:
+        size *= int(dim)
+    return size * int(getattr(value.dtype, "size", 0) or getattr(value.dtype, "itemsize", 0))

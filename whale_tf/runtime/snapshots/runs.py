@@ -1,0 +1,263 @@
+"""All training runs since ``wh.init``: each has a folder of its own for its snapshots, by what it is and its number.
+
+::
+
+    PATH/fit-0, fit-1 ...    calls of Keras' fit
+    PATH/loop-0 ...          loops over wh.resume
+    PATH/session-0 ...       graphs of MonitoredTrainingSessions
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, MutableMapping, Optional, Sequence, Union
+
+import numpy as np
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.annotations import annotations_of
+from whale_tf.cluster import Processes
+from whale_tf.config import Snapshots as Settings
+from whale_tf.errors import ClusterError, ConfigError
+from whale_tf.ir.traits import RANDOM
+from whale_tf.processes.functions import Functions
+from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.termination import Termination
+from whale_tf.processes.watch import TERMINATED_STATUS, say
+from whale_tf.runtime.snapshots.files import Snapshot, Store
+from whale_tf.runtime.snapshots.fitting import TRAINER, Fit
+from whale_tf.runtime.snapshots.loops import Epochs, Loop
+from whale_tf.runtime.snapshots.pace import Pace
+from whale_tf.runtime.snapshots.run import Run
+from whale_tf.runtime.snapshots.sessions import Sessions, SessionState
+from whale_tf.runtime.snapshots.variables import LoopVariables, Made, ModelVariables, Variables
+from whale_tf.runtime.snapshots.writing import Job, Writer
+from whale_tf.runtime.variable_parts import VariableParts
+
+_NAMES = {"fit": "fit", "loop": "the loop", "session": "the Session"}  # in messages
+
+
+class Runs:
+    """See the module's docstring.
+
+    Args:
+        job: functions that several processes run together; None: there is one process.
+        runtime: this process, if it is one of several.
+        original_run: a session -> TensorFlow's own ``session.run``.
+
+    Attributes:
+        current: what is training now.
+    """
+
+    def __init__(self, settings: Settings, processes: Processes, job: Optional[Functions], runtime: Optional[Runtime],
+                 parts: VariableParts, termination: Termination, original_run: Callable[[Any], Callable[..., Any]]) -> None:
+        assert settings.path is not None
+        self._path, self._settings = os.path.abspath(settings.path), settings
+        self._processes, self._job, self._parts, self._termination = processes, job, parts, termination
+        self._runtime = runtime
+        self._numbers: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()  # of graphs of MonitoredTrainingSessions
+        self.sessions = Sessions(lambda session: SessionState(session, processes.is_chief, original_run(session)), self._run_of,
+                                 self._say)
+        self._counts: Dict[str, int] = {}  # runs of each kind
+        self._has_warned = False
+        self._made = Made()
+        self._finished: List[Variables] = []  # of runs that do not train again, with values for variables still to be made
+        self._last: Optional[Run] = None
+        self.current: Union[None, Fit, Loop] = None
+
+    def fit(self, model: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``fit``, with snapshots.
+
+        Raises:
+            ConfigError: this ``fit`` cannot have them.
+            SnapshotError: the snapshots are of another model or other data.
+        """
+        is_keras_3 = any(kind.__module__ == TRAINER for kind in type(model).__mro__)
+        if not is_keras_3 or not hasattr(sys.modules[TRAINER].TFEpochIterator, "_enumerate_iterator"):
+            raise ConfigError(
+                "snapshot.path is set, but snapshots are taken of the fit of Keras 3.8 and later, and this is "
+                f"{type(model).__module__}.{type(model).__name__} with TensorFlow {tf.__version__}; pip install 'keras>=3.8' "
+                "(TensorFlow 2.16 or later), or leave out snapshot.path and use keras.callbacks.BackupAndRestore")
+        if isinstance(self.current, Fit):
+            raise ConfigError("snapshot.path is set, but fit is called inside of another fit; call one after the other, or leave "
+                              "out snapshot.path")
+        variables = ModelVariables(model, self._parts, self._processes.is_chief, self._host)
+        fit = Fit(model, variables, self._run("fit"))
+        first_epoch = model._initial_epoch
+        with self._running(fit):
+            try:
+                given = kwargs.get("callbacks", args[5] if len(args) > 5 else None)
+                if hasattr(given, "callbacks"):  # a list of Keras' own class, which fit takes as it is
+                    fit.take_callbacks(given)
+                return original(*args, **kwargs)
+            finally:
+                model._initial_epoch = first_epoch
+                fit.close()
+
+    def loop(self, data: Iterable[Any], epochs: int, state: Dict[Any, Any], session: Any) -> Epochs:
+        """A loop of the script's own.
+
+        Args:
+            state: values of the script's own that go on, too.
+            session: that it trains in, in graph mode; None: the default one.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        variables: Union[LoopVariables, SessionState]
+        known = None
+        if tf.executing_eagerly():
+            variables = LoopVariables(self._made, self._parts, self._processes.is_chief, self._host)
+        else:
+            session = v1.get_default_session() if session is None else session
+            if session is None:
+                raise ConfigError("wh.resume in graph mode needs the Session in which the loop trains: call it inside of with "
+                                  "tf.compat.v1.Session(): or give it session=...")
+            session = session._tf_sess() if hasattr(session, "_tf_sess") else session  # a MonitoredTrainingSession
+            variables, known = self.sessions.state(session), self.sessions.run(session)
+        run = self._run("loop") if known is None else known.run
+        if known is not None:
+            known.is_driven = True
+        return Loop(data, epochs, state, variables, run, self._running, lambda loop: self.current is loop).epochs()
+
+    def session_made(self, session: Any) -> None:
+        """A MonitoredTrainingSession has made a session, with values for all variables."""
+        run = self.sessions.made(session)
+        self._last = run.run
+        self._termination.at_steps_while(lambda: run.is_open)
+
+    def session_closes(self, session: Any) -> None:
+        """A session is going to be closed."""
+        run = self.sessions.run(session)
+        if run is not None and run.is_open:
+            run.closes()
+
+    @contextlib.contextmanager
+    def around(self, session: Any, fetches: Any, refuse: Callable[[], Any]) -> Iterator[None]:
+        """Around each run of a session.
+
+        Args:
+            refuse: is called before a run that trains and of which no snapshots would be taken.
+        """
+        is_in_loop = isinstance(self.current, Loop) and self.current.variables is self.sessions.state(session)
+        yield from self.sessions.around(session, fetches, is_in_loop, refuse)
+
+    def _run_of(self, graph: tf.Graph) -> Run:
+        """The run of a graph, which may have several MonitoredTrainingSessions one after the other."""
+        run = self._run("session", self._numbers.get(graph))
+        self._numbers.setdefault(graph, self._counts["session"] - 1)
+        return run
+
+    @property
+    def _host(self) -> str:
+        """The device that values are copied to, and written from."""
+        return self._processes.host_device if self._job is not None and tf.executing_eagerly() else "/device:CPU:0"
+
+    @property
+    def _gather(self) -> Optional[Callable[[Sequence[float]], np.ndarray]]:
+        """The rows of all processes, once all have come to the same step."""
+        if self._job is None or self._runtime is None:
+            return None
+        if tf.executing_eagerly():
+            return self._job.gather
+        exchange = self._runtime.exchange
+        return lambda row: np.array([json.loads(text) for text in exchange(json.dumps([float(one) for one in row]).encode())])
+
+    @contextlib.contextmanager
+    def _running(self, training: Union[Fit, Loop]) -> Iterator[None]:
+        """Around the steps of a run."""
+        self.current, self._last = training, training.run
+        try:
+            with self._termination.at_steps():
+                yield
+        finally:
+            if self.current is training:
+                self.current = None
+            self._finished = [one for one in (*self._finished, training.variables) if isinstance(one, Variables) and one.waiting]
+            training.run.wait()
+
+    def _run(self, kind: str, number: Optional[int] = None) -> Run:
+        """The run of a kind that has this number; None: the next one."""
+        if number is None:
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
+        name = f"{kind}-{number}"
+        store = Store(os.path.join(self._path, name), self._settings.keep, self._say)
+        found = next(store.newest(), None)
+        run = self._agree(name, found)
+        writer = Writer(self._processes.count, self._processes.rank, self._host)
+        pace = Pace(self._settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
+        pace.begins(0)
+        return Run(_NAMES[kind], store, writer, pace, found, run, self._end)
+
+    def made(self, variable: Any) -> None:
+        """Call when a variable has been made outside of graphs."""
+        key = self._made.note(variable)
+        for variables in (*self._finished, *([] if self.current is None else [self.current.variables])):
+            if isinstance(variables, LoopVariables):
+                variables.made(key, variable)
+
+    @property
+    def fitting(self) -> Optional[Fit]:
+        """The call of ``fit`` that is running."""
+        return self.current if isinstance(self.current, Fit) else None
+
+    def traced(self, graph: tf.Graph) -> None:
+        """Call when a function has been made from ``graph``."""
+        if self.current is not None and isinstance(self.current.variables, Variables):
+            self.current.variables.traced(graph)
+            draws = next((op.name for op in graph.get_operations() if op.type in RANDOM and op.op_def.is_stateful
+                          and not any(tensor.dtype == tf.resource for tensor in op.inputs)), None)
+            if draws is not None and annotations_of(graph).trains and not self._has_warned:
+                self._has_warned = True
+                self._say(f"op {draws!r} of tf.function {graph.name!r} draws random numbers from a state that TensorFlow does "
+                          "not give out, so a run that goes on draws others; use keras.random or tf.random.Generator")
+        for variables in self._finished:
+            variables.traced(graph)
+
+    def _say(self, text: str) -> None:
+        if self._processes.is_chief:
+            say(text)
+
+    def explained(self) -> str:
+        """How often snapshots are taken, and what they cost."""
+        settings = self._settings
+        often = f"every {settings.every_steps} steps" if settings.every_steps is not None else (
+            f"every {settings.every_s:g} s" if settings.every_s is not None else
+            f"so often that training waits for them {100 * settings.budget:g}% of the time")
+        lines = [] if self._last is None else self._last.lines()
+        return "".join(f"{line}\n" for line in [f"Snapshots: {often}; the last {settings.keep} are kept", *lines])
+
+    def _agree(self, name: str, found: Optional[Snapshot]) -> int:
+        """The number of this run, which process 0 chooses.
+
+        Raises:
+            ClusterError: the processes have found different snapshots.
+        """
+        run = int(time.time() * 1000) % (1 << 40)
+        gather = self._gather
+        if gather is None:
+            return run
+        rows = np.array(gather([run, -1 if found is None else found.step]))
+        if len(set(rows[:, 1])) > 1:
+            steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in rows[:, 1])
+            raise ClusterError(
+                f"the processes have found different snapshots of {name} in {self._path!r} ({steps}, by process): "
+                "all of them need the same directory (snapshot.path)")
+        return int(rows[0, 0])
+
+    def _end(self, job: Job, writer: Writer, number: int) -> None:
+        """Ends this process, once the snapshot is complete; the signal was for it, or for another process.
+
+        Raises:
+            SystemExit
+        """
+        self._termination.is_asked = True  # maybe only another process was
+        self._say("{}: snapshot of step {} is {}; ending".format(
+            signal.Signals(number).name, job.step, "complete" if writer.wait_for_manifest(job) else "not complete"))
+        sys.exit(TERMINATED_STATUS)
