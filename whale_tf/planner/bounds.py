@@ -47,6 +47,7 @@ class Bounds:
         self.cluster, self.network, self.balance = cluster, simulator.network, balance
         self._simulator = simulator
         self._costs: Dict[int, StageCosts] = {}  # by id of the profile, which they keep
+        self._known: Dict[object, List[Dict[int, Work]]] = {}
 
     def seconds(self, found: Candidate) -> float:
         """No simulation of the plan under its measures takes less.
@@ -126,10 +127,13 @@ class Bounds:
 
     def _all_works(self, found: Candidate) -> List[Dict[int, Work]]:
         assert found.profile is not None, "stages are given in layers"
-        costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
-        plan = with_slices(found, found.profile, self.cluster, self.balance)
-        return [self._works(costs, stage, task, found.global_batch / found.micro_batches)
-                for stage, task in zip(found.stages, plan.task_graphs)]
+        key = found.stages, found.micro_batches, found.model_replicas, id(found.profile)
+        if key not in self._known:
+            costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
+            plan = with_slices(found, found.profile, self.cluster, self.balance)
+            self._known[key] = [self._works(costs, stage, task, found.global_batch / found.micro_batches)
+                                for stage, task in zip(found.stages, plan.task_graphs)]
+        return self._known[key]
 
     # ---- a stage -----------------------------------------------------------------------------------------------------
 

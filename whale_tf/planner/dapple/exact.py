@@ -27,6 +27,7 @@ below the best plan known are dropped: the layers before j need at least their w
 from __future__ import annotations
 
 import bisect
+import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from whale_tf.planner.dapple.cost import Costs, Stage, Stages
@@ -156,9 +157,10 @@ class _Search:
             for receivers, group in rests.items():
                 wire_s = costs.wire(end, _minus(behind, sent), sent, self.servers.matched(behind, receivers, sent))
                 for rest in group:
-                    label = _in_front(rest, wire_s, stage, forward_s, backward_s, allreduce_s, depth, steady)
-                    if max(label.x + floor_f, label.z + floor_c) < bound:
-                        _insert(labels, label, self.memory_binds)
+                    if 2 * wire_s + work_s + rest.z + floor_c < bound and wire_s + forward_s + rest.x + floor_f < bound:
+                        label = _in_front(rest, wire_s, stage, forward_s, backward_s, allreduce_s, depth, steady)
+                        if label.x + floor_f < bound and label.z + floor_c < bound:
+                            _insert(labels, label, self.memory_binds)
         return labels
 
     def _ends(self, layer: int, behind: Counts, floor_c: float) -> Iterable[int]:
@@ -260,6 +262,10 @@ def _single(costs: Costs) -> Counts:
 class Floors:
     """Lower bounds of the work of one micro-batch, for all passes over one number of micro-batches.
 
+    One after the other, stages with the work ``w_i`` on ``t_i`` of ``T`` devices take ``sum w_i / t_i``, which is at least
+    ``(sum sqrt(w_i)) ** 2 / T`` (Cauchy and Schwarz).  If memory needs many stages, that is many times the time of one stage on
+    all of these devices.
+
     Attributes:
         costs: of the plans.
         memory_binds: whether some stage might hold fewer than all micro-batches.
@@ -271,11 +277,13 @@ class Floors:
         self._rates = self._find_rates()
         self._capacities: Dict[Counts, float] = {}
         self._seconds: Dict[int, Tuple[List[float], List[float]]] = {}  # by number of devices: [layer] forward, and both
-        work = [INFINITY] * costs.num_layers
+        ahead, work = [INFINITY] * costs.num_layers, [INFINITY] * costs.num_layers
         for replicas in range(1, costs.servers.num_devices + 1):
             forward, backward = self._fastest(replicas)
+            ahead = [min(w, replicas * f) for w, f in zip(ahead, forward)]
             work = [min(w, replicas * (f + b)) for w, f, b in zip(work, forward, backward)]
-        self.work = _sums(work)
+        self.work, starts = _sums(work), self._starts()
+        self._in_turn = _in_turn(_sums(ahead), starts), _in_turn(self.work, starts)
 
     @property
     def least_seconds(self) -> float:
@@ -305,6 +313,17 @@ class Floors:
                         rates[name] = max(rates[name], least / value if value else 1.0)
         return [max(rates[cluster.devices[device].type] for device in node) for node in cluster.nodes]
 
+    def _starts(self) -> List[int]:
+        """``[end]`` the first layer with which a stage can end there, on as many and as large devices as there are."""
+        costs, first, found = self.costs, 0, [0]
+        room = costs.measures.limit(max(device.usable_bytes for device in costs.servers.cluster.devices))
+        everything = costs.stage_costs.group(range(costs.servers.num_devices), -(-costs.micro_batch // costs.servers.num_devices))
+        for end in range(1, costs.num_layers + 1):
+            while first < end - 1 and everything.memory(first, end).bytes(1) > room:
+                first += 1
+            found.append(first)
+        return found
+
     def _fastest(self, replicas: int) -> Tuple[List[float], List[float]]:
         """Seconds of every layer on the fastest device type."""
         costs = self.costs
@@ -322,12 +341,27 @@ class Floors:
             forward, backward = self._fastest(devices)
             self._seconds[devices] = _sums(forward), _sums([f + b for f, b in zip(forward, backward)])
         forward_s, both_s = self._seconds[devices]
-        return forward_s[layer], max(both_s[layer], self.busiest(0, layer, used))
+        ahead, both = self._in_turn
+        capacity = self.capacity(used)
+        return max(forward_s[layer], ahead[layer] / capacity), max(both_s[layer], both[layer] / capacity)
 
     def busiest(self, first: int, end: int, counts: Counts) -> float:
         """Seconds of the slowest of any number of stages with the layers ``first`` to ``end - 1`` on devices."""
         work = self.work[end] - self.work[first]
         return work / self.capacity(counts) if work > 0.0 else 0.0
+
+
+def _in_turn(work: List[float], starts: List[int]) -> List[float]:
+    """``[end]`` the least ``(sum sqrt(w_i)) ** 2`` of stages with the layers before ``end``.
+
+    Args:
+        work: ``[layer]`` of the layers before it.
+        starts: ``[end]`` the first layer of the longest stage that ends there.
+    """
+    roots = [0.0]
+    for end in range(1, len(work)):
+        roots.append(min(roots[first] + math.sqrt(max(0.0, work[end] - work[first])) for first in range(starts[end], end)))
+    return [root * root * (1 - TOLERANCE) for root in roots]
 
 
 def _sums(values: List[float]) -> List[float]:
