@@ -255,13 +255,17 @@ class Joint:
             return free, fastest is not None and fastest.fits
         found: List[Candidate] = []
         more = unlimited
+        limit_s = min([quickest_s] + [one.latency_s for one in free if one.fits])
+        if (measures.zero, measures.offload) == ("none", "none"):
+            limit_s *= NEAR
         for room in self.model.rooms:
             stages: List[Candidate] = []
             # cuts found for less memory can be the faster ones even if nothing is recomputed, so all are played either way
             own = measures.recompute.replace(AUTO, "none")
             is_first = quickest_s == NEVER_S or (measures.zero, measures.offload) == ("none", "none")
             for recompute in dict.fromkeys((own, "none", "full", "stage")) if is_first else (own,):
-                stages += self._find(measures._replace(recompute=recompute, room=room))
+                below_s = limit_s if recompute == "none" else NEVER_S  # others are played with the least recomputation that fits
+                stages += self._find(measures._replace(recompute=recompute, room=room, below_s=below_s))
             if stages:
                 found += self._bounded(stages + more, measures, quickest_s, [*known, *free, *found])
                 more = []
@@ -344,7 +348,9 @@ class Joint:
     def _find(self, measures: Measures) -> List[Candidate]:
         """Searches plans for 1F1B, which other schedules play too.  Plans with several stages per device are made from them."""
         plain = measures._replace(schedule="backward_first")
-        if plain not in self._searched:
+        wider = [one for one in self._searched if one._replace(below_s=plain.below_s) == plain and one.below_s >= plain.below_s]
+        plain = wider[0] if wider else plain
+        if not wider:
             try:
                 kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self.model.search(plain))}
                 self._searched[plain] = list(reversed(list(kept.values())))

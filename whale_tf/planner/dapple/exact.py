@@ -98,6 +98,7 @@ class _Search:
         self.costs, self.servers, self._floors = costs, costs.servers, floors
         self.steady = costs.micro_batches - 1
         self.bound = bound
+        self.work_bound = min(bound, costs.measures.below_s)  # of a step's work alone
         self.states: Dict[Tuple[int, Counts], _Groups] = {}
         self.memory_binds = floors.memory_binds
 
@@ -120,7 +121,7 @@ class _Search:
         floor_f, floor_c = floors.of(layer, used)
         # the busiest stage of either side as the pivot, after all stages before it
         before_s, behind_s = floors.busiest(0, layer, used), floors.busiest(layer, -1, self.servers.free(used))
-        if max((self.steady + 1) * before_s, floor_c + (self.steady + 1) * behind_s) * (1 - TOLERANCE) >= self.bound:
+        if max((self.steady + 1) * before_s, floor_c + (self.steady + 1) * behind_s) * (1 - TOLERANCE) >= self.work_bound:
             return groups
         for taken in self.servers.sets(used):
             labels = self._with_first_set(layer, used, taken, floor_f, floor_c)
@@ -140,7 +141,7 @@ class _Search:
             stage = Stage(layer, end, used, taken)
             forward_s, backward_s = devices.work(layer, end)
             work_s = forward_s + backward_s
-            if (steady + 1) * work_s + floor_c >= bound:
+            if (steady + 1) * work_s + floor_c >= self.work_bound:
                 break
             rests = {} if last else self._solve(end, behind)
             if not (rests or last):
@@ -172,8 +173,8 @@ class _Search:
         """
         work, size, count = self._floors.work, self.costs.num_layers, (self.steady + 1) * (1 - TOLERANCE)
         used, rest = self._floors.capacity(behind), self._floors.capacity(self.servers.free(behind))
-        return range(max(layer + 1, bisect.bisect_left(work, work[-1] - (self.bound - floor_c) / count * rest)),
-                     min(size, bisect.bisect_right(work, self.bound / count * used)))
+        return range(max(layer + 1, bisect.bisect_left(work, work[-1] - (self.work_bound - floor_c) / count * rest)),
+                     min(size, bisect.bisect_right(work, self.work_bound / count * used)))
 
     def _placed(self, label: _Label) -> Stages:
         """Undoes the exchanges of servers: the stages with the servers' own numbers."""

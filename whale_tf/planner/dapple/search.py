@@ -33,6 +33,7 @@ POLICY_B_GAIN = 1.02
 
 POLISHED = 4  # plans whose cuts are moved
 SMALL = 32  # devices; for a cluster of at most this size, the least memory is computed before a search
+NEVER_S = float("inf")
 HANDED_OVER = 8  # number of plans to play
 
 
@@ -94,7 +95,7 @@ class Hybrid(NamedTuple):
 
 
 def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Optional[int] = None) -> List[Candidate]:
-    """The plans to play, from fast to slow.
+    """The plans to play, from fast to slow; empty if a faster one is known than any that fits may be.
 
     Args:
         method: ``dapple`` or a key of :data:`SOLVERS`.
@@ -108,6 +109,8 @@ def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Opti
     largest = max(measures.limit(device.usable_bytes) for device in cluster.devices)
     is_hopeless = len(cluster) <= SMALL and least_memory(costs, global_batch) > largest
     found = [] if is_hopeless else search(profile, cluster, global_batch, solver, measures, counts)
+    if not found and measures.below_s < NEVER_S:
+        return []
     if not found:
         raise smallest_too_large(costs, method, least_memory(costs, global_batch))
     return [one.candidate(method, found[number + 1:]) for number, one in enumerate(found[:HANDED_OVER])]
