@@ -53,6 +53,7 @@ class Layers(Playable):
         self._known: Dict[object, Candidate] = {}  # in simulation
         self._found: Dict[Measures, List[Candidate]] = {}  # by searches
         self._rows_of: Dict[object, Tuple[List[Row], List[Names]]] = {}
+        self._smallest_of: Dict[object, List[float]] = {}
         self._frontiers: Dict[object, List[List[Tuple[float, float]]]] = {}
         self._bounds = Bounds(cluster, self._simulator, balance)
 
@@ -144,13 +145,24 @@ class Layers(Playable):
         if key not in self._frontiers:
             self._frontiers[key] = [row.parts.frontier() for row in rows]
         again: List[float] = []
-        for row, size, frontier in zip(rows, saved, self._frontiers[key]):
-            place = bisect_right(frontier, (room_of(plain, row, rows, self.cluster) + size, NEVER_S))
-            if not place:
+        for number, (row, size, frontier) in enumerate(zip(rows, saved, self._frontiers[key])):
+            room = room_of(plain, row, rows, self.cluster) + size
+            place = bisect_right(frontier, (room, NEVER_S))
+            if place:
+                again.append(frontier[place - 1][1])
+            elif self._smallest(plain)[number] <= room:  # in finer groups
+                again.append(self._rows(plain)[0][number].parts.least_seconds(room))
+            else:
                 return NEVER_S
-            again.append(frontier[place - 1][1])
         least_s = plain.latency_s + (plain.micro_batches * again[0] if len(rows) == 1 else 0.0)
         return max(least_s, self._least_with(plain, again))
+
+    def _smallest(self, plain: Candidate) -> List[float]:
+        """For each stage, the least bytes of its activations."""
+        key = _shape(plain)
+        if key not in self._smallest_of:
+            self._smallest_of[key] = [row.parts.smallest().memory for row in self._rows(plain)[0]]
+        return self._smallest_of[key]
 
     def is_too_large(self, found: Candidate, measures: Measures) -> bool:
         """By the state of the layers alone."""
