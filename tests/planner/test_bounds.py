@@ -113,8 +113,8 @@ def test_sums_of_two_stages_share_a_link() -> None:
 
 
 def test_zero_reduces_and_gathers_half_of_what_a_sum_sends() -> None:
-    """Under v2 every micro-batch reduces its gradients, from its first backward step on; under v3 each also gathers values, over the same
-    links."""
+    """Under v2 every micro-batch reduces its gradients, from its first backward step on; under v3 each also gathers values, over
+    the same links."""
     def of(count: int, zero: str) -> float:
         return seconds([layer("a", 0.1, 0.2, 4)], [(1, ((0, 1),))], cluster("D", "D"), count, {"zero": zero})
 

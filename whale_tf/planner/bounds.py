@@ -175,8 +175,8 @@ class Bounds:
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def _state_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float], early_s: Sequence[float]) -> float:
-        """When all gradients are summed.  ZeRO v2 and v3 sum those of every micro-batch, and v3 also gathers the values for each, over
-        the same links."""
+        """When all gradients are summed.  ZeRO v2 and v3 sum those of every micro-batch, and v3 also gathers the values for each,
+        over the same links."""
         zero, count = found.measures.zero, found.micro_batches
         if zero == "none":
             return self._summed_s(found, profile, [(ALL_REDUCE, 1, begin_s)])
@@ -185,7 +185,8 @@ class Bounds:
         gathers = [(ALL_GATHER, count, [0.0] * len(begin_s))] if zero == "v3" else []
         return self._summed_s(found, profile, [(REDUCE_SCATTER, count, early_s), *gathers])
 
-    def _summed_s(self, found: Candidate, profile: ModelProfile, kinds: Sequence[Tuple[str, int, Sequence[float]]]) -> float:
+    def _summed_s(self, found: Candidate, profile: ModelProfile,
+                  kinds: Sequence[Tuple[str, int, Sequence[float]]]) -> float:
         """When all collectives of gradients and values are done: of each kind, a device does one after another, and a link carries
         the bytes of all.
 
