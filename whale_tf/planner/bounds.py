@@ -187,8 +187,8 @@ class Bounds:
 
     def _summed_s(self, found: Candidate, profile: ModelProfile,
                   kinds: Sequence[Tuple[str, int, Sequence[float]]]) -> float:
-        """When all collectives of gradients and values are done: of each kind, a device does one after another, and a link carries
-        the bytes of all.
+        """When all collectives of gradients and values are done: of each kind, a device does one after another, and a link
+        carries the bytes of all.
 
         Args:
             kinds: each kind, how many times it moves the bytes of a stage, and when it begins on every stage.
