@@ -104,6 +104,13 @@ def test_devices_are_numbered_densely() -> None:
     assert Cluster.parse("cpu:2,cpu:2").devices[3].tf_name("worker", 1) == "/job:worker/replica:0/task:1/device:CPU:1"
 
 
+def test_clusters_with_other_limits_of_memory_differ() -> None:
+    cluster = Cluster.parse("T4:2")
+    limited = cluster.limited(1e9)
+    assert limited != cluster and limited != cluster.limited(2e9) and limited == cluster.limited(1e9)
+    assert cluster == Cluster.parse("T4:2") and cluster.tightened(0.5) != cluster
+
+
 def test_device_is_frozen_and_hashable() -> None:
     device = Cluster.parse("T4:1").devices[0]
     assert hash(device) == hash(copy.deepcopy(device)) and device in {device}

@@ -25,9 +25,9 @@ class Case(NamedTuple):
     micro_batches: int
     recompute: bool
 
-    def costs(self) -> Costs:
+    def costs(self, below_s: float = float("inf")) -> Costs:
         return Costs(self.profile, Servers(self.cluster), self.global_batch, self.micro_batches,
-                     Measures("stage" if self.recompute else "none"))
+                     Measures("stage" if self.recompute else "none", below_s=below_s))
 
 
 def case(seed: int, max_devices: int = 5) -> Case:

@@ -1,11 +1,14 @@
 """DAPPLE's exact planner against all plans (the other solvers: tests/papers/test_dapple.py)."""
 from __future__ import annotations
 
+from typing import Optional
+
 import pytest
 
 from tests.planner.dapple_cases import all_plans, case, score
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import exact
+from whale_tf.planner.dapple.cost import Stages
 from whale_tf.planner.dapple.device_sets import Servers
 
 CLOSE = 1e-9
@@ -43,7 +46,7 @@ def test_bounds_enclose() -> None:
         costs = case(seed).costs()
         best = exact.solve(costs)
         if best is not None:
-            assert exact.lower_bound(costs) * (1 - CLOSE) <= costs.latency(best) <= exact.upper_bound(costs)
+            assert exact.Floors(costs).least_seconds * (1 - CLOSE) <= costs.latency(best) <= exact.upper_bound(costs)
 
 
 def test_round_sets_on_large_clusters_are_legal() -> None:
@@ -52,3 +55,20 @@ def test_round_sets_on_large_clusters_are_legal() -> None:
     sets = list(servers.round_sets(used))
     assert servers.free(used) in sets
     assert all(0 <= taken <= free for row in sets for taken, free in zip(row, servers.free(used)))
+
+
+@pytest.mark.slow
+def test_stages_that_a_faster_plan_makes_needless_are_left_out() -> None:
+    """The work of a plan takes less than its latency, so a limit of that keeps it; none is below the least work."""
+    for seed in range(60):
+        costs = case(seed).costs()
+        best = exact.solve(costs)
+        if best is None:
+            continue
+
+        def below(seconds: float) -> Optional[Stages]:
+            return exact.solve(case(seed).costs(below_s=seconds))
+
+        kept = below(costs.latency(best) * (1 + CLOSE))
+        assert kept is not None and costs.latency(kept) == pytest.approx(costs.latency(best), rel=CLOSE), seed
+        assert below(exact.Floors(costs).least_seconds * (1 - CLOSE)) is None, seed

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from whale_tf.errors import PlanError
+from whale_tf.simulator import engine
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
@@ -140,3 +141,26 @@ def test_same_graph_gives_the_same_times() -> None:
     ]
     chain = [(a, a + 15) for a in range(185)]
     assert execute(tasks, chain, gamma=0.3) == execute(tasks, chain, gamma=0.3)
+
+
+def test_links_with_room_for_all_that_can_run_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random communications on five devices and four links, of which some are wide enough; without leaving any link out."""
+    random = np.random.RandomState(1)
+    kinds = (feature, gradient)
+    tasks = [kinds[i % 2](float(random.rand()), tuple(sorted(random.choice(5, 2, replace=False).tolist())),
+                          *((int(link), float(random.choice([1.0, 2.0])), int(random.choice([1, 2])))
+                            for link in random.choice(4, 2, replace=False))) for i in range(150)]
+    chain, bandwidths = [(a, a + 11) for a in range(139)], [2.0, 4.0, 9.0, 40.0]
+    kept: List[int] = []
+    contended = engine._contended
+
+    def counted(graph: ExecutionGraph, widths: Sequence[float]) -> Dict[int, Tuple[LinkUse, ...]]:
+        found = contended(graph, widths)
+        kept.extend(use[0] for uses in found.values() for use in uses)
+        return found
+
+    monkeypatch.setattr(engine, "_contended", counted)
+    times = execute(tasks, chain, bandwidths, gamma=0.3)
+    monkeypatch.setattr(engine, "_contended", lambda graph, _: graph.links)
+    assert execute(tasks, chain, bandwidths, gamma=0.3) == times
+    assert {0, 1} <= set(kept) and 3 not in kept

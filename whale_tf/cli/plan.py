@@ -1,6 +1,7 @@
 """``whale plan``, ``whale explain`` and ``whale diff``."""
 from __future__ import annotations
 
+import gc
 import json
 import os
 from typing import Any, Dict, List, Optional, Sequence
@@ -32,6 +33,7 @@ from whale_tf.simulator.laws import LAYERS, PRICED, default_laws
 
 ON_STEPS = ("auto", "dapple", "amp")  # searches whose plans of scripts are played as Programs
 
+RARELY = (100_000, 50, 100)  # plans that are played are large and not garbage; walking them took an eighth of a search
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 
@@ -70,6 +72,7 @@ def plan(
     with reported():
         check_files({"--output": output}, {})
         check_sizes(global_batch)
+        gc.set_threshold(*RARELY)
         machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})") as status:
             def progress(count: int, fastest_s: float) -> None:

@@ -90,7 +90,7 @@ class Cluster:
         return len(self.devices)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cluster) and self.description == other.description
+        return isinstance(other, Cluster) and self.description == other.description and self.devices == other.devices
 
     def __hash__(self) -> int:
         return hash((self.name, self.description.nodes))

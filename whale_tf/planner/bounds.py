@@ -47,6 +47,7 @@ class Bounds:
         self.cluster, self.network, self.balance = cluster, simulator.network, balance
         self._simulator = simulator
         self._costs: Dict[int, StageCosts] = {}  # by id of the profile, which they keep
+        self._known: Dict[object, List[Dict[int, Work]]] = {}
 
     def seconds(self, found: Candidate) -> float:
         """No simulation of the plan under its measures takes less.
@@ -126,10 +127,13 @@ class Bounds:
 
     def _all_works(self, found: Candidate) -> List[Dict[int, Work]]:
         assert found.profile is not None, "stages are given in layers"
-        costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
-        plan = with_slices(found, found.profile, self.cluster, self.balance)
-        return [self._works(costs, stage, task, found.global_batch / found.micro_batches)
-                for stage, task in zip(found.stages, plan.task_graphs)]
+        key = found.stages, found.micro_batches, found.model_replicas, id(found.profile)
+        if key not in self._known:
+            costs = self._costs.setdefault(id(found.profile), StageCosts(found.profile, self.cluster))
+            plan = with_slices(found, found.profile, self.cluster, self.balance)
+            self._known[key] = [self._works(costs, stage, task, found.global_batch / found.micro_batches)
+                                for stage, task in zip(found.stages, plan.task_graphs)]
+        return self._known[key]
 
     # ---- a stage -----------------------------------------------------------------------------------------------------
 
@@ -171,32 +175,40 @@ class Bounds:
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def _state_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float], early_s: Sequence[float]) -> float:
-        """When all gradients are summed.  ZeRO v2 and v3 sum those of every micro-batch, and v3 gathers the values for each."""
+        """When all gradients are summed.  ZeRO v2 and v3 sum those of every micro-batch, and v3 also gathers the values for each,
+        over the same links."""
         zero, count = found.measures.zero, found.micro_batches
         if zero == "none":
-            return self._summed_s(found, profile, begin_s, ALL_REDUCE)
+            return self._summed_s(found, profile, [(ALL_REDUCE, 1, begin_s)])
         if zero == "v1" or count == 1:
-            return self._summed_s(found, profile, begin_s, REDUCE_SCATTER)
-        least_s = self._summed_s(found, profile, early_s, REDUCE_SCATTER, count)
-        return max(least_s, self._summed_s(found, profile, [0.0] * len(begin_s), ALL_GATHER, count) if zero == "v3" else 0.0)
+            return self._summed_s(found, profile, [(REDUCE_SCATTER, 1, begin_s)])
+        gathers = [(ALL_GATHER, count, [0.0] * len(begin_s))] if zero == "v3" else []
+        return self._summed_s(found, profile, [(REDUCE_SCATTER, count, early_s), *gathers])
 
-    def _summed_s(self, found: Candidate, profile: ModelProfile, begin_s: Sequence[float], kind: str, times: int = 1) -> float:
-        """When all collectives of gradients are done: each device does one after another, and a link carries the bytes of all."""
+    def _summed_s(self, found: Candidate, profile: ModelProfile,
+                  kinds: Sequence[Tuple[str, int, Sequence[float]]]) -> float:
+        """When all collectives of gradients and values are done: of each kind, a device does one after another, and a link
+        carries the bytes of all.
+
+        Args:
+            kinds: each kind, how many times it moves the bytes of a stage, and when it begins on every stage.
+        """
         least_s = 0.0
         carried: Dict[int, float] = {}
         earliest_s: Dict[int, float] = {}
-        for stage, begin in zip(found.stages, begin_s):
-            is_tensor_parallel = stage.strategy == "split"
-            size = times * _gradient_bytes(profile, stage, len(stage.devices[0]) if is_tensor_parallel else 1)
-            for members in zip(*stage.devices) if is_tensor_parallel else [stage.all_devices]:
-                if len(members) < 2:
-                    continue
-                algorithms = self.network.algorithms_of(kind, Group(tuple(sorted(members))))
-                least_s = max(least_s, begin + size * min(one.seconds_per_byte for one in algorithms))
-                loads = [dict(one.loads) for one in algorithms]
-                for link in set.intersection(*map(set, loads)):
-                    carried[link] = carried.get(link, 0.0) + size * min(load[link] for load in loads)
-                    earliest_s[link] = min(begin, earliest_s.get(link, begin))
+        for kind, times, begin_s in kinds:
+            for stage, begin in zip(found.stages, begin_s):
+                is_tensor_parallel = stage.strategy == "split"
+                size = times * _gradient_bytes(profile, stage, len(stage.devices[0]) if is_tensor_parallel else 1)
+                for members in zip(*stage.devices) if is_tensor_parallel else [stage.all_devices]:
+                    if len(members) < 2:
+                        continue
+                    algorithms = self.network.algorithms_of(kind, Group(tuple(sorted(members))))
+                    least_s = max(least_s, begin + size * min(one.seconds_per_byte for one in algorithms))
+                    loads = [dict(one.loads) for one in algorithms]
+                    for link in set.intersection(*map(set, loads)):
+                        carried[link] = carried.get(link, 0.0) + size * min(load[link] for load in loads)
+                        earliest_s[link] = min(begin, earliest_s.get(link, begin))
         return max([least_s] + [earliest_s[link] + size / self.network.bandwidths[link] for link, size in carried.items()])
 
 

@@ -16,6 +16,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 
 RUNNERS_UP = 5  # number of runners-up to report
 TIE = 1.01  # times within this ratio count as equal
+OF_SEARCHES = ("is_bounded", "room", "below_s")  # what measures say to searches alone
 UNTOLD = ("why_not", "profile", "assignment", "plan")  # fields that are left out of JSON
 
 
@@ -110,7 +111,7 @@ class Candidate:
     def to_dict(self) -> Dict[str, Any]:
         """The candidate as plain values, with the devices of a stage in one list."""
         value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
-        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name not in ("is_bounded", "room")}
+        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name not in OF_SEARCHES}
         value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
         return value
 

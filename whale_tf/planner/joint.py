@@ -38,6 +38,7 @@ from whale_tf.schedule import schedule_of
 NEAR = 1.1  # times the time of the fastest plan, a plan may take and still be played to be reported
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 NEVER_S = float("inf")
+HELD_LEAST = Measures(offload="v0")  # the devices hold no state
 Progress = Callable[[int, float], None]
 LABELS = {
     "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
@@ -112,8 +113,8 @@ class Playable(abc.ABC):
         """A lower bound of the time of a plan under measures, in simulation."""
         return 0.0
 
-    def least_fitting_seconds(self, found: Candidate) -> float:
-        """A lower bound of the time of a plan whose activations fit, if they had all of the memory."""
+    def least_fitting_seconds(self, found: Candidate, measures: Measures) -> float:
+        """A lower bound of the time of a plan that recomputes what does not fit beside its state under measures."""
         return 0.0
 
     def least_seconds_again(self, plain: Candidate) -> float:
@@ -226,7 +227,9 @@ class Joint:
         plans = [one for one in self._find(bare._replace(is_bounded=False))
                  if one.kind == "dp" and not one.why_not and self._suits(one, measures) and self._least_s(one, bare) > 0.0]
         fastest += sorted(plans, key=lambda one: self._least_s(one, bare))[:1]
-        return [self._play(one, bare._replace(zero=level)) for one in fastest for level in ZERO[1:]]
+        quickest_s = min((one.latency_s for one in found if one.fits), default=NEVER_S)
+        return [self._play(one, under) for one in fastest for under in (bare._replace(zero=level) for level in ZERO[1:])
+                if self._least_s(one, under) < quickest_s]
 
     def _division(self, measures: Measures, quickest_s: float, known: Sequence[Candidate]) -> Tuple[List[Candidate], bool]:
         """The plans played under one division, and whether the fastest fits as it is.
@@ -252,15 +255,19 @@ class Joint:
             return free, fastest is not None and fastest.fits
         found: List[Candidate] = []
         more = unlimited
+        limit_s = min([quickest_s] + [one.latency_s for one in free if one.fits])
+        if (measures.zero, measures.offload) == ("none", "none"):
+            limit_s *= NEAR
         for room in self.model.rooms:
             stages: List[Candidate] = []
             # cuts found for less memory can be the faster ones even if nothing is recomputed, so all are played either way
             own = measures.recompute.replace(AUTO, "none")
             is_first = quickest_s == NEVER_S or (measures.zero, measures.offload) == ("none", "none")
             for recompute in dict.fromkeys((own, "none", "full", "stage")) if is_first else (own,):
-                stages += self._find(measures._replace(recompute=recompute, room=room))
+                below_s = limit_s if recompute == "none" else NEVER_S  # others are played with the least recomputation that fits
+                stages += self._find(measures._replace(recompute=recompute, room=room, below_s=below_s))
             if stages:
-                found += self._bounded(stages + more, measures, quickest_s, [*known, *found])
+                found += self._bounded(stages + more, measures, quickest_s, [*known, *free, *found])
                 more = []
             if any(one.fits for one in found):
                 break
@@ -280,11 +287,13 @@ class Joint:
                     if known is not None and not known[1].why_not and (
                             known[1].fits or self.model.least_seconds_under(known[1], as_is) * gain >= quickest_s):
                         return True
-        return self.model.is_too_large(found, as_is) or self._is_hopeless(found, quickest_s)
+        return self.model.is_too_large(found, as_is) or self._is_hopeless(found, as_is, quickest_s)
 
-    def _is_hopeless(self, found: Candidate, quickest_s: float) -> bool:
-        """Whether a plan must recompute so much, however its state is divided, that another one is faster."""
-        return quickest_s < NEVER_S and not found.why_not and self.model.least_fitting_seconds(found) * GAIN >= quickest_s
+    def _is_hopeless(self, found: Candidate, measures: Measures, quickest_s: float) -> bool:
+        """Whether a plan must recompute so much under measures that another one is faster."""
+        if quickest_s == NEVER_S or found.why_not:
+            return False
+        return self.model.least_fitting_seconds(found, measures) * GAIN >= quickest_s
 
     def _is_late(self, measures: Measures, quickest_s: float) -> bool:
         """Whether no plan that was played under measures, with or without a limit, is faster than one that fits, unless it must
@@ -292,7 +301,7 @@ class Joint:
         if quickest_s == NEVER_S:
             return False
         times = [one.latency_s for (_, under), (_, one) in self._played.items()
-                 if under == measures and not one.why_not and not self._is_hopeless(one, quickest_s)]
+                 if under == measures and not one.why_not and not self._is_hopeless(one, HELD_LEAST, quickest_s)]
         return bool(times) and min(times) >= quickest_s
 
     def _fast(self, plans: Sequence[Candidate], measures: Measures, known: Sequence[Candidate]) -> List[Candidate]:
@@ -319,14 +328,16 @@ class Joint:
             bound_s, place, plain = heapq.heappop(waiting)
             if plain is None:
                 limit_s = _limit_s([*known, *found], plans[place].search, measures)
-                if bound_s <= limit_s and not self._is_needless(plans[place], as_is, quickest_s):
+                own_s = min([quickest_s] + [one.latency_s for one in known if one.fits and one.search == plans[place].search])
+                if bound_s <= limit_s and not self._is_needless(plans[place], as_is, own_s):
                     plain = self._play(plans[place], as_is)
                     heapq.heappush(waiting, (plain.latency_s, place, plain))
                 continue
             is_late = len(found) >= self.model.again and quickest_s < NEVER_S
-            is_slow = plain.latency_s >= quickest_s or is_late  # recomputation is no faster
-            if not is_slow and not plain.fits and quickest_s < NEVER_S and measures.recompute == AUTO:
-                is_slow = self.model.least_seconds_again(plain) * GAIN >= quickest_s
+            own_s = min([quickest_s] + [one.latency_s for one in known if one.fits and one.search == plain.search])
+            is_slow = plain.latency_s >= own_s or is_late  # recomputation is no faster
+            if not is_slow and not plain.fits and own_s < NEVER_S and measures.recompute == AUTO:
+                is_slow = self.model.least_seconds_again(plain) * GAIN >= own_s
             found.append(plain if is_slow else self._play(plans[place], measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
         return found
@@ -337,7 +348,9 @@ class Joint:
     def _find(self, measures: Measures) -> List[Candidate]:
         """Searches plans for 1F1B, which other schedules play too.  Plans with several stages per device are made from them."""
         plain = measures._replace(schedule="backward_first")
-        if plain not in self._searched:
+        wider = [one for one in self._searched if one._replace(below_s=plain.below_s) == plain and one.below_s >= plain.below_s]
+        plain = wider[0] if wider else plain
+        if not wider:
             try:
                 kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self.model.search(plain))}
                 self._searched[plain] = list(reversed(list(kept.values())))

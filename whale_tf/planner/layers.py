@@ -50,7 +50,10 @@ class Layers(Playable):
         self._simulator = simulator_of(cluster, self._source)
         self._priced: Dict[object, Candidate] = {}
         self._least: Dict[object, float] = {}
+        self._known: Dict[object, Candidate] = {}  # in simulation
+        self._found: Dict[Measures, List[Candidate]] = {}  # by searches
         self._rows_of: Dict[object, Tuple[List[Row], List[Names]]] = {}
+        self._smallest_of: Dict[object, List[float]] = {}
         self._frontiers: Dict[object, List[List[Tuple[float, float]]]] = {}
         self._bounds = Bounds(cluster, self._simulator, balance)
 
@@ -62,7 +65,11 @@ class Layers(Playable):
         return allowed.precisions(self.profile)
 
     def search(self, measures: Measures) -> List[Candidate]:
-        return self._search(measures)
+        if measures.offload == "v0":  # which replicas divide it does not matter to state on the host
+            measures = measures._replace(zero="none")
+        if measures not in self._found:
+            self._found[measures] = self._search(measures)
+        return self._found[measures]
 
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
         return folded(found, self.cluster, measures, self._micro_batches)
@@ -119,7 +126,10 @@ class Layers(Playable):
         return replace(known, search=found.search, description=found.description)
 
     def _simulated(self, found: Candidate) -> Candidate:
-        return simulated(found, self.cluster, self._balance, self._simulator)
+        key = (found.stages, found.micro_batches, found.model_replicas, id(found.profile), found.measures)
+        if key not in self._known:  # candidates are kept, and so are their profiles
+            self._known[key] = simulated(found, self.cluster, self._balance, self._simulator)
+        return replace(self._known[key], search=found.search, description=found.description)
 
     def least_seconds_again(self, plain: Candidate) -> float:
         return self._least_fitting(plain, [0.0] * len(plain.stages))
@@ -135,13 +145,24 @@ class Layers(Playable):
         if key not in self._frontiers:
             self._frontiers[key] = [row.parts.frontier() for row in rows]
         again: List[float] = []
-        for row, size, frontier in zip(rows, saved, self._frontiers[key]):
-            place = bisect_right(frontier, (room_of(plain, row, rows, self.cluster) + size, NEVER_S))
-            if not place:
+        for number, (row, size, frontier) in enumerate(zip(rows, saved, self._frontiers[key])):
+            room = room_of(plain, row, rows, self.cluster) + size
+            place = bisect_right(frontier, (room, NEVER_S))
+            if place:
+                again.append(frontier[place - 1][1])
+            elif self._smallest(plain)[number] <= room:  # in finer groups
+                again.append(self._rows(plain)[0][number].parts.least_seconds(room))
+            else:
                 return NEVER_S
-            again.append(frontier[place - 1][1])
         least_s = plain.latency_s + (plain.micro_batches * again[0] if len(rows) == 1 else 0.0)
         return max(least_s, self._least_with(plain, again))
+
+    def _smallest(self, plain: Candidate) -> List[float]:
+        """For each stage, the least bytes of its activations."""
+        key = _shape(plain)
+        if key not in self._smallest_of:
+            self._smallest_of[key] = [row.parts.smallest().memory for row in self._rows(plain)[0]]
+        return self._smallest_of[key]
 
     def is_too_large(self, found: Candidate, measures: Measures) -> bool:
         """By the state of the layers alone."""
@@ -156,12 +177,13 @@ class Layers(Playable):
         saved = [before - after for before, after in zip(_state_bytes(plain, plain.measures), _state_bytes(plain, measures))]
         return self._least_fitting(plain, saved)
 
-    def least_fitting_seconds(self, found: Candidate) -> float:
-        key = found.stages, found.micro_batches, id(found.profile), "fitting"
+    def least_fitting_seconds(self, found: Candidate, measures: Measures) -> float:
+        key = found.stages, found.micro_batches, id(found.profile), measures.zero, measures.offload, "fitting"
         if key not in self._least:
             try:
                 rows, _ = self._rows(found)
-                usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) for row in rows]
+                usable = [min(self.cluster.devices[device].usable_bytes for device in row.devices) - size
+                          for row, size in zip(rows, _state_bytes(found, measures))]
                 self._least[key] = self._least_with(found, [row.parts.least_seconds(size) for row, size in zip(rows, usable)])
             except PlanError:
                 self._least[key] = 0.0

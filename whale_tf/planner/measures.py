@@ -30,6 +30,7 @@ class Measures(NamedTuple):
         precision: a key of :data:`ARITHMETIC`, or :data:`OWN`.
         is_bounded: whether the memory of devices is limited.  The answer without a limit is a bound for the answer with one.
         room: the part of a device's memory that a search may use.
+        below_s: a search may leave out plans that no simulation of its work finishes in less, because a faster plan is known.
     """
 
     recompute: str = "none"
@@ -39,6 +40,7 @@ class Measures(NamedTuple):
     schedule: str = "backward_first"
     is_bounded: bool = True
     room: float = 1.0
+    below_s: float = float("inf")
 
     def parameter_bytes(self, profile: ModelProfile, replicas: int) -> float:
         """Bytes that a device holds per byte of its layers' parameters, if ``replicas`` hold the same: value, gradient, states.

@@ -65,7 +65,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
 
     def under(measures: Measures, room: Cluster) -> List[Candidate]:
         own, names = layers.under(measures), [method]
-        if method != PLAIN and not (measures.zero == "none" and measures.is_bounded):
+        if method != PLAIN and not (measures.zero == "none" and measures.offload != "v0" and measures.is_bounded):
             names.append(PLAIN)  # which ZeRO may make the fastest
         found: List[Candidate] = []
         for name in names:

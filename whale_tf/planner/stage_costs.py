@@ -14,6 +14,7 @@ Eq. 3 to 5 (:mod:`whale_tf.planner.amp.cost`), Whale's balance of stages (:mod:`
 """
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -76,6 +77,82 @@ class Transfer(NamedTuple):
         return Transfer(max(one.seconds_per_byte for one in found), max(one.latency_s for one in found))
 
 
+class Links:
+    """What groups of devices of one cluster are, and the transfers between them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._rings: Dict[FrozenSet[int], Transfer] = {}
+        self._messages: Dict[Tuple[Tuple[int, ...], Tuple[int, ...]], Transfer] = {}
+        self._kinds: Dict[Tuple[int, ...], Tuple[List[int], float]] = {}
+
+    def kinds(self, devices: Tuple[int, ...]) -> Tuple[List[int], float]:
+        """One device of each type in a group, and the bytes that all of them can use."""
+        if devices not in self._kinds:
+            members = [self.cluster.devices[device] for device in devices]
+            types = {one.type: one.index for one in members}
+            self._kinds[devices] = [types[name] for name in sorted(types)], min(one.usable_bytes for one in members)
+        return self._kinds[devices]
+
+    def ring(self, devices: Sequence[int]) -> Transfer:
+        """The sum of bytes that all devices hold, by a ring all-reduce."""
+        key, count = frozenset(devices), len(devices)
+        if count == 1:
+            return Transfer()
+        if key not in self._rings:
+            link, share = self.cluster.bottleneck(key), 2.0 * (count - 1) / count
+            self._rings[key] = Transfer(share / link.bandwidth_bytes_per_s, 2.0 * (count - 1) * link.latency_s)
+        return self._rings[key]
+
+    def message(self, senders: Sequence[int], receivers: Sequence[int]) -> Transfer:
+        """A micro-batch's tensors from one group of devices to another, one way.
+
+        Every device of a group holds an equal slice of the micro-batch.  Bytes that stay on a node use its inner links, each
+        device its own.  The difference between the bytes that a node holds before and after passes through its network adapters,
+        which its devices share.
+        """
+        key = tuple(senders), tuple(receivers)
+        if key not in self._messages:
+            self._messages[key] = self._make_message(senders, receivers)
+        return self._messages[key]
+
+    def _make_message(self, senders: Sequence[int], receivers: Sequence[int]) -> Transfer:
+        cluster = self.cluster
+        if len(senders) == len(receivers) == 1:
+            link = cluster.link(senders[0], receivers[0])
+            return Transfer(1.0 / link.bandwidth_bytes_per_s, link.latency_s)
+        sending, receiving = self._by_node(senders), self._by_node(receivers)
+        per_byte = latency_s = 0.0
+        for node in sorted({*sending, *receiving}):
+            sent, received = sending.get(node, []), receiving.get(node, [])
+            if sent and received:
+                links = [cluster.link(a, b) for a in sent for b in received]
+                slowest = min(link.bandwidth_bytes_per_s for link in links)
+                per_byte = max(per_byte, max(1.0 / len(senders), 1.0 / len(receivers)) / slowest)
+                latency_s = max(latency_s, max(link.latency_s for link in links))
+            before, after = len(sent) / len(senders), len(received) / len(receivers)
+            if abs(before - after) > 1e-12:
+                here, others = (sent, receiving) if before > after else (received, sending)
+                links = [cluster.link(here[0], there[0]) for other, there in others.items() if other != node]
+                fastest = max(link.bandwidth_bytes_per_s for link in links)
+                adapters = min(cluster.description.nodes[node].nic.count, len(here))  # type: ignore[union-attr]
+                per_byte = max(per_byte, abs(before - after) / (fastest * adapters))
+                latency_s = max(latency_s, max(link.latency_s for link in links))
+        return Transfer(per_byte, latency_s)
+
+    def _by_node(self, devices: Sequence[int]) -> Dict[int, List[int]]:
+        found: Dict[int, List[int]] = {}
+        for device in devices:
+            found.setdefault(self.cluster.devices[device].node, []).append(device)
+        return found
+
+
+@functools.lru_cache(maxsize=8)
+def links_of(cluster: Cluster) -> Links:
+    """All searches on one cluster share them."""
+    return Links(cluster)
+
+
 class StageMemory(NamedTuple):
     """Bytes on each device of a stage: ``fixed`` (parameters, gradients, optimizer state, and recomputed tensors of one
     micro-batch), ``each`` for every micro-batch in flight, and the ``limit`` of the smallest device."""
@@ -122,17 +199,19 @@ class Group:
     """
 
     def __init__(self, costs: StageCosts, devices: Sequence[int], samples: float, replicas: int, split: int) -> None:
-        members = [costs.cluster.devices[device] for device in devices]
         self.devices, self.samples = tuple(devices), samples
-        types = {one.type: one.index for one in members}
-        self.times = [costs.times(device, samples, split) for _, device in sorted(types.items())]
-        self.limit = costs.measures.limit(min(one.usable_bytes for one in members))
+        types, usable_bytes = costs.links.kinds(self.devices)
+        self.times = [costs.times(device, samples, split) for device in types]
+        self.limit = costs.measures.limit(usable_bytes)
         self._state, self._sizes = costs.measures.parameter_bytes(costs.profile, replicas), costs.bytes(split)
         self._costs, self._split = costs, split
+        self._ring: Optional[Transfer] = None
 
     @property
     def ring(self) -> Transfer:
-        return self._costs.ring(self.devices)
+        if self._ring is None:
+            self._ring = self._costs.ring(self.devices)
+        return self._ring
 
     def layer_seconds(self) -> np.ndarray:
         """``[layer]`` forward and backward seconds on the slowest device, with the sums of tensor parallelism over the group: one
@@ -146,8 +225,10 @@ class Group:
 
     def work(self, first: int, end: int) -> Work:
         """Of the layers ``first`` to ``end - 1`` on the slowest device."""
+        if len(self.times) == 1:
+            return self.times[0].work(first, end)
         works = [times.work(first, end) for times in self.times]
-        return works[0] if len(works) == 1 else Work(max(one.forward_s for one in works), max(one.backward_s for one in works))
+        return Work(max(one.forward_s for one in works), max(one.backward_s for one in works))
 
     def ring_seconds(self, first: int, end: int) -> float:
         """To sum the gradients of the layers ``first`` to ``end - 1``."""
@@ -181,7 +262,7 @@ class StageCosts:
         self.outputs = [layer.output_bytes for layer in profile.layers]
         self._times: Dict[Tuple[str, float, int], LayerTimes] = {}
         self._bytes: Dict[int, StageBytes] = {}
-        self._rings: Dict[FrozenSet[int], Transfer] = {}
+        self.links = links_of(cluster)
 
     @property
     def num_layers(self) -> int:
@@ -220,49 +301,11 @@ class StageCosts:
 
     def ring(self, devices: Sequence[int]) -> Transfer:
         """The sum of bytes that all devices hold, by a ring all-reduce."""
-        key, count = frozenset(devices), len(devices)
-        if count == 1:
-            return Transfer()
-        if key not in self._rings:
-            link, share = self.cluster.bottleneck(key), 2.0 * (count - 1) / count
-            self._rings[key] = Transfer(share / link.bandwidth_bytes_per_s, 2.0 * (count - 1) * link.latency_s)
-        return self._rings[key]
+        return self.links.ring(devices)
 
     def message(self, senders: Sequence[int], receivers: Sequence[int]) -> Transfer:
-        """A micro-batch's tensors from one group of devices to another, one way.
-
-        Every device of a group holds an equal slice of the micro-batch.  Bytes that stay on a node use its inner links, each
-        device its own.  The difference between the bytes that a node holds before and after passes through its network adapters,
-        which its devices share.
-        """
-        cluster = self.cluster
-        if len(senders) == len(receivers) == 1:
-            link = cluster.link(senders[0], receivers[0])
-            return Transfer(1.0 / link.bandwidth_bytes_per_s, link.latency_s)
-        sending, receiving = self._by_node(senders), self._by_node(receivers)
-        per_byte = latency_s = 0.0
-        for node in sorted({*sending, *receiving}):
-            sent, received = sending.get(node, []), receiving.get(node, [])
-            if sent and received:
-                links = [cluster.link(a, b) for a in sent for b in received]
-                slowest = min(link.bandwidth_bytes_per_s for link in links)
-                per_byte = max(per_byte, max(1.0 / len(senders), 1.0 / len(receivers)) / slowest)
-                latency_s = max(latency_s, max(link.latency_s for link in links))
-            before, after = len(sent) / len(senders), len(received) / len(receivers)
-            if abs(before - after) > 1e-12:
-                here, others = (sent, receiving) if before > after else (received, sending)
-                links = [cluster.link(here[0], there[0]) for other, there in others.items() if other != node]
-                fastest = max(link.bandwidth_bytes_per_s for link in links)
-                adapters = min(cluster.description.nodes[node].nic.count, len(here))  # type: ignore[union-attr]
-                per_byte = max(per_byte, abs(before - after) / (fastest * adapters))
-                latency_s = max(latency_s, max(link.latency_s for link in links))
-        return Transfer(per_byte, latency_s)
-
-    def _by_node(self, devices: Sequence[int]) -> Dict[int, List[int]]:
-        found: Dict[int, List[int]] = {}
-        for device in devices:
-            found.setdefault(self.cluster.devices[device].node, []).append(device)
-        return found
+        """A micro-batch's tensors from one group of devices to another, one way; see :meth:`Links.message`."""
+        return self.links.message(senders, receivers)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from heapq import heappop, heappush
 from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.errors import PlanError
-from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph
+from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph, LinkUse
 from whale_tf.simulator.instructions import GRADIENT
 from whale_tf.simulator.network import fair_share
 
+EMPTY = float("inf")  # fair share of a link that nothing uses
 LOOK = -1  # an event at which no task ends but one may begin
 
 
@@ -64,6 +65,7 @@ class _Engine:
         self.events: List[Tuple[float, int]] = []
         # running tasks whose speed is not 1 or may change: (remaining work, at what time, speed)
         self.left: Dict[int, Tuple[float, float, float]] = {}
+        self.links = _contended(graph, bandwidths) if sharing else {}
         self.computing = [-1] * slots  # the computation running on each device
         self.reducing = [-1] * slots  # the gradient communication running on each device
         self.queues: List[Deque[int]] = [deque() for _ in range(slots * QUEUES_PER_DEVICE)]
@@ -121,10 +123,9 @@ class _Engine:
         for queue in self.graph.queues[task]:
             self.busy[queue] = False
             self.freed.append(queue)
-        if self.sharing:
-            for link, _, _ in self.graph.links.get(task, ()):
-                self.on_link[link].pop(task, None)
-                self.dirty_links.add(link)
+        for link, _, _ in self.links.get(task, ()):
+            self.on_link[link].pop(task, None)
+            self.dirty_links.add(link)
         if self.graph.lane[task] == GRADIENT:
             for slot in self.graph.slots[task]:
                 self.reducing[slot] = -1
@@ -199,10 +200,9 @@ class _Engine:
         self.start[task] = self.now
         self.left[task] = (graph.seconds[task], self.now, 0.0)
         self.dirty.add(task)
-        if self.sharing:
-            for link, demand, count in graph.links.get(task, ()):
-                self.on_link.setdefault(link, {}).setdefault(task, []).append((demand, count))
-                self.dirty_links.add(link)
+        for link, demand, count in self.links.get(task, ()):
+            self.on_link.setdefault(link, {}).setdefault(task, []).append((demand, count))
+            self.dirty_links.add(link)
         if graph.lane[task] == GRADIENT:
             for slot in graph.slots[task]:
                 self.reducing[slot] = task
@@ -217,7 +217,7 @@ class _Engine:
     def _change_speeds(self) -> None:
         for link in sorted(self.dirty_links):
             users = self.on_link[link]
-            level = fair_share(self.bandwidths[link], [demand for wanted in users.values() for demand in wanted])
+            level = fair_share(self.bandwidths[link], [one for wanted in users.values() for one in wanted]) if users else EMPTY
             if level != self.level.get(link):
                 self.level[link] = level
                 self.dirty.update(users)
@@ -244,11 +244,10 @@ class _Engine:
         if graph.lane[task] == 0:
             return 1.0 / (1.0 + self.gammas[slots[0]]) if self.reducing[slots[0]] >= 0 else 1.0
         speed = 1.0
-        if self.sharing:
-            for link, demand, _ in graph.links.get(task, ()):
-                level = self.level[link]
-                if level < demand * speed:
-                    speed = level / demand
+        for link, demand, _ in self.links.get(task, ()):
+            level = self.level[link]
+            if level < demand * speed:
+                speed = level / demand
         if graph.lane[task] == GRADIENT:
             gamma = max((self.gammas[slot] for slot in slots if self.computing[slot] >= 0), default=0.0)
             speed /= 1.0 + gamma
@@ -256,3 +255,21 @@ class _Engine:
 
     def _blocked(self) -> List[int]:
         return [task for task, done in enumerate(self.done) if not done][:5]
+
+
+def _contended(graph: ExecutionGraph, bandwidths: Sequence[float]) -> Dict[int, Tuple[LinkUse, ...]]:
+    """The links of each communication, without those that have room for all communications that can run at once: of those in one
+    queue, one at a time does."""
+    kinds = {(id(uses), id(graph.queues[task])): (uses, graph.queues[task]) for task, uses in graph.links.items()}
+    most: Dict[int, Dict[int, float]] = {}  # link -> queue -> the most that a communication of the queue takes, bytes per second
+    for uses, queues in kinds.values():
+        taken: Dict[int, float] = {}
+        for link, demand, count in uses:
+            taken[link] = taken.get(link, 0.0) + demand * count
+        for link, rate in taken.items():
+            of_link = most.setdefault(link, {})
+            queue = queues[0] if queues else LOOK
+            of_link[queue] = max(rate, of_link.get(queue, 0.0))
+    full = {link for link, of_link in most.items() if LOOK in of_link or sum(of_link.values()) > bandwidths[link]}
+    kept = {id(uses): tuple(use for use in uses if use[0] in full) for uses, _ in kinds.values()}
+    return {task: kept[id(uses)] for task, uses in graph.links.items()}

@@ -28,9 +28,7 @@ class Estimated(NamedTuple):
     def describe(self) -> str:
         """``pp 4 x dp 4 x tmp 1, micro-batches of 1``."""
         degrees = self.strategy.degrees
-        return "pp {} x dp {} x tmp {}, micro-batches of {}{}".format(
-            degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch,
-            "" if self.estimate.fits else ", does not fit memory")
+        return f"pp {degrees.pp} x dp {degrees.dp} x tmp {degrees.tmp}, micro-batches of {self.strategy.micro_batch}"
 
     def candidate(self, method: str, costs: Costs, others: Sequence[Estimated] = ()) -> Candidate:
         """The plan as every search returns it, with the next ones as its runners-up."""

@@ -139,7 +139,7 @@ def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: st
     found = searched(replace(layers, layers=whole) if layers.graph else layers, cluster, request.global_batch, name,
                      measures, micro_batches=request.micro_batches)
     fine = [one for one in found if _samples(one, request) >= max(map(_replicas, one.stages))]
-    if not fine:
+    if found and not fine:
         raise InfeasibleError(
             f"the plan of {name!r} has micro-batches of {_samples(found[0], request)} examples for more replicas; use a larger "
             "mini-batch")

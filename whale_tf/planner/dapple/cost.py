@@ -33,7 +33,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.planner.dapple.device_sets import Counts, Servers
 from whale_tf.planner.measures import Measures
-from whale_tf.planner.stage_costs import UNLIMITED, Group, StageCosts, StageMemory, Transfer, Work
+from whale_tf.planner.stage_costs import UNLIMITED, Group, StageCosts, StageMemory, Work
 from whale_tf.profiler.model_profile import ModelProfile
 
 
@@ -95,19 +95,18 @@ class Costs:
 
     Attributes:
         micro_batches: M; the micro-batch has ``global_batch / M`` samples.
-        stage_costs: what a stage costs, whichever search it comes from.
+        stage_costs: what a stage costs, whichever search it comes from.  All numbers of micro-batches can share it.
     """
 
     def __init__(self, profile: ModelProfile, servers: Servers, global_batch: int, micro_batches: int,
-                 measures: Measures = Measures()) -> None:  # noqa: B008 (a frozen tuple)
-        self.stage_costs = StageCosts(profile, servers.cluster, measures)
+                 measures: Measures = Measures(), stage_costs: Optional[StageCosts] = None) -> None:  # noqa: B008 (a frozen tuple)
+        self.stage_costs = stage_costs or StageCosts(profile, servers.cluster, measures)
         self.profile, self.servers, self.measures = profile, servers, measures
         self.global_batch, self.micro_batches = global_batch, micro_batches
         self.micro_batch = -(-global_batch // micro_batches)
         self.num_layers, self.outputs = self.stage_costs.num_layers, self.stage_costs.outputs
         self.parameters = self.stage_costs.bytes().parameters
         self._groups: Dict[Tuple[Counts, Counts], Group] = {}
-        self._wires: Dict[Tuple[Counts, Counts, Counts], Transfer] = {}
 
     # ---- stages ----------------------------------------------------------------------------------------------------
 
@@ -140,12 +139,7 @@ class Costs:
 
         ``taken`` (after ``used``) sends to ``receivers``, the next devices on each server.
         """
-        key = (used, taken, receivers)
-        if key not in self._wires:
-            behind = tuple(a + b for a, b in zip(used, taken))
-            self._wires[key] = self.stage_costs.message(
-                self.servers.devices(used, taken), self.servers.devices(behind, receivers))
-        return self._wires[key].seconds(self.outputs[boundary - 1] * self.micro_batch)
+        return self.servers.message(used, taken, receivers).seconds(self.outputs[boundary - 1] * self.micro_batch)
 
     # ---- whole plans -----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,16 @@ within a class.  Policies for two servers of six devices, with two of the first 
 """
 from __future__ import annotations
 
+import functools
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.planner.stage_costs import Transfer, links_of
 
 Counts = Tuple[int, ...]
 
+# Larger clusters, and those with more used-count states (two unequal nodes of 8 have 81), are searched over fewer device sets.
+MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 72
 UNITS = 16  # number of units in a large cluster; its stages are multiples of one unit
 
 
@@ -32,6 +36,11 @@ class Servers:
         self.cluster = cluster
         self.sizes: Counts = tuple(len(node) for node in cluster.nodes)
         self.classes = _classes(cluster)
+        self._links = links_of(cluster)
+        self._sets: Dict[Counts, List[Counts]] = {}
+        self._behind: Dict[Tuple[Counts, Counts], Tuple[Counts, Counts]] = {}
+        self._matched: Dict[Tuple[Counts, Counts, Counts], Counts] = {}
+        self._messages: Dict[Tuple[Counts, Counts, Counts], Transfer] = {}
         self._members = {name: [k for k, other in enumerate(self.classes) if other == name] for name in set(self.classes)}
 
     @property
@@ -49,6 +58,22 @@ class Servers:
         return tuple(device for node, start, count in zip(self.cluster.nodes, used, taken)
                      for device in node[start:start + count])
 
+    def message(self, used: Counts, taken: Counts, receivers: Counts) -> Transfer:
+        """From the devices ``taken`` after those ``used`` to the next ones on each server."""
+        key = (used, taken, receivers)
+        if key not in self._messages:
+            behind = tuple(a + b for a, b in zip(used, taken))
+            self._messages[key] = self._links.message(self.devices(used, taken), self.devices(behind, receivers))
+        return self._messages[key]
+
+    def behind(self, used: Counts, taken: Counts) -> Tuple[Counts, Counts]:
+        """Canonical used counts after a stage, and ``taken`` in their order of servers."""
+        key = (used, taken)
+        if key not in self._behind:
+            order = self.canonical_order(used, taken)
+            self._behind[key] = (tuple(used[k] + taken[k] for k in order), tuple(taken[k] for k in order))
+        return self._behind[key]
+
     def canonical_order(self, used: Counts, taken: Counts) -> Counts:
         """Old server number of each place after a stage was taken: within a class by used counts then taken counts, falling."""
         order = list(range(len(self.sizes)))
@@ -61,18 +86,30 @@ class Servers:
     def matched(self, used: Counts, taken: Counts, before: Counts) -> Counts:
         """``taken`` with interchangeable servers (same class, same used count) exchanged so that the servers that had most of the
         stage ``before`` get most, which is the order with the fewest transfers between servers."""
-        result = list(taken)
-        for group in self._ties(used):
-            givers = sorted(group, key=lambda k: (-before[k], k))
-            for server, count in zip(givers, sorted((taken[k] for k in group), reverse=True)):
-                result[server] = count
-        return tuple(result)
+        key = (used, taken, before)
+        if key not in self._matched:
+            result = list(taken)
+            for group in self._ties(used):
+                givers = sorted(group, key=lambda k: (-before[k], k))
+                for server, count in zip(givers, sorted((taken[k] for k in group), reverse=True)):
+                    result[server] = count
+            self._matched[key] = tuple(result)
+        return self._matched[key]
 
     def _ties(self, used: Counts) -> List[List[int]]:
         groups: Dict[Tuple[int, int], List[int]] = {}
         for server, name in enumerate(self.classes):
             groups.setdefault((name, used[server]), []).append(server)
         return list(groups.values())
+
+    def sets(self, used: Counts) -> List[Counts]:
+        """The sets of free devices to try for a stage, small ones first: all of them, or those of :meth:`round_sets` if the
+        cluster is large."""
+        if used not in self._sets:
+            is_small = self.num_devices <= MAX_DEVICES_OF_ALL_SETS and self.count_states() <= MAX_STATES_OF_ALL_SETS
+            found = self.all_sets(used) if is_small else self.round_sets(used)
+            self._sets[used] = sorted(found, key=lambda taken: (sum(taken), taken))
+        return self._sets[used]
 
     def all_sets(self, used: Counts) -> Iterator[Counts]:
         """Every non-empty set of free devices, interchangeable servers in falling order only."""
@@ -117,6 +154,12 @@ class Servers:
             for k in range(len(members)):
                 total = total * (self.sizes[members[0]] + 1 + k) // (k + 1)
         return total
+
+
+@functools.lru_cache(maxsize=8)
+def servers_of(cluster: Cluster) -> Servers:
+    """All searches on one cluster share its device sets."""
+    return Servers(cluster)
 
 
 def fresh_first(sizes: Counts, used: Counts, count: int) -> Counts:

@@ -27,6 +27,7 @@ below the best plan known are dropped: the layers before j need at least their w
 from __future__ import annotations
 
 import bisect
+import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from whale_tf.planner.dapple.cost import Costs, Stage, Stages
@@ -38,10 +39,6 @@ TOLERANCE = 1e-12
 
 # Growing limits of the search, the first relative to the lower bound.
 FIRST_LIMIT, GROWTH = 1.1, 1.2
-
-# Larger clusters, and those with more used-count states (two unequal nodes of 8 have 81), are searched over fewer device sets
-# (Servers.round_sets).
-MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 72
 
 
 class _Label(NamedTuple):
@@ -60,29 +57,24 @@ _Groups = Dict[Counts, List[_Label]]
 def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
     """The plan of least latency, or None if no plan takes less than ``bound`` seconds (or none fits memory).
 
-    On clusters of more than :data:`MAX_DEVICES_OF_ALL_SETS` devices or :data:`MAX_STATES_OF_ALL_SETS` used-count states the
-    device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  The search starts with a limit a
+    On large clusters the device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  The search
+    starts with a limit a
     little above the lower bound, and goes on with growing limits: the tighter the limit, the fewer labels survive, and a plan
     found under any limit is the best of all.
     """
-    limit = FIRST_LIMIT * lower_bound(costs)
+    floors = Floors(costs)
+    limit = FIRST_LIMIT * floors.least_seconds
     last = min(bound, upper_bound(costs))
     while True:
-        found = below(costs, min(limit, last))
+        found = below(floors, min(limit, last))
         if found is not None or limit >= last:
             return found
         limit *= GROWTH
 
 
-def below(costs: Costs, limit: float) -> Optional[Stages]:
+def below(floors: Floors, limit: float) -> Optional[Stages]:
     """One pass: the plan of least latency if it takes less than ``limit`` seconds, otherwise None."""
-    return _Search(costs, limit).run()
-
-
-def lower_bound(costs: Costs) -> float:
-    """The work spread evenly over all devices, without any communication."""
-    floors = _Floors(costs)
-    return costs.micro_batches * floors.work[-1] / floors.capacity(costs.servers.sizes)
+    return _Search(floors, limit).run()
 
 
 def upper_bound(costs: Costs) -> float:
@@ -101,16 +93,14 @@ def upper_bound(costs: Costs) -> float:
 class _Search:
     """The dynamic programming, for plans below ``bound``."""
 
-    def __init__(self, costs: Costs, bound: float) -> None:
-        self.costs, self.servers = costs, costs.servers
+    def __init__(self, floors: Floors, bound: float) -> None:
+        costs = floors.costs
+        self.costs, self.servers, self._floors = costs, costs.servers, floors
         self.steady = costs.micro_batches - 1
         self.bound = bound
+        self.work_bound = min(bound, costs.measures.below_s)  # of a step's work alone
         self.states: Dict[Tuple[int, Counts], _Groups] = {}
-        self._sets: Dict[Counts, List[Counts]] = {}
-        self._moves: Dict[Tuple[Counts, Counts], Tuple[Counts, Counts]] = {}
-        self._matches: Dict[Tuple[Counts, Counts, Counts], Counts] = {}
-        self._floors = _Floors(costs)
-        self.memory_binds = _memory_binds(costs)
+        self.memory_binds = floors.memory_binds
 
     def run(self) -> Optional[Stages]:
         best: Optional[_Label] = None
@@ -127,33 +117,31 @@ class _Search:
             return self.states[key]
         groups: _Groups = {}
         self.states[key] = groups
-        count = sum(used)
-        floor_f, floor_w = self._floors.of(layer, count)
-        rest_w = self._floors.work[-1] - floor_w
-        capacity, rest = self._floors.capacity(used), self._floors.capacity(self.servers.free(used))
-        busiest_s = max(floor_w / (capacity or 1.0), rest_w / (rest or 1.0))
-        if self.steady * busiest_s * (1 - TOLERANCE) + floor_f >= self.bound:
+        floors = self._floors
+        floor_f, floor_c = floors.of(layer, used)
+        # the busiest stage of either side as the pivot, after all stages before it
+        before_s, behind_s = floors.busiest(0, layer, used), floors.busiest(layer, -1, self.servers.free(used))
+        if max((self.steady + 1) * before_s, floor_c + (self.steady + 1) * behind_s) * (1 - TOLERANCE) >= self.work_bound:
             return groups
-        for taken in self._sets_from(used):
-            labels = self._with_first_set(layer, used, taken, floor_f)
+        for taken in self.servers.sets(used):
+            labels = self._with_first_set(layer, used, taken, floor_f, floor_c)
             if labels:
                 groups[taken] = labels
         return groups
 
-    def _with_first_set(self, layer: int, used: Counts, taken: Counts, floor_f: float) -> List[_Label]:
+    def _with_first_set(self, layer: int, used: Counts, taken: Counts, floor_f: float, floor_c: float) -> List[_Label]:
         costs, steady, bound = self.costs, self.steady, self.bound
-        floor_c = self._floors.of(layer, sum(used))[1] / (self._floors.capacity(used) or 1.0)
         labels: List[_Label] = []
         last = self.servers.free(used) == taken
-        behind, sent = (used, taken) if last else self._behind(used, taken)
-        ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, behind)
+        behind, sent = (used, taken) if last else self.servers.behind(used, taken)
+        ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, behind, floor_c)
         devices = costs.group(used, taken)
         ring, parameters = devices.ring, costs.parameters[layer]
         for end in ends:
             stage = Stage(layer, end, used, taken)
             forward_s, backward_s = devices.work(layer, end)
             work_s = forward_s + backward_s
-            if (steady + 1) * work_s + floor_f >= bound:
+            if (steady + 1) * work_s + floor_c >= self.work_bound:
                 break
             rests = {} if last else self._solve(end, behind)
             if not (rests or last):
@@ -168,45 +156,25 @@ class _Search:
                     _insert(labels, label, self.memory_binds)
                 break
             for receivers, group in rests.items():
-                wire_s = costs.wire(end, _minus(behind, sent), sent, self._matched(behind, receivers, sent))
+                wire_s = costs.wire(end, _minus(behind, sent), sent, self.servers.matched(behind, receivers, sent))
                 for rest in group:
-                    label = _in_front(rest, wire_s, stage, forward_s, backward_s, allreduce_s, depth, steady)
-                    if max(label.x + floor_f, label.z + floor_c) < bound:
-                        _insert(labels, label, self.memory_binds)
+                    if 2 * wire_s + work_s + rest.z + floor_c < bound and wire_s + forward_s + rest.x + floor_f < bound:
+                        label = _in_front(rest, wire_s, stage, forward_s, backward_s, allreduce_s, depth, steady)
+                        if label.x + floor_f < bound and label.z + floor_c < bound:
+                            _insert(labels, label, self.memory_binds)
         return labels
 
-    def _ends(self, layer: int, behind: Counts) -> Iterable[int]:
+    def _ends(self, layer: int, behind: Counts, floor_c: float) -> Iterable[int]:
         """Where a stage from ``layer`` can end if the devices ``behind`` are used then: neither the layers before it nor those
-        after it may keep their devices busy beyond the bound."""
-        work, size = self._floors.work, self.costs.num_layers
-        if not self.steady:
-            return range(layer + 1, size)
-        busy = self.bound / self.steady / (1 - TOLERANCE)
+        after it may keep their devices busy beyond the bound.
+
+        Args:
+            floor_c: least seconds of a micro-batch's work before ``layer``.
+        """
+        work, size, count = self._floors.work, self.costs.num_layers, (self.steady + 1) * (1 - TOLERANCE)
         used, rest = self._floors.capacity(behind), self._floors.capacity(self.servers.free(behind))
-        return range(max(layer + 1, bisect.bisect_left(work, work[-1] - busy * rest)),
-                     min(size, bisect.bisect_right(work, busy * used)))
-
-    def _matched(self, behind: Counts, receivers: Counts, sent: Counts) -> Counts:
-        key = (behind, receivers, sent)
-        if key not in self._matches:
-            self._matches[key] = self.servers.matched(behind, receivers, sent)
-        return self._matches[key]
-
-    def _sets_from(self, used: Counts) -> List[Counts]:
-        if used not in self._sets:
-            servers = self.servers
-            small = servers.num_devices <= MAX_DEVICES_OF_ALL_SETS and servers.count_states() <= MAX_STATES_OF_ALL_SETS
-            sets = servers.all_sets(used) if small else servers.round_sets(used)
-            self._sets[used] = sorted(sets, key=lambda taken: (sum(taken), taken))
-        return self._sets[used]
-
-    def _behind(self, used: Counts, taken: Counts) -> Tuple[Counts, Counts]:
-        """Canonical used counts after the stage, and ``taken`` in their order of servers."""
-        key = (used, taken)
-        if key not in self._moves:
-            order = self.servers.canonical_order(used, taken)
-            self._moves[key] = (tuple(used[k] + taken[k] for k in order), tuple(taken[k] for k in order))
-        return self._moves[key]
+        return range(max(layer + 1, bisect.bisect_left(work, work[-1] - (self.work_bound - floor_c) / count * rest)),
+                     min(size, bisect.bisect_right(work, self.work_bound / count * used)))
 
     def _placed(self, label: _Label) -> Stages:
         """Undoes the exchanges of servers: the stages with the servers' own numbers."""
@@ -292,20 +260,36 @@ def _single(costs: Costs) -> Counts:
     return tuple(1 if k == 0 else 0 for k in range(len(costs.servers.sizes)))
 
 
-class _Floors:
-    """Lower bounds for the layers before ``layer`` on ``devices`` devices: (forward seconds of one micro-batch, device
-    seconds of forward and backward work)."""
+class Floors:
+    """Lower bounds of the work of one micro-batch, for all passes over one number of micro-batches.
+
+    One after the other, stages with the work ``w_i`` on ``t_i`` of ``T`` devices take ``sum w_i / t_i``, which is at least
+    ``(sum sqrt(w_i)) ** 2 / T`` (Cauchy and Schwarz).  If memory needs many stages, that is many times the time of one stage on
+    all of these devices.
+
+    Attributes:
+        costs: of the plans.
+        memory_binds: whether some stage might hold fewer than all micro-batches.
+        work: ``[layer]`` device seconds, forward and backward, of the layers before it.
+    """
 
     def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-        self._forward: Dict[int, List[float]] = {}
+        self.costs, self.memory_binds = costs, _memory_binds(costs)
         self._rates = self._find_rates()
         self._capacities: Dict[Counts, float] = {}
-        work = [INFINITY] * costs.num_layers
+        self._seconds: Dict[int, Tuple[List[float], List[float]]] = {}  # by number of devices: [layer] forward, and both
+        ahead, work = [INFINITY] * costs.num_layers, [INFINITY] * costs.num_layers
         for replicas in range(1, costs.servers.num_devices + 1):
             forward, backward = self._fastest(replicas)
+            ahead = [min(w, replicas * f) for w, f in zip(ahead, forward)]
             work = [min(w, replicas * (f + b)) for w, f, b in zip(work, forward, backward)]
-        self.work = _sums(work)
+        self.work, starts = _sums(work), self._starts()
+        self._in_turn = _in_turn(_sums(ahead), starts), _in_turn(self.work, starts)
+
+    @property
+    def least_seconds(self) -> float:
+        """Of a step: the work spread evenly over all devices, without any communication."""
+        return self.costs.micro_batches * self.busiest(0, -1, self.costs.servers.sizes)
 
     def capacity(self, counts: Counts) -> float:
         """The equivalent number of devices of the fastest type: a stage takes at least its layers' work divided by that."""
@@ -330,6 +314,17 @@ class _Floors:
                         rates[name] = max(rates[name], least / value if value else 1.0)
         return [max(rates[cluster.devices[device].type] for device in node) for node in cluster.nodes]
 
+    def _starts(self) -> List[int]:
+        """``[end]`` the first layer with which a stage can end there, on as many and as large devices as there are."""
+        costs, first, found = self.costs, 0, [0]
+        room = costs.measures.limit(max(device.usable_bytes for device in costs.servers.cluster.devices))
+        everything = costs.stage_costs.group(range(costs.servers.num_devices), -(-costs.micro_batch // costs.servers.num_devices))
+        for end in range(1, costs.num_layers + 1):
+            while first < end - 1 and everything.memory(first, end).bytes(1) > room:
+                first += 1
+            found.append(first)
+        return found
+
     def _fastest(self, replicas: int) -> Tuple[List[float], List[float]]:
         """Seconds of every layer on the fastest device type."""
         costs = self.costs
@@ -338,12 +333,36 @@ class _Floors:
                              for part in (0, 1))
         return forward, backward
 
-    def of(self, layer: int, devices: int) -> Tuple[float, float]:
+    def of(self, layer: int, used: Counts) -> Tuple[float, float]:
+        """Seconds of the layers before ``layer`` on the devices ``used``, in however many stages: forward, and both passes."""
         if layer == 0:
             return 0.0, 0.0
-        if devices not in self._forward:
-            self._forward[devices] = _sums(self._fastest(devices)[0])
-        return self._forward[devices][layer], self.work[layer]
+        devices = sum(used)
+        if devices not in self._seconds:
+            forward, backward = self._fastest(devices)
+            self._seconds[devices] = _sums(forward), _sums([f + b for f, b in zip(forward, backward)])
+        forward_s, both_s = self._seconds[devices]
+        ahead, both = self._in_turn
+        capacity = self.capacity(used)
+        return max(forward_s[layer], ahead[layer] / capacity), max(both_s[layer], both[layer] / capacity)
+
+    def busiest(self, first: int, end: int, counts: Counts) -> float:
+        """Seconds of the slowest of any number of stages with the layers ``first`` to ``end - 1`` on devices."""
+        work = self.work[end] - self.work[first]
+        return work / self.capacity(counts) if work > 0.0 else 0.0
+
+
+def _in_turn(work: List[float], starts: List[int]) -> List[float]:
+    """``[end]`` the least ``(sum sqrt(w_i)) ** 2`` of stages with the layers before ``end``.
+
+    Args:
+        work: ``[layer]`` of the layers before it.
+        starts: ``[end]`` the first layer of the longest stage that ends there.
+    """
+    roots = [0.0]
+    for end in range(1, len(work)):
+        roots.append(min(roots[first] + math.sqrt(max(0.0, work[end] - work[first])) for first in range(starts[end], end)))
+    return [root * root * (1 - TOLERANCE) for root in roots]
 
 
 def _sums(values: List[float]) -> List[float]:

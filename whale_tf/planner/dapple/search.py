@@ -14,7 +14,7 @@ from whale_tf.errors import seconds_text
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
 from whale_tf.planner.dapple import exact, restricted
 from whale_tf.planner.dapple.cost import Costs, Stages
-from whale_tf.planner.dapple.device_sets import Servers
+from whale_tf.planner.dapple.device_sets import servers_of
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
 from whale_tf.planner.measures import Measures
 from whale_tf.planner.stage_costs import StageCosts
@@ -33,6 +33,7 @@ POLICY_B_GAIN = 1.02
 
 POLISHED = 4  # plans whose cuts are moved
 SMALL = 32  # devices; for a cluster of at most this size, the least memory is computed before a search
+NEVER_S = float("inf")
 HANDED_OVER = 8  # number of plans to play
 
 
@@ -94,7 +95,7 @@ class Hybrid(NamedTuple):
 
 
 def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Optional[int] = None) -> List[Candidate]:
-    """The plans to play, from fast to slow.
+    """The plans to play, from fast to slow; empty if a faster one is known than any that fits may be.
 
     Args:
         method: ``dapple`` or a key of :data:`SOLVERS`.
@@ -108,6 +109,8 @@ def plans(costs: StageCosts, global_batch: int, method: str, micro_batches: Opti
     largest = max(measures.limit(device.usable_bytes) for device in cluster.devices)
     is_hopeless = len(cluster) <= SMALL and least_memory(costs, global_batch) > largest
     found = [] if is_hopeless else search(profile, cluster, global_batch, solver, measures, counts)
+    if not found and measures.below_s < NEVER_S:
+        return []
     if not found:
         raise smallest_too_large(costs, method, least_memory(costs, global_batch))
     return [one.candidate(method, found[number + 1:]) for number, one in enumerate(found[:HANDED_OVER])]
@@ -128,9 +131,9 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
         measures: the memory measures.
         counts: numbers of micro-batches to try; None means all of :func:`micro_batch_counts`.
     """
-    servers = Servers(cluster)
+    servers, shared = servers_of(cluster), StageCosts(profile, cluster, measures)
     counts = counts or micro_batch_counts(profile, global_batch)
-    every = [Costs(profile, servers, global_batch, count, measures) for count in counts]
+    every = [Costs(profile, servers, global_batch, count, measures, shared) for count in counts]
     if solver == "exact":
         found = _exact(every)
     else:
@@ -163,19 +166,20 @@ def _exact(every: List[Costs]) -> List[Hybrid]:
             if stages:
                 found.append(scored(name, costs, stages))
     found += _overlapped([c for c in found if c.origin == "data-parallel"])
-    limits = {costs.micro_batches: exact.FIRST_LIMIT * exact.lower_bound(costs) for costs in every}
+    pending = [exact.Floors(costs) for costs in every]
+    limits = {one.costs.micro_batches: exact.FIRST_LIMIT * one.least_seconds for one in pending}
     last = {costs.micro_batches: exact.upper_bound(costs) for costs in every}
-    pending = list(every)
     while pending:
         # the micro-batch count with the lowest limit goes first; whatever it finds bounds the others
-        costs = min(pending, key=lambda c: limits[c.micro_batches])
-        count = costs.micro_batches
+        floors = min(pending, key=lambda one: limits[one.costs.micro_batches])
+        count = floors.costs.micro_batches
         bound = min([c.latency_s for c in found] + [last[count]])
-        stages = exact.below(costs, min(limits[count], bound))
+        is_last = limits[count] * exact.FIRST_LIMIT >= bound
+        stages = exact.below(floors, bound if is_last else limits[count])
         if stages:
-            found.append(scored("exact", costs, stages))
-        if stages or limits[count] >= bound:
-            pending.remove(costs)
+            found.append(scored("exact", floors.costs, stages))
+        if stages or is_last:
+            pending.remove(floors)
         limits[count] *= exact.GROWTH
     return found + [polished(candidate) for candidate in ranked(found)[:POLISHED] if len(candidate.stages) > 1]
 
