@@ -131,6 +131,7 @@ def stop() -> None:
 PLAIN: Way = ({}, "cpu:1", lambda number: wh.replicate())
 PIPELINE: Way = ({"num_micro_batch": 2}, "cpu:3", lambda number: wh.replicate(1))
 DIVIDED: Way = ({}, "cpu:2", lambda number: wh.replicate(2) if number == 0 else wh.split(2))
+NESTED: Way = ({}, "cpu:6", lambda number: wh.replicate(1))  # each model replica takes mini-batches of its own
 COPIES: Way = ({"variables": "mirrored"}, "cpu:2", lambda number: wh.replicate())
 
 
@@ -138,7 +139,7 @@ COPIES: Way = ({"variables": "mirrored"}, "cpu:2", lambda number: wh.replicate()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, first, second, after", [
     (monitored, PIPELINE, DIVIDED, 8), (epoch_loop, DIVIDED, COPIES, 7), (fed_loop, COPIES, PIPELINE, 4),
-    (monitored_loop, PLAIN, PLAIN, 8),
+    (monitored_loop, PLAIN, PLAIN, 8), (monitored, NESTED, NESTED, 8),
     pytest.param(epoch_loop, PLAIN, PLAIN, 9, marks=pytest.mark.full)])
 def test_goes_on_at_the_next_example(tmp_path: Any, capfd: Any, kind: Any, first: Way, second: Way, after: int) -> None:
     """In the middle and at the end of an epoch."""

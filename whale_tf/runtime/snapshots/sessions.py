@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
     Attributes:
         trains: it updates variables.
-        takes: iterators of which it takes an element each.
+        takes: iterators of which it takes elements, each as often as it takes one: model replicas may take their own.
         makes: iterators that it initialises.
         refused: why its position in the data is not known; empty: it is.
         draws: an op that draws random numbers from a state that TensorFlow does not give out; empty: there is none.
@@ -273,6 +273,7 @@ class Sessions:
             state.begins(seen)
             self._tell(seen, is_in_loop)
         yield
+        seen = state.seen(fetches)  # the run may have rewritten the graph
         state.ends(seen)
         if seen.trains and run is not None:
             run.ends()
@@ -306,7 +307,7 @@ def _seen(ops: Sequence[tf.Operation]) -> Seen:
             refused = f"op {op.name!r} ({op.type}) asks iterator {inside.name!r} inside of a function"
     draws = next((op.name for op in needed if op.type in RANDOM and op.op_def is not None and op.op_def.is_stateful
                   and not any(tensor.dtype == tf.resource for tensor in op.inputs)), "") if trains else ""
-    return Seen(trains, sorted({_iterator(op).name for op in asks}),
+    return Seen(trains, sorted(_iterator(op).name for op in asks),
                 sorted({op.inputs[1].op.name for op in needed if op.type == _MAKE}), refused, draws,
                 any(op.type == "Placeholder" for op in needed))
 
