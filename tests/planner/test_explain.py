@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from tests.passes.drawings import chain
-from whale_tf.planner.explain import _sizes
+from whale_tf.planner.explain import _short, _sizes
 
 
 def test_sizes_that_are_known_open_or_none() -> None:
@@ -12,3 +12,10 @@ def test_sizes_that_are_known_open_or_none() -> None:
     assert _sizes(graph, {known, open_}) == "16 B and tensors of open sizes"
     assert _sizes(graph, {known}) == "16 B" and _sizes(graph, {open_}) == "tensors of open sizes"
     assert _sizes(graph, set()) == "nothing"
+
+
+def test_devices_of_several_processes_have_their_numbers() -> None:
+    of_one = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(2)]
+    of_two = [f"/job:worker/replica:0/task:{process}/device:CPU:0" for process in range(2)]
+    assert _short(of_one) == _short(["CPU:0", "CPU:1"]) == "CPU:0, CPU:1"
+    assert _short(of_two) == "0/CPU:0, 1/CPU:0"

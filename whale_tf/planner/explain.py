@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 from rich.console import Console, OverflowMethod
 from rich.table import Table
 
+from whale_tf.cluster.processes import JOB, process_of
 from whale_tf.errors import seconds_text
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph, Phase
@@ -221,8 +222,12 @@ def patterns_table(shards: Mapping[str, str]) -> Table:
 
 
 def _short(names: Sequence[str]) -> str:
-    """``CPU:0, CPU:1`` for full device names."""
-    return ", ".join(name.rpartition("/device:")[2] or name for name in names)
+    """``CPU:0, CPU:1`` for full device names; ``1/CPU:0`` for one of process 1, if there are several."""
+    def short(name: str) -> str:
+        process, _, device = name.rpartition("/device:")
+        return f"{process_of(name)}/{device}" if process.startswith(f"/job:{JOB}/") else device or name
+
+    return ", ".join(map(short, names))
 
 
 def _bridges(plan: Plan) -> Table:
