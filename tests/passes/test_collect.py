@@ -74,9 +74,9 @@ def test_what_an_update_and_a_summary_read_every_step_needs() -> None:
 def test_what_runs_on_own_rows_and_on_those_of_all_gets_both_values() -> None:
     step = with_reader(chain(1), "Identity", ["layer0"], Phase.OTHER)
     reader = step.graph.ops[-1].id
-    step = step._replace(processes=2, in_function=Across(frozenset({(reader, 0)}), twice=(reader,)))
+    step = step._replace(processes=2, of_results=Across(frozenset({(reader, 0)}), twice=(reader,)))
     assert of(step, "layer0", plan([2])) == Leaving((0,), True, False)
-    step = step._replace(in_function=Across(frozenset({(reader, 0)})))
+    step = step._replace(of_results=Across(frozenset({(reader, 0)})))
     assert of(step, "layer0", plan([2])) == Leaving((0,), False, False)
 
 

@@ -123,11 +123,12 @@ class Captured(NamedTuple):
             shares_batch: these divide one mini-batch.
         """
         update, across = find_update(region, self.variable_homes, self.gradient_home), None
-        results = self.recording.results if self.recording is not None else None
-        if processes > 1 and results is None and shares_batch:
-            results = [tensor for op in self.graph.ops for tensor in op.outputs]  # whatever a Session fetches
-        if processes > 1 and results is not None:
-            across = of_function(region, self.sources, results, shares_batch)
+        if processes > 1:
+            results = self.recording.results if self.recording is not None else None
+            if results is None and shares_batch:
+                results = [tensor for op in self.graph.ops for tensor in op.outputs]  # whatever a Session fetches
+            if results is not None:
+                across = of_function(region, self.sources, results, shares_batch)
         return TrainingStep(region, self.sources, update, self.gradients, processes, across)
 
     def state_bytes(self) -> Dict[int, int]:
