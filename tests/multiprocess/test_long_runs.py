@@ -2,6 +2,7 @@
 sample of :mod:`tests.chaos`."""
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -12,18 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import whale_tf as wh
 from tests import chaos
-from tests.multiprocess.launch import WHALE_RUN, Starter
-from tests.multiprocess.train_long import trained
-from whale_tf._tf_compat import function_tracing, make_logical_cpus
+from tests.multiprocess.launch import WHALE_RUN, Process, Starter
 from whale_tf.processes.watch import TERMINATED_STATUS
 
 START_S = 120
 SCRIPT = ("-m", "tests.multiprocess.train_long")
 
-if function_tracing() is not None:
-    make_logical_cpus(2)  # while tests are collected: TensorFlow has executed nothing yet
 of_fit = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="snapshots are of Keras 3's fit")
 
 
@@ -39,16 +35,16 @@ def steps(output: str, rank: int) -> Dict[int, Tuple[float, float]]:
             for step, loss, seen in re.findall(rf"\[{rank}\] step (\d+) loss (\S+) seen (\S+)\n", output)}
 
 
-def here(folder: str, spans: bool) -> Tuple[Dict[int, Tuple[float, float]], List[Any]]:
-    """Steps and variables of a run in this process, which takes less time than to start another one."""
-    found: Dict[int, Tuple[float, float]] = {}
-    try:
-        values = trained(folder, {}, spans, 1, "cpu:2" if spans else "cpu:1",
-                         lambda step, loss, seen: found.update({step: (loss, seen)}))
-    finally:
-        wh.shutdown()
-        tf.keras.backend.set_floatx("float32")
-    return found, values
+def one(starter: Starter, folder: str, spans: bool) -> Process:
+    """A run in one process."""
+    options = ("--devices-per-worker", "2") if spans else ()
+    return starter.start(*WHALE_RUN, *options, *SCRIPT, folder, **({"SPANS": "1"} if spans else {}))
+
+
+def variables(process: Process) -> List[np.ndarray]:
+    """At the end of a run in one process."""
+    assert process.wait(START_S) == 0, process.output
+    return [np.array(value) for value in json.loads(process.output.partition("variables ")[2].splitlines()[0])]
 
 
 @of_fit
@@ -61,7 +57,7 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
     """The second process alone gets the signal; both end after the same step."""
     two = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, str(tmp_path / "ends"), given, PAUSE="0.15",
                         **({"SPANS": "1"} if spans else {}))
-    expected, values = here(str(tmp_path / "whole"), False)
+    whole = one(starter, str(tmp_path / "whole"), False)
     two.wait_for("[1] step 9 ", START_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", two.output)[0]), signal.SIGKILL)
     two.wait_for("[1] step 15 ", START_S)
@@ -69,7 +65,9 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
     assert two.wait(START_S) == TERMINATED_STATUS, two.output
     assert "fit goes on in epoch" in two.output or given == 'zero="v2"', two.output
     ended, = re.findall(r"SIGUSR1: snapshot of step (\d+) is complete; ending", two.output)
-    rest, others = here(str(tmp_path / "ends"), spans)
+    again = one(starter, str(tmp_path / "ends"), spans)
+    values, others = variables(whole), variables(again)
+    expected, rest = steps(whole.output, 0), steps(again.output, 0)
     assert min(rest) == int(ended) + 1 and max(expected) == max(rest) == 24
     assert max(steps(two.output, 0)) == max(steps(two.output, 1)) == int(ended)
     for found in (steps(two.output, 0), steps(two.output, 1), rest):

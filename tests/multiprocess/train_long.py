@@ -68,10 +68,10 @@ def main() -> None:
     workers = 1 if spans else len(task.get("cluster", {}).get("worker", ())) or 1
     given = {key: json.loads(value) for key, value in (each.split("=") for each in sys.argv[2:])}
     print("process", os.getpid(), flush=True)
-    trained(sys.argv[1], given, spans, workers, None,
-            lambda step, loss, seen: print(f"step {step} loss {loss!r} seen {seen!r}", flush=True),
-            float(os.environ.get("PAUSE", "0")))
-    print("finished", flush=True)
+    values = trained(sys.argv[1], given, spans, workers, None,
+                     lambda step, loss, seen: print(f"step {step} loss {loss!r} seen {seen!r}", flush=True),
+                     float(os.environ.get("PAUSE", "0")))
+    print("variables", json.dumps([value.tolist() for value in values]), flush=True)
 
 
 if __name__ == "__main__":
