@@ -88,6 +88,18 @@ def _folder(item: pytest.Item) -> str:
     return os.path.relpath(str(item.fspath), os.path.dirname(__file__)).split(os.sep)[0]
 
 
+@pytest.fixture(autouse=True)
+def eager_again() -> Iterator[None]:
+    """Scripts that a test runs in this process may have turned eager execution off."""
+    yield
+    if getattr(sys.modules.get("tensorflow"), "__version__", "1").startswith("1"):
+        return
+    from tensorflow.python.eager import context
+    if context.default_execution_mode != context.EAGER_MODE:
+        context.default_execution_mode = context.EAGER_MODE
+        context.context()._thread_local_data.is_eager = True
+
+
 @pytest.fixture
 def graph() -> Iterator[Any]:
     """A fresh tf.Graph, current while the test runs."""
