@@ -446,7 +446,7 @@ def _of_function(state: Active, graph: tf.Graph, done: Parallelized) -> str:
 
 def _side_by_side(processes: Processes) -> str:
     members = ", ".join(map(str, processes.members))
-    return (f"Processes: {processes.graphs} steps run side by side, each on its rows of the mini-batch. Process {processes.rank} "
+    return (f"Processes: {processes.graphs} steps run side by side, each on its own examples. Process {processes.rank} "
             f"runs a part of step {processes.step}, with all of process(es) {members}.\n")
 
 

@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from whale_tf.emit.session_part import SCOPE
 from whale_tf.processes.watch import TERMINATED_STATUS
+from whale_tf.runtime.snapshots.sessions import _seen
 
 v1 = tf.compat.v1
 EXAMPLES, BATCH, EPOCHS = 22, 4, 3  # five whole mini-batches and one of two
@@ -207,6 +209,14 @@ def test_what_is_refused(tmp_path: Any) -> None:
             else:
                 with pytest.raises(wh.SnapshotError, match="has a value of 'w', which this graph does not have"):
                     v1.train.MonitoredTrainingSession()
+
+
+def test_messages_between_processes_are_no_data() -> None:
+    with tf.Graph().as_default():
+        for scope, refused in ((SCOPE + "/1", False), ("script", True)):
+            with tf.name_scope(scope):
+                taken = v1.FIFOQueue(1, [tf.float64], [[]]).dequeue()
+            assert bool(_seen([taken.op]).refused) == refused
 
 
 def test_a_dynamic_loss_scale_is_refused(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.emit.processes import ancestors
+from whale_tf.emit.session_part import SCOPE
 from whale_tf.errors import ConfigError, SnapshotError
 from whale_tf.ir.traits import RANDOM
 from whale_tf.processes.termination import updates
@@ -294,7 +295,8 @@ def _seen(ops: Sequence[tf.Operation]) -> Seen:
     needed = ancestors(ops)
     trains = any(updates(op) for op in needed)
     asks = [op for op in needed if op.type.startswith(_NEXT)]
-    refused = next((f"op {op.name!r} takes from a queue" for op in needed if op.type.startswith("QueueDequeue")), "")
+    refused = next((f"op {op.name!r} takes from a queue" for op in needed if op.type.startswith("QueueDequeue")
+                    and not op.name.startswith(SCOPE + "/")), "")  # other than messages between processes
     for op in asks:
         iterator = _iterator(op)
         if op._get_control_flow_context() is not None:
