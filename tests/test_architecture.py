@@ -21,7 +21,7 @@ PACKAGE = "whale_tf"
 FLOORS = ("cli", "viz", "measure", "api", "runtime", "parallelize", "processes", "decide", "emit", "transforms", "capture",
           "communicators", "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
-          "cluster", "config", "documents", "errors", "version", "_typing_compat")
+          "cluster", "config", "documents", "errors", "garbage", "version", "_typing_compat")
 PURE = FLOORS[FLOORS.index("planner"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 

@@ -16,9 +16,9 @@ from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_AT
 from whale_tf.capture.attributes import DTYPE_NAMES, Attributes, proto_shape
 from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
+from whale_tf.garbage import garbage_collection_paused
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.edges import edges_of
-from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
 

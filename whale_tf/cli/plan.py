@@ -1,7 +1,6 @@
 """``whale plan``, ``whale explain`` and ``whale diff``."""
 from __future__ import annotations
 
-import gc
 import json
 import os
 from typing import Any, Dict, List, Optional, Sequence
@@ -16,6 +15,7 @@ from whale_tf.cli.common import check_exists, check_files, check_sizes, console,
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, memory_text, seconds_text
+from whale_tf.garbage import garbage_collection_paused
 from whale_tf.passes.lowering import Lowering, lowered_text
 from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
@@ -33,7 +33,6 @@ from whale_tf.simulator.laws import LAYERS, PRICED, default_laws
 
 ON_STEPS = ("auto", "dapple", "amp")  # searches whose plans of scripts are played as Programs
 
-RARELY = (100_000, 50, 100)  # plans that are played are large and not garbage; walking them took an eighth of a search
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 
@@ -72,9 +71,8 @@ def plan(
     with reported():
         check_files({"--output": output}, {})
         check_sizes(global_batch)
-        gc.set_threshold(*RARELY)
         machines = limited(Cluster.parse(cluster), memory_limit)
-        with Console(stderr=True).status(f"searching ({search_method})") as status:
+        with garbage_collection_paused(), Console(stderr=True).status(f"searching ({search_method})") as status:
             def progress(count: int, fastest_s: float) -> None:
                 best = f", the fastest that fits: {seconds_text(fastest_s)}; Ctrl-C takes it" if fastest_s < float("inf") else ""
                 status.update(f"searching ({search_method}): {count} plans played{best}")

@@ -18,7 +18,7 @@ from whale_tf.decide.played_steps import Annotated, Automatic, as_played, with_t
 from whale_tf.decide.prepare import prepare
 from whale_tf.decide.split import carry_out, initialised, of_local, whole_division
 from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError
-from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf.garbage import garbage_collection_paused
 from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan

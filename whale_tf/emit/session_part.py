@@ -342,6 +342,8 @@ class SessionPart:
             if owner not in (None, self.rank):
                 continue
             equal = range(self.processes.count) if owner is None else self._peers
+            if len(equal) < 2:
+                continue
             place = equal.index(self.rank)
             is_resource, dtype = op.type == "VarHandleOp", op.get_attr("dtype")
             scope, what, device = f"{self.scope}/start/{op.name}", f"start/{flat(op.name)}", op.device

@@ -23,7 +23,7 @@ from whale_tf.cluster import Processes
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.processes import draws_anew
 from whale_tf.ir.region import Region
-from whale_tf.ir.training_step import pulls_behind
+from whale_tf.ir.training_step import TrainingStep, pulls_behind
 from whale_tf.passes.communicate import takes_own
 from whale_tf.passes.side_by_side import find_steps
 from whale_tf.plan import Plan
@@ -37,27 +37,24 @@ def own_step(captured: Captured, region: Region, plan: Plan, processes: Processe
     """
     steps = find_steps(plan)
     count, number = len(steps.processes), steps.number(processes.rank)
-    if count > 1 and _is_divisible(captured, region, plan, count):
+    step = captured.step(region, count, True)
+    own = takes_own(step, plan)
+    if count > 1 and _is_divisible(captured, step, plan, own):
         here = steps.plan_of(number)
-        if not _takes_own(captured, region, plan):
-            here = replace(here, nested_batch="divide")
-        return here, replace(processes, steps=tuple(steps.processes))
+        return here if own else replace(here, nested_batch="divide"), replace(processes, steps=tuple(steps.processes))
     return plan, replace(processes, steps=(tuple(range(processes.count)),))
 
 
-def _takes_own(captured: Captured, region: Region, plan: Plan) -> bool:
-    """Whether model replicas take mini-batches of their own from an input pipeline, and not rows of one."""
-    return takes_own(captured.step(region), plan)
+def _is_divisible(captured: Captured, step: TrainingStep, plan: Plan, own: bool) -> bool:
+    """Whether a step can take its rows of the mini-batch and be computed without the others' examples.
 
-
-def _is_divisible(captured: Captured, region: Region, plan: Plan, steps: int) -> bool:
-    """Whether a step can take its rows of the mini-batch, or its own one, and be computed without the others' examples."""
-    graph, batch = captured.graph, region.batch
+    Args:
+        own: model replicas take mini-batches of their own from an input pipeline, and not rows of one.
+    """
+    graph, region, batch = captured.graph, step.region, step.region.batch
     if len(batch.batches) != 1:
         return False
-    step = captured.step(region, steps, True)
     shapes = {tensor: graph.tensors[tensor].shape for tensor in {*captured.sources, *captured.inputs_beside}}
-    own = _takes_own(captured, region, plan)
     if plan.random == LOCAL or draws_anew(region) or own and not all(pulls_behind(graph, tensor) for tensor in captured.sources):
         return False
     if any((shapes[tensor] or (None,))[0] is None for tensor in captured.inputs_beside):

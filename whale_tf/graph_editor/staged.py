@@ -30,12 +30,12 @@ from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Opt
 
 from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError
+from whale_tf.garbage import garbage_collection_paused
 from whale_tf.graph_editor.commit import Commit, Place
 from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
-from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import free_name, function_exists, names_taken, some
 from whale_tf.graph_editor.stage import Stage
 from whale_tf.graph_editor.template import Device, Edit, Original, Template, Templates, place_and_edit

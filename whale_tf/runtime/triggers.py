@@ -15,7 +15,7 @@ from whale_tf.capture.handles import note_variables
 from whale_tf.cluster import ONE_PROCESS, devices_of_processes
 from whale_tf.emit.early import Early
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError, WhaleError
-from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.passes.form import INLINE
 from whale_tf.plan import Plan

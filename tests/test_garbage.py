@@ -6,8 +6,8 @@ import sys
 import weakref
 from typing import Any
 
-from whale_tf.graph_editor import garbage
-from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf import garbage
+from whale_tf.garbage import garbage_collection_paused
 
 
 class Cycle:
