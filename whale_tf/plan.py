@@ -74,14 +74,6 @@ class TaskGraphPlan(Record):
         """Relative sizes of the replicas' parts of a micro-batch; None means equal parts."""
         return None if self.strategy == "split" else self.slices
 
-    @property
-    def variable_devices(self) -> Tuple[int, ...]:
-        """The devices (of one process) that hold its variables; under ``split`` each holds its part."""
-        rows = self.devices if self.variables == "mirrored" else self.devices[:1]
-        if self.variables == "shared" and self.strategy != "split":
-            return rows[0][:1]
-        return tuple(device for row in rows for device in row)
-
     def check(self) -> None:
         if self.homes and self.variables != "shared":
             raise ValueError(f"TaskGraph {self.name!r} has homes for its variables, which needs variables 'shared'; it has "

@@ -156,15 +156,12 @@ def test_refused() -> None:
         with_homes(shared([1, 1]), held(1), Config({"zero": "v1"}))
 
 
-def test_who_reads_and_keeps_a_variable_without_a_home() -> None:
-    one = Held("v0_0", 0, 1, 10, 20)
-    divided = plan([2], tasks={0: {"strategy": "split"}})
-    assert one.readers(plan([2])) == [0, 1]
-    assert one.readers(divided) == [1] and one._replace(shard=0).readers(divided) == [0]
+def test_kept_bytes() -> None:
+    """Optimizer state is only where the variable is updated."""
+    one = Held("v0_0", 0, 0, 10, 20)
     assert one.kept(plan([2])) == {0: 30, 1: 30} and one.kept(shared([2])) == {0: 30}
-    assert one.kept(shared([2], model_replicas=2)) == {0: 30}
-    assert one.kept(shared([2], model_replicas=2, processes=((1, 0), (2, 3)))) == {0: 30, 2: 30}  # one in each graph
-    assert one.kept(shared([2], model_replicas=2, processes=((0,), (1, 2, 3)))) == {0: 30}  # processes run parts of one step
+    two = shared([1], model_replicas=2, processes=((0,), (1,)), zero="v1")
+    assert one.kept(replace(two, task_graphs=(replace(two.task_graphs[0], homes={"v0_0": 1}),))) == {0: 10, 1: 30}
 
 
 def test_largest_variable_comes_first() -> None:

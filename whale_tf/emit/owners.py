@@ -31,6 +31,7 @@ from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.ir.units import GATE_ATTR
+from whale_tf.passes.homes import variables_at_home
 from whale_tf.passes.owners import DONE, LATE, NEW, Message, Owners, waited_for
 
 UPDATES_ATTR = "_whale_updates"  # of an op that stands for an optimizer's update
@@ -278,9 +279,6 @@ def _gate(graph: OpGraph) -> Optional[_Gate]:
 
 def kept_variables(context: Context) -> List[Kept]:
     """In an order that is the same in all processes."""
-    graph, found = context.graph, []
-    home_of = {name: home for task in context.plan.task_graphs for name, home in task.homes.items()}
-    for variable, owner in sorted(context.owners.state.items()):
-        op, home = graph.ops[variable], context.devices[home_of[graph.ops[owner].name]]
-        found.append(Kept(op.name, context.device_of(op), home, context.owners.is_own(owner)))
-    return found
+    graph, owners, homes = context.graph, context.owners, variables_at_home(context.graph, context.plan)
+    return [Kept(graph.ops[variable].name, context.device_of(graph.ops[variable]), context.devices[homes[owner].device],
+                 owners.is_own(owner)) for variable, owner in sorted(owners.state.items())]

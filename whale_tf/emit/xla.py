@@ -11,6 +11,7 @@ from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, Body, Program
+from whale_tf.residence import residence
 
 MUST_COMPILE = "_XlaMustCompile"
 _EDGES = (Role.ARGUMENT, Role.RESULT, Role.NO_OP)
@@ -54,11 +55,11 @@ def _text(bodies: Dict[str, str]) -> Sequence[str]:
 
 def _elsewhere(graph: OpGraph, body: Body, plan: Plan) -> str:
     """A variable that the body itself takes, as an embedding's look-up does; XLA takes it only from the call's own device."""
-    own = plan.task_graphs[body.task_graph]
-    devices = {device for row in own.devices for device in row}
     for op in (graph.producer(tensor) for tensor in body.inputs if graph.tensors[tensor].dtype == "resource"):
-        home = next((task.homes[op.name] for task in plan.task_graphs if op.name in task.homes), None)
-        if op.type in VARIABLES and (len(devices) > 1 and own.variables == "shared" if home is None else devices != {home}):
+        task_graph = next((number for number, task in enumerate(plan.task_graphs) if op.name in task.homes), body.task_graph)
+        where = residence(plan, task_graph, op.name, op.shard)
+        own = residence(plan, body.task_graph, op.name, op.shard)
+        if op.type in VARIABLES and not set(own.readers).issubset(where.values):
             return f"it takes variable {op.name!r}, which is on another device"
     return ""
 

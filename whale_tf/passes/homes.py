@@ -27,6 +27,13 @@ from whale_tf.plan import Plan
 PREFETCH = 2  # number of ops that read variables between the op after which a value is sent and the op that reads it
 
 
+class Home(NamedTuple):
+    """Where a trained variable is stored and updated, and its TaskGraph."""
+
+    device: int
+    task_graph: int
+
+
 class Homes(NamedTuple):
     """Attributes:
     ops: op that runs at a home -> device.
@@ -44,17 +51,11 @@ def find_homes(step: TrainingStep, plan: Plan) -> Homes:
 
 def _homes(step: TrainingStep, plan: Plan) -> Homes:
     graph, region = step.graph, step.region
-    variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device
-                 for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+    variables = {variable: plan.here(home.device) if step.processes > 1 else home.device
+                 for variable, home in variables_at_home(graph, plan).items()}
     if not variables:
         return Homes()
-    of: Dict[int, int] = dict(variables)
-    outside = {*region.batch_level, *region.drawn_once, *step.update.variables}
-    for index in region.ops:
-        if index not in outside and index not in of:
-            found: Set[int] = {of[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in of}
-            if len(found) == 1:
-                of[index], = found
+    of = following(step, variables)
     homes_of: Dict[int, Set[int]] = {}  # of the variables that a gradient updates: parts of one may share a sparse gradient
     for tensor, variable in step.gradients:
         if variable in variables:
@@ -68,6 +69,24 @@ def _homes(step: TrainingStep, plan: Plan) -> Homes:
         if tensor not in tensors and len(found) == 1 and -1 not in found:
             tensors[tensor], = found
     return Homes(ops, tensors)
+
+
+def variables_at_home(graph: OpGraph, plan: Plan) -> Dict[int, Home]:
+    """The graph's variables that have homes under a plan, by op number."""
+    return {graph.op(name).id: Home(device, number) for number, task in enumerate(plan.task_graphs)
+            for name, device in task.homes.items() if name in graph}
+
+
+def following(step: TrainingStep, owners: Mapping[int, int]) -> Dict[int, int]:
+    """Ops of the step level that follow from variables of one owner alone -> the owner; ``owners`` has those of the variables."""
+    graph, found = step.graph, dict(owners)
+    outside = {*step.region.batch_level, *step.region.drawn_once, *step.update.variables}
+    for index in step.region.ops:
+        if index not in outside and index not in found:
+            own = {found[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in found}
+            if len(own) == 1:
+                found[index], = own
+    return found
 
 
 def kept_in_bodies(graph: OpGraph, homes: Homes) -> Dict[int, int]:

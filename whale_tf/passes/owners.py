@@ -37,6 +37,7 @@ from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import GATE_ATTR, frames, loops_of
 from whale_tf.ir.walk import reached
+from whale_tf.passes.homes import following, variables_at_home
 from whale_tf.plan import Plan
 
 VALUES, NEW, DONE, LATE = "values", "new", "done", "late"  # kinds of messages about variables
@@ -145,13 +146,13 @@ def _owners(step: TrainingStep, plan: Plan) -> Owners:
     if step.processes == 1 or not plan.processes:
         return Owners()
     graph = step.graph
-    process = {graph.op(name).id: plan.process_of(device)
-               for task in plan.task_graphs for name, device in task.homes.items() if name in graph and device != plan.host}
+    homes = variables_at_home(graph, plan)
+    process = {variable: plan.process_of(home.device) for variable, home in homes.items() if home.device != plan.host}
     if not process:
         return Owners()
     itself = {variable: variable for variable in process}
     gradients = {tensor: variable for tensor, variable in step.gradients if variable in process}
-    of, variables = owned(graph, _of_region(step, itself), itself, gradients)
+    of, variables = owned(graph, following(step, itself), itself, gradients)
     everywhere = _read_in_passes(graph).difference(process)
     variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}
     state = {variable: owner for variable, owner in variables.items() if variable not in process or plan.zero == "v3"}
@@ -191,18 +192,6 @@ def _check_readers(graph: OpGraph, update: Mapping[int, int], state: Mapping[int
                 f"zero over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[read[0]].name!r} itself, "
                 "which only one process has, and follows from other variables as well; let it take the variable's value "
                 "(tf.identity(variable.read_value())), or set zero to 'none'")
-
-
-def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
-    """Ops of the step level that follow from one variable alone."""
-    graph, found = step.graph, dict(variables)
-    outside = {*step.region.batch_level, *step.region.drawn_once, *step.update.variables}
-    for index in step.region.ops:
-        if index not in outside and index not in found:
-            owners = {found[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in found}
-            if len(owners) == 1:
-                found[index], = owners
-    return found
 
 
 def _at_owner(step: TrainingStep, of: Mapping[int, int], gradients: Mapping[int, int]) -> Dict[int, int]:
@@ -283,8 +272,7 @@ def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
     """First values for the step, then tensors, then variables in the order in which their gradients become ready, then late
     messages."""
     graph, writes = step.graph, owners.writes(step.graph)
-    home = {graph.op(name).id: (device, number) for number, task in enumerate(plan.task_graphs)
-            for name, device in task.homes.items() if name in graph}
+    home = variables_at_home(graph, plan)
     of_op = {op: variable for variable, found in writes.items() for op in found.value}
     after = _after(graph, list(of_op))
     before = {variable: {of_op[op] for write in found.value for op in after[write]} - {variable}
@@ -298,14 +286,15 @@ def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
         op, record = graph.tensors[tensor].op, graph.tensors[tensor]
         readers = {user for user, _ in graph.consumers(tensor) if owners.update.get(user) != variable}
         together = frozenset(readers) if record.shape == () and not after[op] else tensor
-        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, together), []).append(tensor)
+        key = rounds[op], owners.process[variable], home[variable].task_graph, record.dtype, together
+        groups.setdefault(key, []).append(tensor)
     found = [Message(*home[owners.sent[tensors[0]]], tensors=tuple(tensors)) for tensors in groups.values()]
     order = {variable: place for place, (_, variable) in enumerate(step.gradients)}
 
     def grouped(variables: Iterable[int], kind: str) -> List[Message]:
         groups: Dict[Tuple, List[int]] = {}
         for variable in sorted(variables, key=lambda one: (order.get(one, len(order)), one)):
-            op, by_itself = graph.ops[variable], (home[variable][1], -1 - variable)
+            op, by_itself = graph.ops[variable], (home[variable].task_graph, -1 - variable)
             together: Tuple = (bucket.get(op.name, by_itself), "" if kind in (DONE, LATE) else op.attrs.get("dtype"))
             if variable in alone and kind in (NEW, DONE):
                 together = by_itself

@@ -25,6 +25,7 @@ from whale_tf.errors import ConfigError
 from whale_tf.ir.parts import even_sizes
 from whale_tf.passes.homes import PREFETCH
 from whale_tf.plan import Plan
+from whale_tf.residence import Residence, residence
 
 NONE, STAGE = "none", "stage"
 BALANCED = 1.03  # times its share: so full may a device be before variables are divided
@@ -46,22 +47,13 @@ class Held(NamedTuple):
     def bytes(self) -> int:
         return self.parameter + self.state
 
-    def readers(self, plan: Plan) -> List[int]:
-        """The devices of all replicas of the variable's TaskGraph."""
-        task = plan.task_graphs[self.task_graph]
-        return [d for row in task.devices for d in (row if task.strategy != "split" else row[self.shard:self.shard + 1])]
+    def residence(self, plan: Plan) -> Residence:
+        return residence(plan, self.task_graph, self.name, self.shard)
 
     def kept(self, plan: Plan) -> Dict[int, int]:
         """The devices that keep the variable -> its bytes there, including its optimizer state."""
-        task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
-        home = task.homes.get(self.name)
-        if home is not None:
-            others = range(len(plan.data_parallel_processes)) if plan.zero != "v3" else ()
-            return {**{plan.here(home, rank): self.parameter for rank in others}, home: self.bytes}
-        if task.variables != "mirrored":
-            graphs = plan.data_parallel_processes or [readers]  # each has the variable
-            readers = [next(device for device in readers if device in part) for part in graphs]
-        return dict.fromkeys(readers, self.bytes)
+        found = self.residence(plan)
+        return {device: self.bytes if device in found.states else self.parameter for device in found.values}
 
 
 class Dimension(NamedTuple):
@@ -86,7 +78,7 @@ def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: C
         full = _too_full(plan, items)
         if sum(full.values()) < least:
             least, best = sum(full.values()), dict(parts)
-        rest = [one for one in items if not one.whole and one.name not in asked and tuple(one.readers(plan)) in full]
+        rest = [one for one in items if not one.whole and one.name not in asked and one.residence(plan).readers in full]
         if not rest:
             break
         largest = max(rest, key=lambda one: one.bytes)
@@ -97,7 +89,7 @@ def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: C
             items.remove(largest)
             items += [largest._replace(name=f"{largest.name}/{i}", parameter=largest.parameter * size // found.size,
                                        state=largest.state * size // found.size, whole=largest.name)
-                      for i, size in enumerate(even_sizes(found.size, len(largest.readers(plan))))]
+                      for i, size in enumerate(even_sizes(found.size, len(largest.residence(plan).readers)))]
     return replace(plan, zero=config.zero, task_graphs=tuple(
         replace(task, parts={one.name: dim for one, dim in best.items() if one.task_graph == number})
         for number, task in enumerate(plan.task_graphs)))
@@ -115,9 +107,9 @@ def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
     """Variables in whole with more bytes than a device's share."""
     total: Dict[Tuple[int, ...], int] = {}
     for one in variables:
-        devices = tuple(one.readers(plan))
+        devices = one.residence(plan).readers
         total[devices] = total.get(devices, 0) + one.bytes
-    return [one for one in variables for devices in [tuple(one.readers(plan))]
+    return [one for one in variables for devices in [one.residence(plan).readers]
             if not one.whole and one.bytes * len(devices) > BALANCED * total[devices]]
 
 
@@ -127,7 +119,7 @@ def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], fl
     for one, home in _balanced(plan, variables):
         load[home] += one.bytes
     found = {}
-    for devices in {tuple(one.readers(plan)) for one in variables}:
+    for devices in {one.residence(plan).readers for one in variables}:
         own = [load[device] for device in devices]
         if max(own) * len(own) > BALANCED * sum(own):
             found[devices] = max(own) * len(own) / sum(own)
@@ -152,7 +144,7 @@ def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
     for one, home in found:
         load[home] += one.bytes
     for one in sorted(variables, key=lambda one: -one.bytes):
-        devices = one.readers(plan)
+        devices = one.residence(plan).readers
         if len(devices) > 1 and one.replica is None:
             home = min(devices, key=lambda device: load[device])
             load[home] += one.bytes
@@ -214,16 +206,17 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
     found = Resident(*([0] * (plan.num_devices + 1) for _ in range(3)))
     largest: Dict[int, Dict[str, int]] = {}  # device -> variable -> bytes that others have of it
     for one in variables:
-        home = plan.task_graphs[one.task_graph].homes.get(one.name)
-        if home is None:
+        where, kept = one.residence(plan), one.kept(plan)
+        if one.name not in plan.task_graphs[one.task_graph].homes:
             continue
-        for device, size in one.kept(plan).items():
+        home, = where.states
+        for device, size in kept.items():
             found.held[device] += size
         found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
-        sent_to = {plan.here(home, rank) for rank in range(len(plan.data_parallel_processes))}.difference(one.kept(plan))
+        sent_to = {plan.here(home, rank) for rank in range(len(plan.data_parallel_processes))}.difference(kept)
         for device in sent_to:
             found.read[device] += one.parameter
-        for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan), sent_to):
+        for device in () if one_memory else set(where.readers).difference(kept, sent_to):
             of = largest.setdefault(device, {})
             of[one.whole or one.name] = of.get(one.whole or one.name, 0) + one.parameter
     for device, sizes in largest.items():

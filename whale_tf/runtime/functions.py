@@ -40,8 +40,8 @@ TAGS = "_whale_"
 _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
 
 
-class Residence(NamedTuple):
-    """Where a captured variable is during steps, if that is not where its user made it.
+class MovedVariable(NamedTuple):
+    """A captured variable that is in parts, or on another device than its user made it on, during steps.
 
     Attributes:
         op: the placeholder of its handle.
@@ -241,35 +241,35 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         kept = variable_parts.keep(variable, once, [elsewhere.device], ["" if elsewhere.is_own else elsewhere.home])
         _capture_instead(graph, op, [op.name], kept)
         parts.add(op.name)
-    residences = [Residence(one.op, one.names, one.spread, tuple(graph.get_operation_by_name(name).device for name in one.names))
+    moved = [MovedVariable(one.op, one.names, one.spread, tuple(graph.get_operation_by_name(name).device for name in one.names))
                   for one in divided]
-    residences += [Residence(op, (op.name,), once, (device,)) for op, device in _at_home(graph, emitted.context).items()
+    moved += [MovedVariable(op, (op.name,), once, (device,)) for op, device in _at_home(graph, emitted.context).items()
                    if op.name not in parts]
     sums = emitted.communicator
     finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
     if processes.runs_part:
         assert keys is not None
         inputs = [name for name in emitted.inputs if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
-        own = _keep_own_part(graph, residences, processes, keys, variable_parts, inputs)
+        own = _keep_own_part(graph, moved, processes, keys, variable_parts, inputs)
         finished = Finished(f"{finished.staged}\n{own.staged}", own.seen, inputs)
     else:
-        for one in residences:
+        for one in moved:
             _capture_parts(graph, one, variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
     return finished
 
 
-def _keep_own_part(graph: tf.Graph, residences: Sequence[Residence], processes: Processes, keys: Keys,
+def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: Processes, keys: Keys,
                    variable_parts: VariableParts, inputs: Sequence[str]) -> OwnPart:
     """Reduces the function to this process's part of the step (:mod:`whale_tf.emit.own_part`), which uses the variables, or parts
     of them, that are here."""
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
-    for one in residences:
+    for one in moved:
         owners.update(zip(one.names, map(process_of, one.devices)))
     own = keep_own_part(graph, owners, inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
-    for one in residences:
+    for one in moved:
         are_own = [owners[name] == processes.rank for name in one.names]
         kept = variable_parts.keep(
             _captured_variable(graph, one.op, one.what), one.spread,
@@ -368,7 +368,7 @@ def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
             for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
 
 
-def _capture_parts(graph: tf.Graph, one: Residence, variable_parts: VariableParts) -> None:
+def _capture_parts(graph: tf.Graph, one: MovedVariable, variable_parts: VariableParts) -> None:
     """Makes the function capture the parts of a variable instead of the variable.
 
     Raises:

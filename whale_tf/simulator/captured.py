@@ -13,6 +13,7 @@ from whale_tf.passes.communicate import takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED
 from whale_tf.program import Program as Step
+from whale_tf.residence import residence
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.call_facts import Costs, Kernel
 from whale_tf.simulator.costs import OpEstimator
@@ -62,9 +63,9 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch, values)
     add_step(tasks, costs, step, [place.moved(compile_program(step, part), part) for place, part in zip(places, parts)])
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
-    for place, part in zip(places, parts):
+    for rank, place in enumerate(places):
         for one in graph.variables:
-            for number, size in _kept(part, one).items():
+            for number, size in _kept(plan, rank, one).items():
                 device = place.of(number)
                 static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + size
     program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
@@ -97,18 +98,12 @@ class _Places:
         return program._replace(bodies=bodies, calls=calls), part
 
 
-def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
-    """The devices of a process that keep a variable -> its bytes there.  If another process updates the variable, these are
-    without its slots, and under v3 there are none at all."""
-    task = part.task_graphs[one.task_graph]
-    home = task.homes.get(one.name)
-    if home is not None:
-        here = part.here(home)
-        if here != home and part.zero == "v3":
-            return {}
-        return {here: one.bytes - (one.slots if here != home else 0.0)}
-    rows = task.devices if task.variables == "mirrored" else task.devices[:1]
-    return dict.fromkeys([row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices, one.bytes)
+def _kept(plan: Plan, rank: int, one: StepVariable) -> Dict[int, float]:
+    """The devices of a process that keep a variable -> its bytes there: without slots, if another process updates it.  Each of
+    processes side by side has a host of its own."""
+    where = residence(plan, one.task_graph, one.name, one.shard)
+    own = {*plan.data_parallel_processes[rank], plan.host} if plan.data_parallel_processes else set(where.values)
+    return {device: one.bytes - (one.slots if device not in where.states else 0.0) for device in where.values if device in own}
 
 
 class StepCosts(Costs):
