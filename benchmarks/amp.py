@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 from benchmarks.measure import table
 from benchmarks.papers import amp as papers
 from whale_tf.cluster import Cluster
-from whale_tf.planner.amp.cost import Costs, Degrees, Strategy
+from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees
 from whale_tf.planner.amp.layer_assignment import assign, evaluate
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.amp.search import search
@@ -97,10 +97,10 @@ def report_predictions(console: Console, reference: str) -> None:
         ran = [row for row in results if row["status"] == "ok"]
         line = [setting, str(len(ran)), f"{PAPER_SPEARMAN[setting]:.3f}"]
         for options in variants.values():
-            costs = Costs(profile, cluster, 32, **options)
+            costs = AmpCosts(profile, cluster, 32, **options)
             line.append("{:.3f}".format(spearmanr([costs.estimate(strategy_of(row, cluster)).seconds for row in ran],
                                                   [row["measured_s"] for row in ran]).correlation))
-        costs = Costs(profile, cluster, 32)
+        costs = AmpCosts(profile, cluster, 32)
         fits = [(row["status"] == "ok", costs.estimate(strategy_of(row, cluster)).fits) for row in results]
         line.append(f"{sum(a == b for a, b in fits)} of {len(fits)}")
         rows.append(line)
@@ -108,9 +108,9 @@ def report_predictions(console: Console, reference: str) -> None:
         "setting", "strategies", "authors'", *("Spearman: " + name for name in variants), "fits memory or not, as it was"], rows))
 
 
-def strategy_of(row: Dict[str, Any], cluster: Cluster) -> Strategy:
+def strategy_of(row: Dict[str, Any], cluster: Cluster) -> AmpStrategy:
     degrees = Degrees(row["pp"], row["dp"], row["tmp"])
-    return Strategy(degrees, row["mbs"], megatron(cluster, degrees), tuple(row["partition"]))
+    return AmpStrategy(degrees, row["mbs"], megatron(cluster, degrees), tuple(row["partition"]))
 
 
 def report_loop(console: Console, profile: ModelProfile) -> None:
@@ -121,7 +121,7 @@ def report_loop(console: Console, profile: ModelProfile) -> None:
         cluster, line = Cluster.parse(name), [name, model.name]
         for method in papers.SEARCHES.values():
             start = time.process_time()
-            found = method(Costs(model, cluster, batch))
+            found = method(AmpCosts(model, cluster, batch))
             seconds = time.process_time() - start
             line += [f"{found[0].estimate.seconds:.3f}", f"{seconds:.3f}"]
             if method is search:
@@ -135,7 +135,7 @@ def report_loop(console: Console, profile: ModelProfile) -> None:
 
 def report_layer_balance(console: Console) -> None:
     """Table 5's question: our degrees with layers balanced by cost, by number, by parameters."""
-    costs = Costs(load_builtin("transgan"), Cluster.parse("amp-p3"), 64)
+    costs = AmpCosts(load_builtin("transgan"), Cluster.parse("amp-p3"), 64)
     best = search(costs)[0]
     rows = [["AMP", f"{best.estimate.seconds:.3f}", str(list(best.strategy.cuts))]]
     for balance in ("layers", "parameters"):
@@ -160,7 +160,7 @@ def report_sweep(console: Console) -> None:
 
 def sweep_row(cluster: Cluster, batch: int, paper: str) -> List[str]:
     start = time.process_time()
-    found = search(Costs(load_builtin("gpt2-24"), cluster, batch))
+    found = search(AmpCosts(load_builtin("gpt2-24"), cluster, batch))
     seconds = time.process_time() - start
     best = found[0]
     return [cluster.name, str(len(cluster)), str(batch), str(len(found)), f"{seconds:.3f}", paper,

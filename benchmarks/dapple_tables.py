@@ -20,7 +20,7 @@ from benchmarks.measure import chosen, table
 from benchmarks.papers.dapple import SOLVERS, in_order, search, single_device_seconds
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.dapple.cost import Costs
+from whale_tf.planner.dapple.cost import DappleCosts
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.search import Hybrid
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
@@ -105,7 +105,7 @@ def as_printed(row: PaperRow, profile: ModelProfile, cluster: Cluster) -> Option
     devices = [int(part) for part in row.plan.split(":")]
     best: Optional[Hybrid] = None
     for count in dapple.micro_batch_counts(profile, row.batch):
-        costs = Costs(profile, Servers(cluster), row.batch, count)
+        costs = DappleCosts(profile, Servers(cluster), row.batch, count)
         for cut in range(1, costs.num_layers):
             stages = in_order(costs, [0, cut, costs.num_layers], devices)
             if costs.fits(stages):
@@ -152,7 +152,8 @@ def commanded(row: PaperRow) -> Tuple[Hybrid, float]:
         rows = [(stage.first, stage.end, sorted(one.costs.servers.devices(stage.used, stage.taken))) for stage in one.stages]
         if one.micro_batches == answer["micro_batches"] and rows == given:
             return one, answer["latency_s"]
-    costs = Costs(profile, Servers(cluster), row.batch, answer["micro_batches"])  # data parallelism with other micro-batches
+    # data parallelism with other micro-batches
+    costs = DappleCosts(profile, Servers(cluster), row.batch, answer["micro_batches"])
     stages = in_order(costs, [0, *(end for _, end, _ in given)], [len(devices) for _, _, devices in given])
     return dapple.scored("command", costs, stages), answer["latency_s"]
 
@@ -175,7 +176,7 @@ def report_command(console: Console) -> None:
     console.print(f"same kind: {same} of {len(rows)}; of the others, ours is faster by Eq. 1 and 2 in {faster}")
 
 
-def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Hybrid]:
+def printed_stages(costs: DappleCosts, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Hybrid]:
     """A plan of Table VII; None: straight."""
     if plan is None:
         stages = SOLVERS["straight"](costs)
@@ -197,7 +198,7 @@ def report_table7(console: Console) -> None:
     rows = []
     for model, (batch, ours, theirs) in TABLE_7.items():
         profile, cluster = load_builtin(model), Cluster.parse("dapple-a")
-        every = [Costs(profile, Servers(cluster), batch, m) for m in dapple.micro_batch_counts(profile, batch)]
+        every = [DappleCosts(profile, Servers(cluster), batch, m) for m in dapple.micro_batch_counts(profile, batch)]
         pipedream = first(found(profile, cluster, batch, "pipedream"))
         lines = [("ours", found(profile, cluster, batch)[0]), ("PipeDream, ours", pipedream)]
         for name, plan in (("DAPPLE, printed", ours), ("PipeDream, printed", theirs)):
@@ -219,7 +220,7 @@ def report_printed(console: Console) -> None:
     for row in TABLE_5:
         profile, cluster = load_builtin(row.model), Cluster.parse("dapple-" + row.config)
         count = found(profile, cluster, row.batch)[0].micro_batches
-        costs = Costs(profile, Servers(cluster), row.batch, count)
+        costs = DappleCosts(profile, Servers(cluster), row.batch, count)
         line = [row.model, row.config.upper(), str(count)]
         latencies = []
         for solver in ("exact", "printed", "pipedream", "torchgpipe", "even"):

@@ -9,7 +9,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.simulator import Options, Simulation, simulate, uniform_3d
 from whale_tf.simulator.laws import Laws, TestedError, as_run
 from whale_tf.simulator.model_graph import ModelGraph
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 
 MOST_SIMULATED = 32  # micro-batches of a step; with more, the sums of gradients count for even less
 
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     precision: str
     gpus: int
     measured: float
-    strategy: Strategy
+    strategy: CompleteStrategy
     cluster: Cluster
     xla: bool = False
     fits: bool = True
@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
 
 def data_parallel(model: ModelGraph, precision: str, xla: bool, gpus: int, micro_batches: int = 1,
-                  fp16_gradients: bool = False) -> Strategy:
+                  fp16_gradients: bool = False) -> CompleteStrategy:
     """Data parallelism as TensorFlow runs it; gradients are summed once a step, after its micro-batches."""
     strategy = uniform_3d(as_run(model, precision, xla), gpus, num_micro_batch=min(micro_batches, MOST_SIMULATED))
     return strategy._replace(fp16_gradients=fp16_gradients)

@@ -34,8 +34,8 @@ from benchmarks.simulator import TABLE_VI
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import CONTEXT_BYTES
 from whale_tf.documents import plain
-from whale_tf.planner.amp.cost import Costs, Degrees
-from whale_tf.planner.amp.cost import Strategy as AmpStrategy
+from whale_tf.planner.amp.cost import AmpCosts, Degrees
+from whale_tf.planner.amp.cost import AmpStrategy
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin
@@ -252,7 +252,7 @@ def amp(data: Optional[str]) -> List[AmpRow]:
         found = read(data, "planner", f"amp_results_{setting}.json")
         cluster = Cluster.parse(name)
         profile = measured_profile(os.path.join(data, "planner")) if found else load_builtin("gpt2-24")  # type: ignore[arg-type]
-        costs = Costs(profile, cluster, 32, blocking=True)
+        costs = AmpCosts(profile, cluster, 32, blocking=True)
         limit = min(device.memory_bytes for device in cluster.devices) - CONTEXT_BYTES
         for row in found["strategies"] if found else ():
             if row["status"] != "not_run":

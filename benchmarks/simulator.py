@@ -22,11 +22,11 @@ from benchmarks import whale_figures
 from benchmarks.measure import chosen, table
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import (
+    CompleteStrategy,
     ModelGraph,
     Options,
     Simulation,
     Simulator,
-    Strategy,
     built_in_model,
     micro_batch_size,
     op_config,
@@ -164,26 +164,26 @@ class Setting(NamedTuple):
 
     model: str
     batch: int
-    s1: Callable[[ModelGraph, int], Strategy]
-    s2: Callable[[ModelGraph, int], Strategy]
+    s1: Callable[[ModelGraph, int], CompleteStrategy]
+    s2: Callable[[ModelGraph, int], CompleteStrategy]
 
 
 def settings() -> List[Setting]:
     """Proteus section VIII-B: S1 data parallelism (with ZeRO and recomputation for GPT-1.5B), S2 the experts' choice."""
 
-    def data(model: ModelGraph, count: int) -> Strategy:
+    def data(model: ModelGraph, count: int) -> CompleteStrategy:
         return uniform_3d(model, count)
 
-    def channels(model: ModelGraph, count: int) -> Strategy:
+    def channels(model: ModelGraph, count: int) -> CompleteStrategy:
         return uniform_3d(model, count // 2, 2)
 
-    def zero(model: ModelGraph, count: int) -> Strategy:
+    def zero(model: ModelGraph, count: int) -> CompleteStrategy:
         return uniform_3d(model, count, zero="v3", recompute="full")
 
-    def shard_and_pipeline(model: ModelGraph, count: int) -> Strategy:
+    def shard_and_pipeline(model: ModelGraph, count: int) -> CompleteStrategy:
         return uniform_3d(model, count // 8, 4, 2, recompute="full")
 
-    def tables(model: ModelGraph, count: int) -> Strategy:
+    def tables(model: ModelGraph, count: int) -> CompleteStrategy:
         strategy = uniform_3d(model, count)
         configs = list(strategy.op_configs)
         for number, op in enumerate(model.ops):

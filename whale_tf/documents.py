@@ -60,7 +60,7 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str = "") 
     return value
 
 
-class Problem(NamedTuple):
+class FieldProblem(NamedTuple):
     """A problem and its place, as keys and numbers from the outside in.  ``reason`` follows the place's name."""
 
     place: Tuple[Union[str, int], ...]
@@ -70,17 +70,17 @@ class Problem(NamedTuple):
 class Invalid(ValueError):
     """All problems with the values of a record."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[FieldProblem]) -> None:
         super().__init__(problems)
         self.problems = tuple(problems)
 
     @classmethod
     def of(cls, given: Any, expected: str) -> Invalid:
-        return cls([Problem((), f" is {given!r:.80}, expected {expected}")])
+        return cls([FieldProblem((), f" is {given!r:.80}, expected {expected}")])
 
-    def below(self, key: Union[str, int]) -> List[Problem]:
+    def below(self, key: Union[str, int]) -> List[FieldProblem]:
         """The same problems, relative to the value that contains this one at ``key``."""
-        return [Problem((key,) + problem.place, problem.reason) for problem in self.problems]
+        return [FieldProblem((key,) + problem.place, problem.reason) for problem in self.problems]
 
     def text(self, whole: str) -> str:
         """All problems with their dotted places; ``whole`` names the record itself."""
@@ -120,12 +120,12 @@ class Record:
     """
 
     def __post_init__(self) -> None:
-        wrong: List[Problem] = []
+        wrong: List[FieldProblem] = []
         for item in _fields(type(self)):
             given = getattr(self, item.name)
             if given is item.default:
                 if given is _REQUIRED:
-                    wrong.append(Problem((item.name,), f" is missing, expected {item.expected}"))
+                    wrong.append(FieldProblem((item.name,), f" is missing, expected {item.expected}"))
                 continue
             try:
                 value = item.reader(given)
@@ -156,7 +156,7 @@ def read(cls: Type[_R], data: Any, expected: str = "an object") -> _R:
     values = _as_problem(lambda: cls.canonical(dict(data)))
     fields = _fields(cls)
     names = [item.name for item in fields]
-    wrong = [Problem((key,), " is an unknown key" + _like(key, names)) for key in values if key not in names]
+    wrong = [FieldProblem((key,), " is an unknown key" + _like(key, names)) for key in values if key not in names]
     try:
         made = cls(**{name: values.get(name, item.default) for name, item in zip(names, fields)
                       if name in values or item.default is _REQUIRED})
@@ -368,7 +368,7 @@ def _mapping(read_item: _Reader, expected: str) -> _Reader:
         found, wrong = {}, []
         for key, held in value.items():
             if not isinstance(key, str):
-                wrong.append(Problem((key,), " is a key, expected text"))
+                wrong.append(FieldProblem((key,), " is a key, expected text"))
                 continue
             try:
                 found[key] = read_item(held)
@@ -393,4 +393,4 @@ def _as_problem(step: Callable[[], Any]) -> Any:
     except Invalid:
         raise
     except ValueError as error:
-        raise Invalid([Problem((), f": {error}")]) from None
+        raise Invalid([FieldProblem((), f": {error}")]) from None

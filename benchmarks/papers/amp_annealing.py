@@ -17,7 +17,7 @@ from typing import List, Optional, Tuple
 
 import numpy
 
-from whale_tf.planner.amp.cost import Costs, Degrees
+from whale_tf.planner.amp.cost import AmpCosts, Degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.amp.search import Estimated, degrees, micro_batches, ranked
 
@@ -26,7 +26,7 @@ COOLING = 0.97
 MAX_TILES_TRIED = 2000
 
 
-def anneal(costs: Costs, iterations: int = ITERATIONS, seed: int = 0) -> List[Estimated]:
+def anneal(costs: AmpCosts, iterations: int = ITERATIONS, seed: int = 0) -> List[Estimated]:
     """Accepted strategies, best first.  The neighbour of a strategy differs in ``dp`` or in ``tmp``, and has a new tiling and
     micro-batch; temperatures start at the first cost and cool geometrically.
 
@@ -57,14 +57,14 @@ def anneal(costs: Costs, iterations: int = ITERATIONS, seed: int = 0) -> List[Es
     return ranked(record)
 
 
-def _sampled(costs: Costs, degree: Degrees, generator: random.Random) -> Optional[Estimated]:
+def _sampled(costs: AmpCosts, degree: Degrees, generator: random.Random) -> Optional[Estimated]:
     """A random tiling and micro-batch of these degrees, layers assigned exactly."""
     size = generator.choice(micro_batches(costs.global_batch, degree.dp, costs.profile.batch_granularity or 1))
     strategy = costs.assign(degree, size, domino_placement(costs, degree, generator))
     return None if strategy is None else Estimated(strategy, costs.estimate(strategy))
 
 
-def domino_placement(costs: Costs, degree: Degrees, generator: random.Random) -> numpy.ndarray:
+def domino_placement(costs: AmpCosts, degree: Degrees, generator: random.Random) -> numpy.ndarray:
     """``[pp, dp, tmp]`` from a random tiling; Megatron's placement where the nodes make no mesh or no tiling was found."""
     nodes = costs.cluster.nodes
     if len({len(node) for node in nodes}) > 1:

@@ -9,7 +9,7 @@ from benchmarks.papers import dapple_printed
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import exact
 from whale_tf.planner.dapple import search as planner
-from whale_tf.planner.dapple.cost import Costs, Stage, Stages
+from whale_tf.planner.dapple.cost import DappleCosts, LayerStage, Stages
 from whale_tf.planner.dapple.device_sets import Counts, Servers, append_first
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -29,13 +29,13 @@ class _SingleDevices(Servers):
         yield append_first(self.sizes, used, 1)
 
 
-def straight(costs: Costs) -> Optional[Stages]:
+def straight(costs: DappleCosts) -> Optional[Stages]:
     """The best plan without replication, one device for each stage; None with fewer layers than devices."""
     servers = _SingleDevices(costs.servers.cluster)
-    return exact.solve(Costs(costs.profile, servers, costs.global_batch, costs.micro_batches, costs.measures))
+    return exact.solve(DappleCosts(costs.profile, servers, costs.global_batch, costs.micro_batches, costs.measures))
 
 
-def even(costs: Costs) -> Optional[Stages]:
+def even(costs: DappleCosts) -> Optional[Stages]:
     """Equally many layers and equally many devices for each stage; the best number of stages."""
     devices = costs.servers.num_devices
     best: Tuple[float, Optional[Stages]] = (INFINITY, None)
@@ -48,7 +48,7 @@ def even(costs: Costs) -> Optional[Stages]:
     return best[1]
 
 
-def block_partition(costs: Costs) -> Optional[Stages]:
+def block_partition(costs: DappleCosts) -> Optional[Stages]:
     """torchgpipe: a straight pipeline whose stage times differ least."""
     count = min(costs.servers.num_devices, costs.num_layers)
     forward, backward = _single_device_times(costs)
@@ -98,7 +98,7 @@ def _spread(sums: numpy.ndarray, cuts: Sequence[int]) -> Tuple[float, ...]:
     return tuple(sorted((float(sums[b] - sums[a]) for a, b in zip(cuts, cuts[1:])), reverse=True))
 
 
-def in_order(costs: Costs, cuts: Sequence[int], devices: Sequence[int]) -> Stages:
+def in_order(costs: DappleCosts, cuts: Sequence[int], devices: Sequence[int]) -> Stages:
     """Stages on consecutive devices."""
     used, stages = list(costs.servers.none()), []
     for first, end, count in zip(cuts, cuts[1:], devices):
@@ -106,12 +106,12 @@ def in_order(costs: Costs, cuts: Sequence[int], devices: Sequence[int]) -> Stage
         for server, size in enumerate(costs.servers.sizes):
             taken[server] = min(count, size - used[server])
             count -= taken[server]
-        stages.append(Stage(first, end, tuple(used), tuple(taken)))
+        stages.append(LayerStage(first, end, tuple(used), tuple(taken)))
         used = [a + b for a, b in zip(used, taken)]
     return tuple(stages)
 
 
-def _single_device_times(costs: Costs) -> Tuple[List[float], List[float]]:
+def _single_device_times(costs: DappleCosts) -> Tuple[List[float], List[float]]:
     times = costs.stage_costs.times(0, costs.profile.batch_granularity or 1)
     works = [times.work(layer, layer + 1) for layer in range(costs.num_layers)]
     return [work.forward_s for work in works], [work.backward_s for work in works]
@@ -122,7 +122,7 @@ def _single_device_times(costs: Costs) -> Tuple[List[float], List[float]]:
 _Plan = Tuple[Tuple[int, int, int], ...]  # (first, end, replicas)
 
 
-def pipedream(costs: Costs) -> Optional[Stages]:
+def pipedream(costs: DappleCosts) -> Optional[Stages]:
     """PipeDream's planner (Narayanan et al. 2019, section 3.1): the slowest stage of an asynchronous pipeline is made as fast
     as possible, first within a server, then over servers.
 
@@ -152,7 +152,7 @@ def pipedream(costs: Costs) -> Optional[Stages]:
     return stages if costs.fits(stages) else None
 
 
-def _level(costs: Costs, inner: Dict[Tuple[int, int], Tuple[float, _Plan]], count: int, bandwidth: float, batch: int,
+def _level(costs: DappleCosts, inner: Dict[Tuple[int, int], Tuple[float, _Plan]], count: int, bandwidth: float, batch: int,
            all_ranges: bool) -> Dict[Tuple[int, int], Tuple[float, _Plan]]:
     """A^k from A^{k-1}: ``count`` machines that each run ``inner``, joined by links of ``bandwidth``."""
     size = costs.num_layers
@@ -212,7 +212,7 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
     if solver in planner.SOLVERS:
         return planner.search(profile, cluster, global_batch, solver)
     servers = Servers(cluster)
-    every = [Costs(profile, servers, global_batch, count) for count in planner.micro_batch_counts(profile, global_batch)]
+    every = [DappleCosts(profile, servers, global_batch, count) for count in planner.micro_batch_counts(profile, global_batch)]
     return planner.ranked([planner.scored(solver, costs, stages) for costs in every
                            for stages in [SOLVERS[solver](costs)] if stages])
 
@@ -220,5 +220,5 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
 def single_device_seconds(profile: ModelProfile, cluster: Cluster, global_batch: int) -> float:
     """All micro-batches one after the other on the first device: the numerator of the paper's speed-ups (section VI-C)."""
     count = max(planner.micro_batch_counts(profile, global_batch))
-    costs = Costs(profile, Servers(cluster), global_batch, count)
+    costs = DappleCosts(profile, Servers(cluster), global_batch, count)
     return count * sum(costs.stage_costs.times(0, costs.micro_batch).work(0, costs.num_layers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf.planner.dapple.cost import Costs, Element, Stage, Stages
+from whale_tf.planner.dapple.cost import DappleCosts, Element, LayerStage, Stages
 from whale_tf.planner.dapple.device_sets import Counts, Servers, append_first, fresh_first, scatter_first
 
 POLICIES: Mapping[str, Callable[[Counts, Counts, int], Counts]] = {
@@ -18,10 +18,10 @@ POLICIES: Mapping[str, Callable[[Counts, Counts, int], Counts]] = {
 _Prefix = Tuple[float, Stages, Tuple[Element, ...]]
 
 
-def solve(costs: Costs) -> Optional[Stages]:
+def solve(costs: DappleCosts) -> Optional[Stages]:
     """The plan with the least printed estimate found, or None when none fits memory."""
     servers, count = costs.servers, costs.micro_batches
-    everything = Stage(0, costs.num_layers, servers.none(), servers.sizes)
+    everything = LayerStage(0, costs.num_layers, servers.none(), servers.sizes)
     best: Optional[Tuple[float, Stages]] = None
     if costs.fits([everything]):
         best = (printed_latency([costs.element(everything)], count), (everything,))
@@ -35,11 +35,11 @@ def solve(costs: Costs) -> Optional[Stages]:
                 if not any(rest):
                     continue
                 for end in range(layer + 1, costs.num_layers):
-                    stage = Stage(layer, end, used, taken)
+                    stage = LayerStage(layer, end, used, taken)
                     if costs.memory(stage).depth < 1:
                         break
                     chain = elements + _appended(costs, stages, stage)
-                    last = Stage(end, costs.num_layers, behind, rest)
+                    last = LayerStage(end, costs.num_layers, behind, rest)
                     estimate = printed_latency(chain + _appended(costs, stages + (stage,), last), count)
                     if behind not in planned[end] or estimate < planned[end][behind][0]:
                         planned[end][behind] = (estimate, stages + (stage,), chain)
@@ -48,7 +48,7 @@ def solve(costs: Costs) -> Optional[Stages]:
     return None if best is None else best[1]
 
 
-def _appended(costs: Costs, stages: Stages, stage: Stage) -> Tuple[Element, ...]:
+def _appended(costs: DappleCosts, stages: Stages, stage: LayerStage) -> Tuple[Element, ...]:
     """The stage, and the wire to it, as elements of Eq. 1."""
     if not stages:
         return (costs.element(stage),)

@@ -23,7 +23,7 @@ from whale_tf.patterns.spread import everywhere
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, TableTooLarge, eliminate
 from whale_tf.planner.rhino.integer_program import integer_program
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 
 Edge = Tuple[int, int]
 
@@ -45,7 +45,7 @@ class Coarse(NamedTuple):
         return max(len(self.critical) - 1, 0)
 
 
-def coarsen(problem: Problem) -> Coarse:
+def coarsen(problem: MeshProblem) -> Coarse:
     """Critical nodes and segments of a graph."""
     graph = problem.graph
     members = set(problem.scope.ops)
@@ -78,7 +78,7 @@ def coarsen(problem: Problem) -> Coarse:
     return Coarse(critical, segment, len(graph.ops))
 
 
-def o2(problem: Problem, costs: CostGraph) -> Solution:
+def o2(problem: MeshProblem, costs: CostGraph) -> Solution:
     """Solves with O2, or the integer program if its tables become too large."""
     try:
         return solve_segments(problem, costs)
@@ -86,7 +86,7 @@ def o2(problem: Problem, costs: CostGraph) -> Solution:
         return integer_program(costs, fold=True)
 
 
-def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES, rounds: int = 0) -> Solution:
+def solve_segments(problem: MeshProblem, costs: CostGraph, max_entries: int = MAX_ENTRIES, rounds: int = 0) -> Solution:
     """Solves with O2.  ``lower_bound`` is trivial: nothing is proven.
 
     Args:
@@ -117,7 +117,7 @@ def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_EN
 class _Segments:
     """A problem cut at its critical nodes."""
 
-    def __init__(self, problem: Problem, costs: CostGraph) -> None:
+    def __init__(self, problem: MeshProblem, costs: CostGraph) -> None:
         self._costs = costs
         coarse = coarsen(problem)
         self._nodes = [problem.node_of[op] for op in coarse.critical]

@@ -9,12 +9,12 @@ from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import HANDLERS
 from whale_tf.ir.batch_axis.sections import MEASURES
+from whale_tf.ir.batch_axis.state import BatchState as BatchState
 from whale_tf.ir.batch_axis.state import Options
-from whale_tf.ir.batch_axis.state import State as BatchState
 from whale_tf.ir.evaluate import EVALUATORS
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.rules import maker
-from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, State, traits, types_where
+from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, VariableUse, traits, types_where
 from whale_tf.ir.traits.row import merged
 from whale_tf.ir.traits.row import table as section
 from whale_tf.profiler.graph_profile import precision_of
@@ -36,8 +36,8 @@ def test_what_is_not_known_claims_nothing() -> None:
 
 
 @pytest.mark.parametrize("type_,expected", [
-    ("ResourceApplyLamb", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
-    ("SparseApplyLamb", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
+    ("ResourceApplyLamb", OpTraits(state=VariableUse.UPDATE, cost=Cost.UPDATE)),
+    ("SparseApplyLamb", OpTraits(state=VariableUse.UPDATE, cost=Cost.UPDATE)),
     ("ApplicationOfSomething", UNKNOWN),
     ("ShuffleDatasetV3", OpTraits(role=Role.INPUT)),
     ("TFRecordReaderV2", OpTraits(role=Role.INPUT)),
@@ -53,7 +53,7 @@ def test_table_comes_before_the_families() -> None:
     """``IteratorGetNext`` pulls; the family of iterators says only that it is an input."""
     assert traits("IteratorGetNext").role is Role.PULL
     assert traits("TensorArrayV3").role is Role.CONTAINER
-    assert traits("AssignVariableOp").state is State.ASSIGN
+    assert traits("AssignVariableOp").state is VariableUse.ASSIGN
 
 
 @pytest.mark.parametrize("type_", ["ScatterNd", "ScatterNdNonAliasingAdd", "StatefulUniform", "AccumulatorApplyGradient"])
@@ -100,7 +100,7 @@ def test_stack_and_what_takes_its_reference_through_a_condition_stay_together() 
 def test_views_follow_from_rows() -> None:
     assert table.READS == {"Identity", "RefIdentity", "ReadVariableOp"}
     assert table.WHILES == {"While", "StatelessWhile"}
-    assert types_where(lambda row: row.state is State.ASSIGN) == table.ASSIGNS
+    assert types_where(lambda row: row.state is VariableUse.ASSIGN) == table.ASSIGNS
     assert {"Const", "NoOp"}.isdisjoint(table.CONTROL_FLOW)
 
 

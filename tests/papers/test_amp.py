@@ -13,24 +13,24 @@ from benchmarks.papers import amp_annealing as annealing
 from benchmarks.papers.amp import balanced, uniform
 from tests.planner.results import check, profile
 from whale_tf.cluster import Cluster
-from whale_tf.planner.amp.cost import Costs
+from whale_tf.planner.amp.cost import AmpCosts
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.amp.search import Estimated, search
 from whale_tf.profiler.model_profile import load_builtin
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Costs:
-    return Costs(load_builtin("gpt2-24"), Cluster.parse("amp-het"), 32)
+def gpt() -> AmpCosts:
+    return AmpCosts(load_builtin("gpt2-24"), Cluster.parse("amp-het"), 32)
 
 
 @pytest.mark.parametrize("name", sorted(papers.SEARCHES))
 def test_every_search_makes_plans(name: str) -> None:
-    costs = Costs(profile(), Cluster.parse("dapple-b:4"), 16)
+    costs = AmpCosts(profile(), Cluster.parse("dapple-b:4"), 16)
     check(papers.SEARCHES[name](costs)[0].candidate(name, costs), name)
 
 
-def test_search_is_no_worse_than_any_baseline(gpt: Costs) -> None:
+def test_search_is_no_worse_than_any_baseline(gpt: AmpCosts) -> None:
     found = search(gpt)
     assert all(a.estimate.seconds <= b.estimate.seconds for a, b in zip(found, found[1:]) if a.estimate.fits == b.estimate.fits)
     best = found[0].estimate.seconds
@@ -43,14 +43,14 @@ def test_search_is_no_worse_than_any_baseline(gpt: Costs) -> None:
         assert gpt.estimate(candidate.strategy) == candidate.estimate
 
 
-def test_megatron_takes_the_smallest_product(gpt: Costs) -> None:
+def test_megatron_takes_the_smallest_product(gpt: AmpCosts) -> None:
     """Section 6.5.2: for micro-batch 1 it picks dp 16, the model fitting one device."""
     chosen = [c for c in papers.megatron(gpt) if c.strategy.micro_batch == 1 and c.estimate.fits]
     assert [tuple(c.strategy.degrees) for c in chosen] == [(1, 16, 1)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_strategies_are_legal_and_repeatable(gpt: Costs, seed: int) -> None:
+def test_random_strategies_are_legal_and_repeatable(gpt: AmpCosts, seed: int) -> None:
     found = papers.random_search(gpt, 10, seed)
     assert [c.estimate for c in found] == [c.estimate for c in papers.random_search(gpt, 10, seed)]
     assert all(sorted(c.strategy.placement.ravel().tolist()) == list(range(16)) for c in found)
@@ -73,7 +73,7 @@ def test_no_tiling() -> None:
 
 
 @pytest.mark.slow
-def test_annealing(gpt: Costs) -> None:
+def test_annealing(gpt: AmpCosts) -> None:
     found = annealing.anneal(gpt, iterations=60, seed=1)
     assert [c.estimate for c in found] == [c.estimate for c in annealing.anneal(gpt, iterations=60, seed=1)]
     for candidate in found:

@@ -10,7 +10,7 @@ from tests.planner.results import check, profile
 from tests.planner.test_dapple_cost import chain
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import exact
-from whale_tf.planner.dapple.cost import Costs, latency
+from whale_tf.planner.dapple.cost import DappleCosts, latency
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.profiler.model_profile import load_builtin
 
@@ -53,7 +53,7 @@ def test_every_solver(name: str) -> None:
 @pytest.mark.parametrize("model,cluster,batch,micro_batches", [
     ("bert-large@dapple", "dapple-a", 128, 8), ("vgg-19@dapple", "dapple-c", 2048, 4), ("gnmt-16", "dapple-a", 1024, 2)])
 def test_exact_is_no_worse_than_the_others_on_real_models(model: str, cluster: str, batch: int, micro_batches: int) -> None:
-    costs = Costs(load_builtin(model), Servers(Cluster.parse(cluster)), batch, micro_batches)
+    costs = DappleCosts(load_builtin(model), Servers(Cluster.parse(cluster)), batch, micro_batches)
     best = exact.solve(costs)
     assert best is not None
     for name in ("two-stages", "data-parallel", "pipedream", "torchgpipe", "even"):

@@ -16,7 +16,7 @@ from whale_tf.ir.units import GATE_ATTR
 from whale_tf.passes import compile_program
 from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import GradientPlan, Plan
-from whale_tf.planner.homes import Held, with_homes
+from whale_tf.planner.homes import TrainedVariable, with_homes
 from whale_tf.program import UPDATE
 
 pytestmark = pytest.mark.once
@@ -161,7 +161,7 @@ class TestHomes:
     """Homes over the devices of all processes."""
 
     def over(self, sizes: Sequence[int], processes: int = 4, config: Any = None, names: Any = None) -> Plan:
-        variables = [Held(f"v{number}", 0, 0, size, 2 * size) for number, size in enumerate(sizes)]
+        variables = [TrainedVariable(f"v{number}", 0, 0, size, 2 * size) for number, size in enumerate(sizes)]
         whole = plan([1], 1, processes, {0: {"variables": "shared"}}, processes=tuple((device,) for device in range(processes)))
         return with_homes(whole, variables, Config(config or {"zero": "v1"}))
 

@@ -9,7 +9,7 @@ import random
 from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.planner.dapple.cost import Costs, Stage
+from whale_tf.planner.dapple.cost import DappleCosts, LayerStage
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.measures import Measures
 from whale_tf.profiler.layer_time import layer_seconds
@@ -25,9 +25,9 @@ class Case(NamedTuple):
     micro_batches: int
     recompute: bool
 
-    def costs(self, below_s: float = float("inf")) -> Costs:
-        return Costs(self.profile, Servers(self.cluster), self.global_batch, self.micro_batches,
-                     Measures("stage" if self.recompute else "none", below_s=below_s))
+    def costs(self, below_s: float = float("inf")) -> DappleCosts:
+        return DappleCosts(self.profile, Servers(self.cluster), self.global_batch, self.micro_batches,
+                           Measures("stage" if self.recompute else "none", below_s=below_s))
 
 
 def case(seed: int, max_devices: int = 5) -> Case:
@@ -56,11 +56,11 @@ def case(seed: int, max_devices: int = 5) -> Case:
     return Case(profile, cluster, rng.choice([4, 8, 12, 16]), rng.choice([1, 2, 4, 8]), rng.random() < 0.2)
 
 
-def all_plans(costs: Costs) -> Iterator[Tuple[Stage, ...]]:
+def all_plans(costs: DappleCosts) -> Iterator[Tuple[LayerStage, ...]]:
     """Every partition on every device set, exchangeable servers not identified."""
     servers = costs.servers
 
-    def extend(layer: int, used: Tuple[int, ...], stages: Tuple[Stage, ...]) -> Iterator[Tuple[Stage, ...]]:
+    def extend(layer: int, used: Tuple[int, ...], stages: Tuple[LayerStage, ...]) -> Iterator[Tuple[LayerStage, ...]]:
         free = servers.free(used)
         if layer == costs.num_layers:
             if not any(free):
@@ -70,12 +70,12 @@ def all_plans(costs: Costs) -> Iterator[Tuple[Stage, ...]]:
             if any(taken):
                 for end in range(layer + 1, costs.num_layers + 1):
                     behind = tuple(a + b for a, b in zip(used, taken))
-                    yield from extend(end, behind, stages + (Stage(layer, end, used, taken),))
+                    yield from extend(end, behind, stages + (LayerStage(layer, end, used, taken),))
 
     return extend(0, servers.none(), ())
 
 
-def score(problem: Case, stages: Sequence[Stage]) -> float:
+def score(problem: Case, stages: Sequence[LayerStage]) -> float:
     """L of a plan, or infinity when a stage cannot hold one micro-batch."""
     profile, cluster = problem.profile, problem.cluster
     size = -(-problem.global_batch // problem.micro_batches)
@@ -105,7 +105,7 @@ def score(problem: Case, stages: Sequence[Stage]) -> float:
     return _latency(problem, stages, groups, forward, backward, reduce, depth, size)
 
 
-def _latency(problem: Case, stages: Sequence[Stage], groups: List[List[int]], forward: List[float], backward: List[float],
+def _latency(problem: Case, stages: Sequence[LayerStage], groups: List[List[int]], forward: List[float], backward: List[float],
              reduce: List[float], depth: List[float], size: int) -> float:
     """The largest L(Q), computation stages and wires in one row."""
     f, b, ar, d = [forward[0]], [backward[0]], [reduce[0]], [depth[0]]

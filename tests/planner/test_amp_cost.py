@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.planner.amp.cost import Costs, Degrees, Strategy, tensor_degrees
+from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.amp.search import degrees, micro_batches
 from whale_tf.planner.stage_costs import StageCosts
@@ -31,15 +31,15 @@ def two_nodes(type_name: str = "V100-16GB", other: str = "V100-16GB") -> Cluster
         {"devices": f"{name}:2", "links": inner, "nic": nic} for name in (type_name, other)]})
 
 
-def estimate(costs: Costs, degree: Degrees, size: int, cuts: tuple) -> Any:
-    return costs.estimate(Strategy(degree, size, megatron(costs.cluster, degree), cuts))
+def estimate(costs: AmpCosts, degree: Degrees, size: int, cuts: tuple) -> Any:
+    return costs.estimate(AmpStrategy(degree, size, megatron(costs.cluster, degree), cuts))
 
 
 READ_S = 3 * 100 * MB / 900e9  # parameters once forward, twice backward
 
 
 def test_equations_3_to_5_by_hand() -> None:
-    costs = Costs(profile(), two_nodes(), 8)
+    costs = AmpCosts(profile(), two_nodes(), 8)
     got = estimate(costs, Degrees(2, 2, 1), 1, (0, 1, 4))
     layer = 3e-3 + READ_S
     edge = 2 * 10 * MB / 1e9
@@ -51,12 +51,12 @@ def test_equations_3_to_5_by_hand() -> None:
 
 def test_blocking_messages_are_part_of_the_cycle() -> None:
     layer, edge = 3e-3 + READ_S, 2 * 10 * MB / 1e9
-    got = estimate(Costs(profile(), two_nodes(), 8, blocking=True), Degrees(2, 2, 1), 1, (0, 2, 4))
+    got = estimate(AmpCosts(profile(), two_nodes(), 8, blocking=True), Degrees(2, 2, 1), 1, (0, 2, 4))
     assert got.pipeline_s == pytest.approx(3 * (2 * layer + edge) + edge + 4 * layer)
 
 
 def test_tensor_parallelism_sums_forward_and_backward() -> None:
-    costs = Costs(profile(), two_nodes(), 8)
+    costs = AmpCosts(profile(), two_nodes(), 8)
     got = estimate(costs, Degrees(2, 1, 2), 2, (0, 2, 4))
     layer = 2 * 3e-3 / 2 + READ_S / 2 + 2 * (2 * (1 / 2) * 2 * 20 * MB / 10e9)
     assert got.pipeline_s == pytest.approx(3 * 2 * layer + 2 * 2 * 10 * MB / 1e9 + 4 * layer)
@@ -64,17 +64,17 @@ def test_tensor_parallelism_sums_forward_and_backward() -> None:
 
 def test_rings_share_the_adapter() -> None:
     """dp over both nodes: with two tensor-parallel ranks two rings leave each node."""
-    alone = estimate(Costs(profile(), two_nodes(), 8), Degrees(1, 4, 1), 1, (0, 4)).allreduce_s
+    alone = estimate(AmpCosts(profile(), two_nodes(), 8), Degrees(1, 4, 1), 1, (0, 4)).allreduce_s
     assert alone == pytest.approx(2 * (3 / 4) * 400 * MB / 1e9)
-    shared = estimate(Costs(profile(), two_nodes(), 8), Degrees(1, 2, 2), 1, (0, 4)).allreduce_s
+    shared = estimate(AmpCosts(profile(), two_nodes(), 8), Degrees(1, 2, 2), 1, (0, 4)).allreduce_s
     assert shared == pytest.approx(2 * 2 * (1 / 2) * 200 * MB / 1e9)
-    paper = estimate(Costs(profile(), two_nodes(), 8, shared_adapters=False), Degrees(1, 2, 2), 1, (0, 4)).allreduce_s
+    paper = estimate(AmpCosts(profile(), two_nodes(), 8, shared_adapters=False), Degrees(1, 2, 2), 1, (0, 4)).allreduce_s
     assert paper == pytest.approx(shared / 2)
 
 
 def test_each_stage_has_the_speed_of_its_devices() -> None:
     """T4 computes at 8.1 TFLOPS and reads at 300 GB/s; the exact assignment gives it fewer layers."""
-    mixed = Costs(profile(12, parameter_bytes=0), two_nodes(other="T4"), 8)
+    mixed = AmpCosts(profile(12, parameter_bytes=0), two_nodes(other="T4"), 8)
     degree = Degrees(2, 2, 1)
     strategy = mixed.assign(degree, 1, megatron(mixed.cluster, degree))
     assert strategy is not None and strategy.cuts == (0, 8, 12)
@@ -83,7 +83,7 @@ def test_each_stage_has_the_speed_of_its_devices() -> None:
 
 
 def test_memory_counts_the_micro_batches_in_flight() -> None:
-    costs = Costs(profile(activation_bytes=3000 * MB), two_nodes(), 8)
+    costs = AmpCosts(profile(activation_bytes=3000 * MB), two_nodes(), 8)
     got = estimate(costs, Degrees(2, 2, 1), 1, (0, 2, 4))
     fixed, kept = 4 * 200 * MB, 2 * 3000 * MB
     assert got.peak_bytes == (fixed + 2 * kept, fixed + 2 * kept, fixed + kept, fixed + kept) and got.fits
@@ -96,12 +96,12 @@ def test_cuts_fit_memory_where_some_do() -> None:
     """The first layer holds most of the memory and none of the work, so the balanced cut does not fit."""
     rows = [{"name": f"l{i}", "forward_flops": PEAK * 0.75 * 1e-3, "output_bytes": 0, "parameter_bytes": size * MB}
             for i, size in enumerate((1800, 1500, 1500, 1500, 10, 10))]
-    costs = Costs(ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": rows}), two_nodes(), 8)
+    costs = AmpCosts(ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": rows}), two_nodes(), 8)
     degree = Degrees(2, 2, 1)
     placement = megatron(costs.cluster, degree)
     strategy = costs.assign(degree, 1, placement)
     assert strategy is not None and strategy.cuts == (0, 2, 6) and costs.estimate(strategy).fits
-    assert not costs.estimate(Strategy(degree, 1, placement, (0, 3, 6))).fits
+    assert not costs.estimate(AmpStrategy(degree, 1, placement, (0, 3, 6))).fits
 
 
 def test_tied_parameters_once() -> None:

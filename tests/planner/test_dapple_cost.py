@@ -9,7 +9,7 @@ import pytest
 from tests.planner.dapple_cases import case
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import device_sets
-from whale_tf.planner.dapple.cost import Costs, Element, Stage, latency
+from whale_tf.planner.dapple.cost import DappleCosts, Element, LayerStage, latency
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import rehearse
 from whale_tf.profiler.model_profile import ModelProfile
@@ -56,20 +56,20 @@ def test_wires_take_their_turn() -> None:
 def test_slice_is_a_whole_number_of_samples() -> None:
     profile = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
         {"name": "a", "forward_flops": 1e9, "output_bytes": 0}, {"name": "b", "forward_flops": 1e9}]})
-    costs = Costs(profile, Servers(Cluster.parse("dapple-b:4")), 8, 1)
-    three = costs.times(Stage(0, 1, (0, 0, 0, 0), (1, 1, 1, 0)))[0]
-    one = costs.times(Stage(0, 1, (0, 0, 0, 0), (1, 0, 0, 0)))[0]
+    costs = DappleCosts(profile, Servers(Cluster.parse("dapple-b:4")), 8, 1)
+    three = costs.times(LayerStage(0, 1, (0, 0, 0, 0), (1, 1, 1, 0)))[0]
+    one = costs.times(LayerStage(0, 1, (0, 0, 0, 0), (1, 0, 0, 0)))[0]
     assert three == pytest.approx(one * 3 / 8)  # ceil(8 / 3) of 8
 
 
-def wire(costs: Costs, used: tuple, taken: tuple, receivers: tuple) -> float:
+def wire(costs: DappleCosts, used: tuple, taken: tuple, receivers: tuple) -> float:
     return costs.wire(1, used, taken, receivers)
 
 
 def test_wires_know_where_slices_are() -> None:
     profile = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
         {"name": "a", "output_bytes": 10 ** 9}, {"name": "b"}]})
-    costs = Costs(profile, Servers(Cluster.parse("dapple-a")), 16, 1)
+    costs = DappleCosts(profile, Servers(Cluster.parse("dapple-a")), 16, 1)
     nic = 16e9 / 3.125e9
     assert wire(costs, (0, 0), (8, 0), (0, 8)) == pytest.approx(nic, rel=1e-3)  # all of it through one adapter
     assert wire(costs, (0, 0), (8, 0), (0, 2)) == pytest.approx(nic, rel=1e-3)
@@ -111,6 +111,6 @@ def test_recomputation_trades_time_for_memory() -> None:
     problem = case(5)
     plain = problem._replace(recompute=False).costs()
     again = problem._replace(recompute=True).costs()
-    stage = Stage(0, plain.num_layers, plain.servers.none(), plain.servers.sizes)
+    stage = LayerStage(0, plain.num_layers, plain.servers.none(), plain.servers.sizes)
     assert again.times(stage)[1] == pytest.approx(plain.times(stage)[1] + plain.times(stage)[0])
     assert again.memory(stage).fixed > plain.memory(stage).fixed

@@ -16,7 +16,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
 from whale_tf.planner.homes import (
     Dimension,
-    Held,
+    TrainedVariable,
     has_one_memory,
     parts_of,
     resident,
@@ -35,7 +35,7 @@ def shared(counts: Any, micro_batches: int = 1, model_replicas: int = 1, **more:
 
 def held(*sizes: int, task_graph: int = 0) -> Any:
     """Under Adam."""
-    return [Held(f"v{task_graph}_{i}", task_graph, 0, size, 2 * size) for i, size in enumerate(sizes)]
+    return [TrainedVariable(f"v{task_graph}_{i}", task_graph, 0, size, 2 * size) for i, size in enumerate(sizes)]
 
 
 def test_balance() -> None:
@@ -50,7 +50,7 @@ def parted(plan: Plan, variables: Any, sizes: Any = None) -> Any:
     """Variable -> dimension, by TaskGraph, where every variable has one of 64 elements, unless ``sizes`` says another number."""
     config = Config({"zero": "v1"})
 
-    def divisible(one: Held) -> Any:
+    def divisible(one: TrainedVariable) -> Any:
         size = (sizes or {}).get(one.name, 64)
         return Dimension(1, size) if size else None
 
@@ -82,7 +82,7 @@ def test_what_is_larger_than_a_share() -> None:
 
 def test_what_calls_gather() -> None:
     """Of a variable in parts the reader has all that others have, and of several variables those that it reads at a time."""
-    parts = [Held(f"shards/{i}/w", 0, 0, 10, 20, "w") for i in range(4)]
+    parts = [TrainedVariable(f"shards/{i}/w", 0, 0, 10, 20, "w") for i in range(4)]
     done = with_homes(shared([4]), parts, Config({"zero": "v3"}))
     assert sorted(done.task_graphs[0].homes.values()) == [0, 1, 2, 3]
     assert resident(done, parts, False).read == [30] * 4 + [0] and resident(done, parts, False).held == [30] * 4 + [0]
@@ -158,7 +158,7 @@ def test_refused() -> None:
 
 def test_kept_bytes() -> None:
     """Optimizer state is only where the variable is updated."""
-    one = Held("v0_0", 0, 0, 10, 20)
+    one = TrainedVariable("v0_0", 0, 0, 10, 20)
     assert one.kept(plan([2])) == {0: 30, 1: 30} and one.kept(shared([2])) == {0: 30}
     two = shared([1], model_replicas=2, processes=((0,), (1,)), zero="v1")
     assert one.kept(replace(two, task_graphs=(replace(two.task_graphs[0], homes={"v0_0": 1}),))) == {0: 10, 1: 30}
@@ -189,7 +189,7 @@ def test_one_process_divides_parameters() -> None:
 
 
 def bytes_of(*sizes: int) -> Any:
-    return [Held(f"v{number}", 0, 0, size, 0) for number, size in enumerate(sizes)]
+    return [TrainedVariable(f"v{number}", 0, 0, size, 0) for number, size in enumerate(sizes)]
 
 
 def test_how_full_a_device_may_be() -> None:

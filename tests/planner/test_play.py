@@ -1,4 +1,4 @@
-"""Programs as played: schedules worked out by hand, and bounds that every Program keeps."""
+"""Programs as played: schedules worked out by hand, and bounds that every one keeps."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -15,12 +15,12 @@ from whale_tf.ir.region import find_region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
-from whale_tf.planner.homes import Held
+from whale_tf.planner.homes import TrainedVariable
 from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.play import StepPrices, _all_at_once, _Costs, called_too_large, played, played_peaks, played_seconds
 from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
-from whale_tf.simulator.instructions import COMPUTATION, Program
+from whale_tf.simulator.instructions import COMPUTATION, Instructions
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network as Links
 from whale_tf.simulator.tasks import Tasks
@@ -105,7 +105,7 @@ def test_replicas_wait_for_each_others_gradients() -> None:
 
 
 def peaks_of(step: TrainingStep, chosen: Plan, devices: int = 2) -> Tuple[int, ...]:
-    held = [Held(step.graph.ops[variable].name, step.update.variables[variable], 0, KERNEL, KERNEL)
+    held = [TrainedVariable(step.graph.ops[variable].name, step.update.variables[variable], 0, KERNEL, KERNEL)
             for _, variable in step.gradients]
     return played_peaks(step, chosen, machines(devices), held)
 
@@ -132,7 +132,7 @@ def test_values_stay_until_the_slowest_device_that_shares_the_cores_has_read_the
         tasks.read(work, value)
         tasks.buffer("later", "activations", tasks.add(COMPUTATION, 1e-6, (device,), [work]), device, 10.0)
     graph, ops = tasks.graph(), [range(len(tasks.instructions))]
-    program = Program(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}, 1: {}}, ())
+    program = Instructions(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}, 1: {}}, ())
     found = [(times.makespan, memory_curves(program, graph, times)[0].peak_bytes)
              for times in (tasks.times(graph), tasks.times_on_cores(graph, 2, ops), tasks.times_on_cores(graph, 1, ops))]
     assert [peak for _, peak in found] == [100.0, 100.0, 110.0]
@@ -261,7 +261,7 @@ def test_all_tensors_at_once() -> None:
     """Each device of a TaskGraph has its variables, its tensors for the whole mini-batch, and its gradients twice more."""
     step, weight, rows = sized(chain(2)), 4 * 2 * 2, 4 * BATCH * 2
     first, second = 2 * weight + 2 * rows + 2 * weight, 2 * weight + 3 * rows + 4 + 2 * weight
-    held = [Held("w0", 0, 0, 100, 10), Held("w1", 1, 0, 1000, 0)]
+    held = [TrainedVariable("w0", 0, 0, 100, 10), TrainedVariable("w1", 1, 0, 1000, 0)]
     assert _all_at_once(step, plan([1, 2]), held) == [first + 110, second + 1000, second + 1000]
     away = plan([1, 2], offload="states", tasks={0: {"variables": "shared", "homes": {"w0": 3}}})
     assert _all_at_once(step, away, held) == [first, second + 1000, second + 1000]

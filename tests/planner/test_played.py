@@ -12,7 +12,7 @@ from benchmarks.measure import chosen
 from whale_tf.cluster import Cluster
 from whale_tf.planner import layers
 from whale_tf.planner.amp import search as amp
-from whale_tf.planner.amp.cost import Costs, Strategy
+from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.bounds import Bounds
@@ -32,7 +32,7 @@ WIDE = {"name": "wide", "batch_granularity": 1, "layers": [
 @pytest.mark.parametrize("cluster", ["amp-homogeneous", "amp-het"])
 def test_amps_first_plan_plays_fastest_of_all_its_strategies(cluster: str) -> None:
     profile, machines = load_builtin("gpt2-24"), Cluster.parse(cluster)
-    costs = Costs(profile, machines, 32)
+    costs = AmpCosts(profile, machines, 32)
     every = amp.search(costs)
     simulator = simulator_of(machines)
     bounds = Bounds(machines, simulator, ALGORITHM)
@@ -85,8 +85,8 @@ def test_random_small_clusters_get_the_plan_that_plays_fastest(seed: int, count:
     random = np.random.RandomState(seed)
     for _ in range(count):
         profile, cluster, batch = _drawn(random)
-        layers, costs = len(profile.layers), Costs(profile, cluster, batch)
-        strategies = [Strategy(degree, size, megatron(cluster, degree), (0, *inner, layers))
+        layers, costs = len(profile.layers), AmpCosts(profile, cluster, batch)
+        strategies = [AmpStrategy(degree, size, megatron(cluster, degree), (0, *inner, layers))
                       for degree in amp.degrees(profile, cluster) for size in amp.micro_batches(batch, degree.dp, 1)
                       for inner in itertools.combinations(range(1, layers), degree.pp - 1)]
         every = [amp.Estimated(one, costs.estimate(one)).candidate("amp", costs) for one in strategies]

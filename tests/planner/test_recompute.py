@@ -7,19 +7,19 @@ from typing import Iterator, Tuple
 import numpy as np
 import pytest
 
-from whale_tf.planner.recompute import BOUNDS, Choice, Parts
+from whale_tf.planner.recompute import BOUNDS, Choice, RecomputableParts
 
 
-def parts(seed: int, size: int, in_flight: int) -> Parts:
+def parts(seed: int, size: int, in_flight: int) -> RecomputableParts:
     """What crosses depends on where a segment begins, and some of it no backward op reads."""
     random = np.random.RandomState(seed)
     held, seconds = random.randint(1, 100, size).astype(float), random.randint(1, 50, size).astype(float)
     crossing = np.triu(random.randint(1, 20, (size, size)).astype(float))
     crossing[:, -1] = 0.0
-    return Parts(held, seconds, crossing, np.floor(crossing / random.randint(1, 4, (size, size))), in_flight)
+    return RecomputableParts(held, seconds, crossing, np.floor(crossing / random.randint(1, 4, (size, size))), in_flight)
 
 
-def every_choice(row: Parts) -> Iterator[Choice]:
+def every_choice(row: RecomputableParts) -> Iterator[Choice]:
     """All ways to cut the row, and to drop segments of it or, of one part, to keep them."""
     for cuts in itertools.product((False, True), repeat=row.size - 1):
         ends = [q for q, is_end in enumerate(cuts) if is_end] + [row.size - 1]
@@ -29,7 +29,7 @@ def every_choice(row: Parts) -> Iterator[Choice]:
                 yield priced(row, [(p, q, drop) for drop, (p, q) in zip(drops, spans)])
 
 
-def priced(row: Parts, spans: "list[Tuple[int, int, bool]]") -> Choice:
+def priced(row: RecomputableParts, spans: "list[Tuple[int, int, bool]]") -> Choice:
     """With one micro-batch in flight the last segment is not dropped really: the backward pass begins with it."""
     kept = seconds = largest = 0.0
     segments = []
@@ -105,14 +105,14 @@ def test_choice_says_which_parts_are_dropped() -> None:
     """Four equal parts and little that crosses: as little as possible is kept if two are dropped at a time."""
     size = 4
     crossing = np.array([[1.0 if p <= q < size - 1 else 0.0 for q in range(size)] for p in range(size)])
-    row = Parts(np.full(size, 100.0), np.ones(size), crossing, np.zeros((size, size)), 2)
+    row = RecomputableParts(np.full(size, 100.0), np.ones(size), crossing, np.zeros((size, size)), 2)
     assert row.smallest().segments == ((0, True), (1, True), (2, True), (3, True))
     assert row.smallest().memory == 2 * 3 + 100
 
 
-def row_of(held: "list[float]", seconds: "list[float]", crossing: "list[list[float]]", in_flight: int) -> Parts:
+def row_of(held: "list[float]", seconds: "list[float]", crossing: "list[list[float]]", in_flight: int) -> RecomputableParts:
     """No tensor crosses that no backward op reads."""
-    return Parts(np.array(held), np.array(seconds), np.array(crossing), np.zeros((len(held), len(held))), in_flight)
+    return RecomputableParts(np.array(held), np.array(seconds), np.array(crossing), np.zeros((len(held), len(held))), in_flight)
 
 
 def test_memory_is_counted_in_512_parts_of_the_budget() -> None:

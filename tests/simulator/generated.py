@@ -7,7 +7,7 @@ from typing import Iterator, NamedTuple, Optional
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
-from whale_tf.simulator import Options, Strategy, uniform_3d
+from whale_tf.simulator import CompleteStrategy, Options, uniform_3d
 from whale_tf.simulator.zoo.recommendation import dlrm
 from whale_tf.simulator.zoo.transformers import transformer
 from whale_tf.simulator.zoo.vision import mlp
@@ -17,7 +17,7 @@ CLUSTERS = ("cpu:8", "hc1", "hc2", "a100:16", "dapple-a", "dapple-b", "whale-8v1
 
 class Case(NamedTuple):
     name: str
-    strategy: Strategy
+    strategy: CompleteStrategy
     cluster: Cluster
     options: Options
 

@@ -8,7 +8,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.simulator import Builder, ModelGraph, OpEstimator, Options, ScheduleConfig, StrategyTree, op_config
 from whale_tf.simulator.costs import OpPart
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 
 NO_RESERVE = Options(reserved_bytes={})
 
@@ -60,7 +60,7 @@ class KnownTimes(OpEstimator):
         return 0.0
 
 
-def pipeline(model: ModelGraph, stages: int, num_micro_batch: int, schedule: str, warmups: Sequence[int]) -> Strategy:
+def pipeline(model: ModelGraph, stages: int, num_micro_batch: int, schedule: str, warmups: Sequence[int]) -> CompleteStrategy:
     """One layer and one device a stage."""
     tree = StrategyTree(model)
     tree.order = schedule

@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator.instructions import COMPUTATION, GRADIENT, Program
+from whale_tf.simulator.instructions import COMPUTATION, GRADIENT, Instructions
 from whale_tf.simulator.memory import MemoryCurve, arena_bytes, lifetimes, memory_curves
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.tasks import Tasks
@@ -34,7 +34,7 @@ class Row:
 
     def curves(self, **more: Any) -> List[MemoryCurve]:
         graph = self.tasks.graph()
-        program = Program(tuple(self.tasks.instructions), tuple(self.tasks.buffers), STATIC, ())
+        program = Instructions(tuple(self.tasks.instructions), tuple(self.tasks.buffers), STATIC, ())
         return memory_curves(program, graph, self.tasks.times(graph), **more)
 
     def lives(self) -> List[Any]:
@@ -129,5 +129,5 @@ def test_allocators_memory_of_each_device(row: Row) -> None:
     row.makes(1024.0, row.run(first))
     row.makes(256.0, row.run(device=1), device=1)
     graph = row.tasks.graph()
-    program = Program(tuple(row.tasks.instructions), tuple(row.tasks.buffers), {0: {"parameters": 512.0}, 1: {}}, ())
+    program = Instructions(tuple(row.tasks.instructions), tuple(row.tasks.buffers), {0: {"parameters": 512.0}, 1: {}}, ())
     assert arena_bytes(program, graph, row.tasks.times(graph)) == [512 + 1024 + 1024, 256]

@@ -7,7 +7,7 @@ from typing import Tuple
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator.instructions import COMPUTATION, Program
+from whale_tf.simulator.instructions import COMPUTATION, Instructions
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.spans import Spans
@@ -36,7 +36,7 @@ def played(is_called: bool, is_donated: bool = False) -> Tuple[float, float]:
         spans.take(0, 0, [(early, -1 if is_donated else value), (late, -1), (first, between)])
     graph = tasks.graph()
     times = tasks.times(graph)
-    curve, = memory_curves(Program(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}}, ()), graph, times)
+    curve, = memory_curves(Instructions(tuple(tasks.instructions), tuple(tasks.buffers), {0: {}}, ()), graph, times)
     return times.makespan, curve.peak_bytes
 
 

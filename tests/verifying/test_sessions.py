@@ -11,7 +11,7 @@ import whale_tf as wh
 from tests.numeric.test_matrix import AXES, run
 from whale_tf.capture.record import record
 from whale_tf.emit.convert import Converter
-from whale_tf.emit.shares import Division
+from whale_tf.emit.shares import BatchShares
 from whale_tf.runtime import triggers
 from whale_tf.runtime.sessions import Fetches
 from whale_tf.runtime.verifying.cut import sample
@@ -87,7 +87,7 @@ def test_it_leaves_no_trace(random: str, tmp_path: Any, said: List[str], monkeyp
 
 def test_wrong_part_is_caught(tmp_path: Any, said: List[str], monkeypatch: Any) -> None:
     """All clones get the first one's examples."""
-    monkeypatch.setattr(Division, "position", lambda self, task_graph, clone: 0)
+    monkeypatch.setattr(BatchShares, "position", lambda self, task_graph, clone: 0)
     with pytest.raises(wh.MismatchError) as error:
         Trained(tmp_path, {}, rate=0.0)
     assert error.value.tensor and error.value.task_graph and not said

@@ -30,7 +30,7 @@ from whale_tf.capture.annotations import PHASE_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import CALL_ATTR, Op, OpGraph, Phase
-from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, OpTraits, Role, State, traits
+from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, OpTraits, Role, VariableUse, traits
 from whale_tf.ir.walk import reached
 
 
@@ -274,7 +274,7 @@ class _Finder:
         initialisers = {op for op in initialisers if self._is_free(op)}
         needed = self._ancestors(initialisers, lambda op: self._is_free(op) and op not in self.variables, control=True)
         self._mark(needed, Phase.INIT)
-        self._mark(_ops_where(self.graph, lambda row: row.state is State.IS_INITIALIZED), Phase.INIT)
+        self._mark(_ops_where(self.graph, lambda row: row.state is VariableUse.IS_INITIALIZED), Phase.INIT)
         for op in ops:
             if op.type == "NoOp" and op.control_inputs and self._is_free(op.id):
                 before = {Phase.INIT if self.phase[control] is None and control in restored else self.phase[control]

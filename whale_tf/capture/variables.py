@@ -10,7 +10,7 @@ from collections import deque
 from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape, bytes_of, elements_of
-from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, State, traits
+from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, VariableUse, traits
 
 
 class Variable(NamedTuple):
@@ -189,7 +189,8 @@ class _Follower:
             return self._body_effect(op, position)
         if _writes(graph, op, position):
             return False, True
-        return not (passes_on or op.type == "_Retval" or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)), False
+        is_harmless = traits(op.type).state in (VariableUse.IS_INITIALIZED, VariableUse.HANDLE)
+        return not (passes_on or op.type == "_Retval" or is_harmless), False
 
     def _body_effect(self, op: Op, position: int) -> Tuple[bool, bool]:
         reads = writes = False
@@ -216,7 +217,7 @@ def _writes(graph: OpGraph, op: Op, position: int) -> bool:
     row = traits(op.type)
     if row.is_update:  # the variable and its slots: the leading references
         return all(_is_reference(graph, source) for source in op.inputs[:position + 1])
-    return position == 0 and (row.is_write or row.state is State.DRAW)
+    return position == 0 and (row.is_write or row.state is VariableUse.DRAW)
 
 
 def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:

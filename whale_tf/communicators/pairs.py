@@ -24,7 +24,7 @@ from whale_tf.graph_editor.nodes import Nodes
 SIZE = 2  # of a group
 
 
-class Value(NamedTuple):
+class CrossingValue(NamedTuple):
     """A tensor that crosses.
 
     Attributes:
@@ -59,7 +59,7 @@ class Pairs:
         self.sent: List[str] = []
         self.received: Dict[int, List[str]] = {}
 
-    def cross(self, value: Value, sender: int, receiver: int, waits: Sequence[str] = ()) -> str:
+    def cross(self, value: CrossingValue, sender: int, receiver: int, waits: Sequence[str] = ()) -> str:
         """Sends a value.
 
         Args:

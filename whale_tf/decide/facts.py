@@ -16,7 +16,7 @@ from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for
-from whale_tf.planner.homes import Held
+from whale_tf.planner.homes import TrainedVariable
 from whale_tf.planner.idle import Parameter
 from whale_tf.planner.statistics import crossings, stage_statistics
 
@@ -57,14 +57,14 @@ def _region(captured: Captured, options: Options) -> Region:
     return region._replace(in_function=captured.recording is not None and captured.recording.returned is not None)
 
 
-def trained_variables(captured: Captured) -> List[Held]:
+def trained_variables(captured: Captured) -> List[TrainedVariable]:
     """The trained variables of TaskGraphs, each once, and all that are told where to live, also those of optimizers."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    trained = [Held(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes, state.get(number, 0),
-                    part_of(graph.ops[number].name))
+    trained = [TrainedVariable(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
+                               state.get(number, 0), part_of(graph.ops[number].name))
                for number in dict.fromkeys(variable for _, variable in captured.gradients)
                for home in [captured.variable_homes.get(number)] if home is not None and graph.ops[number].replica is None]
-    return trained + [Held(op.name, op.task_graph, op.shard, variables[op.id].bytes, 0, part_of(op.name), op.replica)
+    return trained + [TrainedVariable(op.name, op.task_graph, op.shard, variables[op.id].bytes, 0, part_of(op.name), op.replica)
                       for op in graph.ops if op.replica is not None and op.id in variables]
 
 

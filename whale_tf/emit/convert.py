@@ -11,7 +11,7 @@ from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.inputs import Inputs
-from whale_tf.emit.shares import Division, Number, Shares
+from whale_tf.emit.shares import BatchShares, Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole, columns
@@ -31,7 +31,7 @@ class Converter:
 
     combined: Callable[[int, Reduce], str]
 
-    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator) -> None:
+    def __init__(self, context: Context, nodes: Nodes, division: BatchShares, inputs: Inputs, communicator: Communicator) -> None:
         self.context, self.nodes, self.division, self.inputs = context, nodes, division, inputs
         self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}

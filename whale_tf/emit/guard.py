@@ -18,7 +18,7 @@ from typing import Dict, Iterable, List, Tuple
 from whale_tf._tf_compat import tf
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Context, Place
-from whale_tf.emit.shares import Division
+from whale_tf.emit.shares import BatchShares
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.ir.meetings import Pair, meetings
@@ -29,7 +29,7 @@ from whale_tf.program import ALL
 class Guard:
     """Stages checks, each once."""
 
-    def __init__(self, context: Context, nodes: Nodes, division: Division) -> None:
+    def __init__(self, context: Context, nodes: Nodes, division: BatchShares) -> None:
         self._context, self._nodes, self._division = context, nodes, division
         is_open = division.batch is None and not context.is_in_place  # a static size is compared where its input is divided
         self._meetings = meetings(context.graph, context.region.batch, context.region.ops) if is_open else {}

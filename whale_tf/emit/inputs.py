@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple, Union
 from whale_tf._tf_compat import tf
 from whale_tf.emit.checks import check_equal, check_examples
 from whale_tf.emit.context import Clone, Context
-from whale_tf.emit.shares import Division, Number, Shares
+from whale_tf.emit.shares import BatchShares, Number, Shares
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
@@ -28,7 +28,7 @@ class Inputs:
     division: how each mini-batch is divided.
     """
 
-    def __init__(self, context: Context, nodes: Nodes, division: Division, sources: Dict[int, int]) -> None:
+    def __init__(self, context: Context, nodes: Nodes, division: BatchShares, sources: Dict[int, int]) -> None:
         self.sources, self._context, self._nodes, self.division = sources, context, nodes, division
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
         self._concatenated: Dict[Tuple[int, str], str] = {}

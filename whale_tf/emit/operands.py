@@ -14,7 +14,7 @@ from whale_tf.emit.convert import Converter
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.reads import Reads
 from whale_tf.emit.recipes import Recipes
-from whale_tf.emit.shares import Division
+from whale_tf.emit.shares import BatchShares
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.passes.lowering import Lowering
@@ -24,7 +24,7 @@ from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE
 class Operands:
     """See the module's docstring."""
 
-    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs,
+    def __init__(self, context: Context, nodes: Nodes, division: BatchShares, inputs: Inputs,
                  variable_copies: Dict[Tuple[int, Copy], str], communicator: Communicator, lowering: Lowering) -> None:
         self.context, self.inputs, self.variable_copies = context, inputs, variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)

@@ -11,7 +11,7 @@ from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.processes import Shared
 from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.reroute import Use
-from whale_tf.emit.shares import Division
+from whale_tf.emit.shares import BatchShares
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.across import Across, is_of_rows
@@ -92,7 +92,7 @@ def _run_twice(context: Context, across: Across, recipes: Recipes, inputs: Dict[
             if user in across.decisive and user not in across.twice}
 
 
-def _added_up(context: Context, across: Across, sums: Communicator, division: Division) -> Dict[Use, str]:
+def _added_up(context: Context, across: Across, sums: Communicator, division: BatchShares) -> Dict[Use, str]:
     """Adds up what each process has counted on its own rows, in one message for each type.
 
     Raises:

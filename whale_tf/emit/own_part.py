@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
-from whale_tf.communicators.pairs import Pairs, Value
+from whale_tf.communicators.pairs import CrossingValue, Pairs
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
@@ -140,7 +140,7 @@ class _Division:
         ends = [self._definitions[index].name for index in self._effects if index in runs]
         for sender, receiver in unanswered(self.nodes, self.found):
             answer = nodes.const(0, SCOPE + "/nothing", tf.int32, HOST) if rank == receiver else ""
-            pairs.cross(Value(answer, SCOPE + "/answer", tf.int32, ()), receiver, sender, pairs.received.get(sender, ()))
+            pairs.cross(CrossingValue(answer, SCOPE + "/answer", tf.int32, ()), receiver, sender, pairs.received.get(sender, ()))
         for definition in self._definitions:  # TensorFlow places also what does not run
             if process_of(definition.device) not in (None, rank):
                 edit.place(self._graph.get_operation_by_name(definition.name), "", alone=True)
@@ -156,11 +156,11 @@ class _Division:
         return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
                        "\n".join(pairs.staged), seen)
 
-    def _value(self, output: Output) -> Value:
+    def _value(self, output: Output) -> CrossingValue:
         name = f"{self._definitions[output[0]].name}:{output[1]}"
         tensor = self._graph.get_tensor_by_name(name)
         shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-        return Value(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape)
+        return CrossingValue(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape)
 
     def _read(self, edit: StagedEdit, index: int, runs: Set[int], received: Mapping[Output, str], rank: int) -> None:
         """Makes a node of this process read what has arrived, and wait for nothing that does not run here."""

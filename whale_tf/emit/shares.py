@@ -66,7 +66,7 @@ def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> 
                 f"{plan.num_micro_batch} micro-batches x {task.replica_count} replicas); {fix}")
 
 
-class Division:
+class BatchShares:
     """Shares of every TaskGraph in every mini-batch (with ``own`` one mini-batch per model replica, else a single one).
 
     Args:
@@ -350,7 +350,7 @@ class Division:
         return self._unpacked(weights, len(shares) * self._per_mini_batch(task_graph), scope + "/each", dtype)
 
 
-def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
+def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> BatchShares:
     """How the mini-batches of a step are divided.
 
     Raises:
@@ -373,7 +373,7 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
     batch = agreed_batch(graph, sources, layouts) if len(context.region.batch.batches) == 1 else None
     if batch is not None:
         _check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
-    division = Division(context, nodes, own, batch, sources, sums)
+    division = BatchShares(context, nodes, own, batch, sources, sums)
     if division.mini_batches > 1 and batch == 1:
         raise PlanError(
             "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "

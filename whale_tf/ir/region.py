@@ -18,7 +18,7 @@ from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Map
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.holder import Holder
-from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
+from whale_tf.ir.traits import NEXT_ITERATIONS, Role, VariableUse, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 from whale_tf.ir.walk import reached
 
@@ -119,7 +119,7 @@ def groups(region: Region) -> Set[int]:
 
     def is_group(op: Op) -> bool:
         return op.phase is Phase.BACKWARD and traits(op.type).role is Role.NO_OP and not any(
-            before in in_loop or traits(graph.ops[before].type).state is not State.NONE
+            before in in_loop or traits(graph.ops[before].type).state is not VariableUse.NONE
             or traits(graph.ops[before].type).role is not Role.COMPUTE for before in op.control_inputs)
 
     return {op.id for op in graph.ops if is_group(op)}

@@ -19,7 +19,7 @@ import networkx as nx
 from whale_tf.ir.batch_axis import EXTENT
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
-from whale_tf.ir.traits import Cost, Gives, Role, State, traits
+from whale_tf.ir.traits import Cost, Gives, Role, VariableUse, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.outline import UNSENT
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -99,7 +99,7 @@ class Border:
     def _may_join(self, index: int) -> bool:
         op, batch = self._graph.ops[index], self._region.batch
         row, tensors = traits(op.type), (*op.inputs, *op.outputs)
-        if row.role is not Role.COMPUTE or row.state is not State.NONE or row.cost not in LIGHT or op.control_inputs:
+        if row.role is not Role.COMPUTE or row.state is not VariableUse.NONE or row.cost not in LIGHT or op.control_inputs:
             return False
         types = {self._graph.tensors[t].dtype for t in tensors}
         if any(self._price(t) is None for t in tensors) or not types.isdisjoint({*UNSENT, "string"}) or any(

@@ -22,7 +22,7 @@ from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, groups
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
+from whale_tf.ir.traits import Buffer, Cost, Role, VariableUse, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.donate import donatable, donate
 from whale_tf.passes.form import choose_form
@@ -133,7 +133,7 @@ def _repeating(region: Region, sizes: OpGraph, forward: Body, backward: Body) ->
 def _is_cheap(graph: OpGraph, op: Op) -> bool:
     """Whether an op gives the same result again, at little cost."""
     row = traits(op.type)
-    if row.role is not Role.COMPUTE or row.state is not State.NONE or op.control_inputs:
+    if row.role is not Role.COMPUTE or row.state is not VariableUse.NONE or op.control_inputs:
         return False
     if any(graph.tensors[t].dtype in UNSENT or graph.tensors[t].dtype.endswith("_ref")
            or graph.tensors[t].shape is None for t in (*op.inputs, *op.outputs)):

@@ -6,7 +6,7 @@ from typing import Callable, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.planner.candidate import Candidate
-from whale_tf.planner.recompute import Choice, Parts
+from whale_tf.planner.recompute import Choice, RecomputableParts
 
 TRIES = 4  # times that a stage's room is made smaller by what a plan did not fit by
 
@@ -15,7 +15,7 @@ class Row(NamedTuple):
     """A unit of recomputation: a stage or a TaskGraph, in parts, with the ``devices`` of all of its replicas."""
 
     devices: Tuple[int, ...]
-    parts: Parts
+    parts: RecomputableParts
 
 
 def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate],

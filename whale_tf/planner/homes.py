@@ -31,7 +31,7 @@ NONE, STAGE = "none", "stage"
 BALANCED = 1.03  # times its share: so full may a device be before variables are divided
 
 
-class Held(NamedTuple):
+class TrainedVariable(NamedTuple):
     """A trained variable or a part of one, its bytes, and the bytes of its optimizer state.  ``shard`` is its place under
     ``split``, ``whole`` the variable that it is a part of, and ``replica`` the model replica that keeps it, if it is told to."""
 
@@ -63,7 +63,8 @@ class Dimension(NamedTuple):
     size: int
 
 
-def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: Callable[[Held], Optional[Dimension]]) -> Plan:
+def parts_of(plan: Plan, variables: Sequence[TrainedVariable], config: Config,
+             divisible: Callable[[TrainedVariable], Optional[Dimension]]) -> Plan:
     """The plan, saying which variables are divided into parts; see the module's docstring.
 
     Args:
@@ -72,8 +73,8 @@ def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: C
     if config.zero == NONE or config.offload != NONE or whole_because(plan):
         return plan
     asked: Set[str] = set()
-    items, parts = list(variables), {}  # type: List[Held], Dict[Held, int]
-    least, best = float("inf"), {}  # type: float, Dict[Held, int]
+    items, parts = list(variables), {}  # type: List[TrainedVariable], Dict[TrainedVariable, int]
+    least, best = float("inf"), {}  # type: float, Dict[TrainedVariable, int]
     while True:
         full = _too_full(plan, items)
         if sum(full.values()) < least:
@@ -103,7 +104,7 @@ def whole_because(plan: Plan) -> str:
     return "" if split is None else f"TaskGraph {split!r} has variables in parts by wh.split"
 
 
-def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
+def too_large(plan: Plan, variables: Sequence[TrainedVariable]) -> List[TrainedVariable]:
     """Variables in whole with more bytes than a device's share."""
     total: Dict[Tuple[int, ...], int] = {}
     for one in variables:
@@ -113,7 +114,7 @@ def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
             if not one.whole and one.bytes * len(devices) > BALANCED * total[devices]]
 
 
-def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], float]:
+def _too_full(plan: Plan, variables: Sequence[TrainedVariable]) -> Dict[Tuple[int, ...], float]:
     """Devices that share variables, and of which one has more than :data:`BALANCED` times its share -> how many times."""
     load = [0] * plan.num_devices
     for one, home in _balanced(plan, variables):
@@ -126,7 +127,7 @@ def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], fl
     return found
 
 
-def _as_told(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+def _as_told(plan: Plan, variables: Sequence[TrainedVariable]) -> List[Tuple[TrainedVariable, int]]:
     """Variables that are told where to live, and their homes.  Model replicas follow one another on the devices, also those that
     compute nothing."""
     found = []
@@ -138,7 +139,7 @@ def _as_told(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
     return found
 
 
-def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+def _balanced(plan: Plan, variables: Sequence[TrainedVariable]) -> List[Tuple[TrainedVariable, int]]:
     """Variables that have several devices to live on, and their homes."""
     load, found = [0] * plan.num_devices, _as_told(plan, variables)
     for one, home in found:
@@ -152,7 +153,7 @@ def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
     return found
 
 
-def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
+def with_homes(plan: Plan, variables: Sequence[TrainedVariable], config: Config) -> Plan:
     """The plan with the homes for its variables that the configuration asks for.
 
     Raises:
@@ -169,7 +170,7 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
     return _at_home(plan, at_home, config.zero, config.offload)
 
 
-def _at_home(plan: Plan, at_home: Sequence[Tuple[Held, int]], zero: str, offload: str) -> Plan:
+def _at_home(plan: Plan, at_home: Sequence[Tuple[TrainedVariable, int]], zero: str, offload: str) -> Plan:
     homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
     for one, home in at_home:
         homes[one.task_graph][one.name] = home
@@ -181,7 +182,7 @@ def asks_for_homes(config: Config) -> bool:
     return config.variables == STAGE or (config.zero, config.offload) != (NONE, NONE)
 
 
-def _on_first_devices(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+def _on_first_devices(plan: Plan, variables: Sequence[TrainedVariable]) -> List[Tuple[TrainedVariable, int]]:
     """The variables of TaskGraphs that replicate, unless all of these begin on the first device, where the script made them."""
     firsts = {number: task.devices[0][0] for number, task in enumerate(plan.task_graphs) if task.strategy != "split"}
     return [(one, firsts[one.task_graph]) for one in variables if one.task_graph in firsts] if any(firsts.values()) else []
@@ -197,7 +198,7 @@ class Resident(NamedTuple):
     read: List[int]
 
 
-def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Resident:
+def resident(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool) -> Resident:
     """The bytes that variables with homes take on each device.
 
     Args:
@@ -224,7 +225,7 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
     return found
 
 
-def resident_of_task_graphs(plan: Plan, variables: Sequence[Held], one_memory: bool) -> List[int]:
+def resident_of_task_graphs(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool) -> List[int]:
     """The bytes that a device of each TaskGraph holds besides activations: variables, optimizer state, gradients."""
     at_home = resident(plan, variables, one_memory)
     found = []

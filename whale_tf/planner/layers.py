@@ -16,7 +16,7 @@ from whale_tf.planner.fitting import Row, fitting, room_of
 from whale_tf.planner.folded import folded
 from whale_tf.planner.joint import NEVER_S, Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
-from whale_tf.planner.recompute import Choice, Parts
+from whale_tf.planner.recompute import Choice, RecomputableParts
 from whale_tf.planner.simulated import priced, simulated, simulator_of, with_slices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
@@ -251,7 +251,7 @@ def _rows(found: Candidate, cluster: Cluster, balance: str, most: int = PARTS) -
         behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
         starts = range(0, len(layers), each)
         names.append(tuple(tuple(layer.name for layer in group) for group in groups))
-        rows.append(Row(stage.all_devices, Parts(
+        rows.append(Row(stage.all_devices, RecomputableParts(
             np.add.reduceat(held, starts), np.add.reduceat(seconds, starts), behind, behind, count)))
     return rows, names
 

@@ -28,14 +28,14 @@ from whale_tf.passes import compile_program
 from whale_tf.passes.form import AUTO, CALL, INLINE, choose_form, is_large
 from whale_tf.plan import Plan
 from whale_tf.planner.candidate import fit
-from whale_tf.planner.homes import Held, has_one_memory
+from whale_tf.planner.homes import TrainedVariable, has_one_memory
 from whale_tf.planner.op_price import OpPrices
 from whale_tf.planner.scope import find_scope
 from whale_tf.profiler.chain import shares_buffer
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.program import Program as Compiled
-from whale_tf.simulator.call_facts import Costs, Kernel
+from whale_tf.simulator.call_facts import Kernel, OpCosts
 from whale_tf.simulator.memory import peak_bytes
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.reader import add_step
@@ -47,14 +47,14 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan), StepPrices(step)))
 
 
-def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], emit: str = INLINE,
+def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[TrainedVariable], emit: str = INLINE,
                  prices: Optional[StepPrices] = None) -> Tuple[int, ...]:
     """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
     plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
     return _peaks(*_tasks(step, plan, cluster, compile_program(step, plan), prices or StepPrices(step)), plan, variables)
 
 
-def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held],
+def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[TrainedVariable],
            prices: Optional[StepPrices] = None) -> Tuple[float, Tuple[int, ...]]:
     """Seconds of a step, and the most bytes that each device holds at a time, without the host's.  Where the plan leaves the form
     open, these are the bytes of the inlined step, since ``emit: auto`` inlines a step that only fits like that.
@@ -74,7 +74,7 @@ def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable
     return _seconds(tasks, chains), peaks
 
 
-def called_too_large(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Sequence[Held]) -> Tuple[int, ...]:
+def called_too_large(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Sequence[TrainedVariable]) -> Tuple[int, ...]:
     """The peaks of a step that ``emit: auto`` would call, if a device cannot hold its own, and each can hold that of the inlined
     step; otherwise nothing.  A step that fits with all its tensors at once is not played.
 
@@ -89,7 +89,7 @@ def called_too_large(step: TrainingStep, plan: Plan, cluster: Cluster, variables
     return () if fit(peaks, cluster) or not fit(played_peaks(step, plan, cluster, variables), cluster) else peaks
 
 
-def _all_at_once(step: TrainingStep, plan: Plan, variables: Iterable[Held]) -> List[int]:
+def _all_at_once(step: TrainingStep, plan: Plan, variables: Iterable[TrainedVariable]) -> List[int]:
     """Bytes of each device with its variables, twice their gradients, and all tensors of the whole mini-batch."""
     size_of = [0] * len(plan.task_graphs)
     for op in (step.graph.ops[index] for index in step.region.ops):
@@ -112,7 +112,7 @@ def _seconds(tasks: Tasks, chains: Sequence[Sequence[int]]) -> float:
     return tasks.makespan()
 
 
-def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables: Iterable[Held]) -> Tuple[int, ...]:
+def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables: Iterable[TrainedVariable]) -> Tuple[int, ...]:
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
@@ -166,7 +166,7 @@ class StepPrices:
         return Kernel(seconds, shares=shares_buffer(op), overwrites=op.type in OVERWRITES)
 
 
-class _Costs(Costs):
+class _Costs(OpCosts):
     """A step's prices on the devices of a cluster."""
 
     def __init__(self, prices: StepPrices, cluster: Cluster) -> None:

@@ -28,7 +28,7 @@ from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import Region, inseparable
-from whale_tf.ir.traits import SHAPE_ONLY, Role, State, traits
+from whale_tf.ir.traits import SHAPE_ONLY, Role, VariableUse, traits
 from whale_tf.passes.outline import UNSENT
 from whale_tf.passes.redo import Redo, waits
 from whale_tf.passes.schedule import held
@@ -74,7 +74,7 @@ class Readers:
 
 def _gives_the_same(region: Region, op: Op) -> bool:
     row = traits(op.type)
-    if op.phase is not Phase.FORWARD or row.role is not Role.COMPUTE or row.state is not State.NONE:
+    if op.phase is not Phase.FORWARD or row.role is not Role.COMPUTE or row.state is not VariableUse.NONE:
         return False
     dtypes = [region.graph.tensors[tensor].dtype for tensor in (*op.inputs, *op.outputs)]
     return not op.control_inputs and not op.body and not any(d in UNSENT or d.endswith("_ref") for d in dtypes)
@@ -172,7 +172,7 @@ class Choice(NamedTuple):
     segments: Tuple[Tuple[int, bool], ...]
 
 
-class Parts(NamedTuple):
+class RecomputableParts(NamedTuple):
     """A row of parts, in numbers.  All bytes are those of one micro-batch on one device.
 
     Attributes:
@@ -334,7 +334,7 @@ class TaskGraphRow:
             producer = self._graph.tensors[tensor].op
             if producer in self._part:
                 read[self._part[producer]] += self._bytes(tensor)
-        self.parts = Parts(read, seconds, *self._crossings(size), held(plan)[number])
+        self.parts = RecomputableParts(read, seconds, *self._crossings(size), held(plan)[number])
 
     def _quietest(self, mine: Sequence[int], place: Dict[int, int], cuts: Sequence[int]) -> List[int]:
         """At most :data:`MOST_CUTS` of the cuts: the one where the fewest bytes cross from every equal share of the bytes held.

@@ -32,7 +32,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.homes import STAGE, asks_for_homes, has_one_memory
 from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.transforms.shard import Pieces
-from whale_tf.transforms.shard.checkpoints import Parts
+from whale_tf.transforms.shard.checkpoints import DividedVariable
 
 SHARED = "shared"
 XLA = "_XlaMustCompile"
@@ -212,7 +212,7 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
     return spec.device_type, spec.device_index
 
 
-def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts],
+def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[DividedVariable],
            variable_parts: VariableParts, keys: Optional[Keys]) -> Finished:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 

@@ -28,14 +28,14 @@ from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
 from whale_tf.simulator.source import Execution, Source
 from whale_tf.simulator.step_graph import StepGraph, under
-from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
+from whale_tf.simulator.strategy_tree import CompleteStrategy, StrategyTree
 from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, placement, uniform_3d
 from whale_tf.simulator.zoo import FAMILIES, MODELS, built_in_model, is_built_in, model_names, with_seq
 
 __all__ = [
     "Builder", "Calibration", "DeviceUse", "Execution", "FAMILIES", "LayerEstimator", "LinkUse", "MODELS", "ModelGraph",
-    "OpConfig", "OpEstimator", "Options", "ScheduleConfig", "Simulation", "Simulator", "Source", "StepGraph", "Strategy",
+    "OpConfig", "OpEstimator", "Options", "ScheduleConfig", "Simulation", "Simulator", "Source", "StepGraph", "CompleteStrategy",
     "StrategyTree", "Trace", "TraceEvent", "built_in_model", "calibrated", "is_built_in", "layer_names", "layered_model",
     "micro_batch_size", "model_names", "op_config", "placement", "simulate", "strategy_from_plan", "tensor_parallel", "to_chrome",
     "trace_of", "trace_of_run_metadata", "under", "uniform_3d", "with_seq", "write_chrome"]

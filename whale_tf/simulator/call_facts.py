@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     overwrites: bool = False
 
 
-class Costs(abc.ABC):
+class OpCosts(abc.ABC):
     """The costs of ops and tensors."""
 
     @abc.abstractmethod
@@ -100,7 +100,7 @@ class CallFacts:
         messages: calls that send values to other processes.
     """
 
-    def __init__(self, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
+    def __init__(self, costs: OpCosts, step: TrainingStep, program: Program, plan: Plan) -> None:
         self.costs, self.step, self.program, self.plan = costs, step, program, plan
         self.graph, self.batch = program.graph, step.region.batch
         self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)

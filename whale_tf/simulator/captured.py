@@ -15,10 +15,10 @@ from whale_tf.program import CLONED
 from whale_tf.program import Program as Step
 from whale_tf.residence import residence
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
-from whale_tf.simulator.call_facts import Costs, Kernel
+from whale_tf.simulator.call_facts import Kernel, OpCosts
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import check_ops
-from whale_tf.simulator.instructions import Program, Subject
+from whale_tf.simulator.instructions import Instructions, Subject
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
@@ -29,7 +29,7 @@ NEW_OPS = "shards"  # ops that `wh.split` adds to those of the local script
 
 def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator,
                   global_batch: Optional[int] = None,
-                  numbers: Optional[Mapping[int, int]] = None) -> Tuple[Program, Subject, Tasks]:
+                  numbers: Optional[Mapping[int, int]] = None) -> Tuple[Instructions, Subject, Tasks]:
     """The tasks of a step.
 
     Args:
@@ -68,7 +68,7 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
             for number, size in _kept(plan, rank, one).items():
                 device = place.of(number)
                 static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + size
-    program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
+    program = Instructions(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
     subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)
     return program, subject, tasks
 
@@ -106,7 +106,7 @@ def _kept(plan: Plan, rank: int, one: StepVariable) -> Dict[int, float]:
     return {device: one.bytes - (one.slots if device not in where.states else 0.0) for device in where.values if device in own}
 
 
-class StepCosts(Costs):
+class StepCosts(OpCosts):
     """Args:
     examples: examples of one micro-batch over all model replicas.
     values: a variable's own tensor -> bytes of its value.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator.instructions import COMPUTATION, Program
+from whale_tf.simulator.instructions import COMPUTATION, Instructions
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.transformation import Group
 
@@ -40,7 +40,7 @@ class Collapse:
         kept: the simulated devices, in order.
     """
 
-    def __init__(self, program: Program, cluster: Cluster, network: Network, collapse: bool = True) -> None:
+    def __init__(self, program: Instructions, cluster: Cluster, network: Network, collapse: bool = True) -> None:
         self._network = network
         self._patterns: Dict[Tuple[str, int], Tuple[str, Tuple[Group, ...]]] = {}
         for instruction in program.instructions:
@@ -162,7 +162,7 @@ class _Refinement:
             for one, colour in device.items()})
 
 
-def _device_facts(program: Program, cluster: Cluster, devices: Sequence[int]) -> Dict[int, Hashable]:
+def _device_facts(program: Instructions, cluster: Cluster, devices: Sequence[int]) -> Dict[int, Hashable]:
     """Everything about a device's own work: its type, and its class in every config in which it takes part."""
     facts: Dict[int, List[Hashable]] = {device: [] for device in devices}
     every = [instruction.parts for instruction in program.instructions if instruction.lane == COMPUTATION]

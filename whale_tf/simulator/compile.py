@@ -6,12 +6,12 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.costs import OpEstimator
-from whale_tf.simulator.instructions import FORWARD, Program
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.instructions import FORWARD, Instructions
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 from whale_tf.simulator.synchronise import Synchroniser
 
 
-def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimator) -> Program:
+def compile_strategy(strategy: CompleteStrategy, cluster: Cluster, estimator: OpEstimator) -> Instructions:
     """The program of a strategy.
 
     Raises:
@@ -29,4 +29,4 @@ def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimato
         compiler.backward(number)
     static_bytes = Synchroniser(compiler).run()
     stages = tuple(stage.devices for stage in strategy.stages)
-    return Program(tuple(compiler.instructions), tuple(compiler.buffers), static_bytes, stages)
+    return Instructions(tuple(compiler.instructions), tuple(compiler.buffers), static_bytes, stages)

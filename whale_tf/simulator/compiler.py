@@ -21,16 +21,16 @@ from whale_tf.simulator.instructions import (
     WEIGHT,
     BlockKey,
     Buffer,
+    DeviceClasses,
     Instruction,
-    Parts,
     equal_parts,
 )
 from whale_tf.simulator.model_graph import ACTIVATION, INPUT, KINDS, PARAMETER, ModelOp, Use
-from whale_tf.simulator.strategy_tree import Strategy, parameter_uses, sharded_over_replicas
+from whale_tf.simulator.strategy_tree import CompleteStrategy, parameter_uses, sharded_over_replicas
 from whale_tf.simulator.transformation import SEND_RECV, Communication, host_copy, transformation
 
 
-class Held(NamedTuple):
+class AvailableTensor(NamedTuple):
     """An available tensor: in which config, after which instruction, in which buffer."""
 
     config: TensorConfig
@@ -38,13 +38,13 @@ class Held(NamedTuple):
     buffer: int
 
 
-Table = Dict[int, List[Held]]
+Table = Dict[int, List[AvailableTensor]]
 
 
 class Compiler:
     """State of one compilation; :class:`Synchroniser` continues it after the backward pass."""
 
-    def __init__(self, strategy: Strategy, cluster: Cluster, estimator: OpEstimator) -> None:
+    def __init__(self, strategy: CompleteStrategy, cluster: Cluster, estimator: OpEstimator) -> None:
         self.strategy = strategy
         self.model = strategy.model
         self.cluster = cluster
@@ -67,8 +67,8 @@ class Compiler:
             use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs}
         self._done_units: Dict[Tuple[str, int], None] = {}
         self._scratch: Dict[Tuple[int, str], int] = {}
-        self._parts: Dict[Tuple, Parts] = {}
-        self._gathered: Dict[Tuple[int, str], Held] = {}
+        self._parts: Dict[Tuple, DeviceClasses] = {}
+        self._gathered: Dict[Tuple[int, str], AvailableTensor] = {}
         self._gather_after: Dict[BlockKey, List[Instruction]] = {}
 
     # ---- forward ----------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Compiler:
             written = tensor_config(config, use.dims, True)
             tensor = self.model.tensors[use.tensor]
             buffer = self._write(instruction, tensor.name, "activations", written, tensor.bytes)
-            table[use.tensor] = [Held(written, instruction.id, buffer)]
+            table[use.tensor] = [AvailableTensor(written, instruction.id, buffer)]
         if moved:
             shares = op_fractions(config)
             sizes = tuple(moved * shares[first] for first in parts.first)
@@ -119,7 +119,7 @@ class Compiler:
         unit, self.stage = self.strategy.recompute[number], self.stage_of_op[number]
         if unit:
             self._recompute(unit, self.stage)
-        incoming: List[Held] = []
+        incoming: List[AvailableTensor] = []
         for use in op.outputs:
             held = self._gradient(use.tensor, tensor_config(config, use.dims, True).summed())
             if held is not None:
@@ -153,8 +153,8 @@ class Compiler:
     def _is_parameter(self, use: Use) -> bool:
         return self.model.tensors[use.tensor].role == PARAMETER
 
-    def _backward_op(self, number: int, incoming: Sequence[Held], targets: Tuple[Use, ...], read: Tuple[Use, ...], flops: float,
-                     share: float) -> None:
+    def _backward_op(self, number: int, incoming: Sequence[AvailableTensor], targets: Tuple[Use, ...], read: Tuple[Use, ...],
+                     flops: float, share: float) -> None:
         op, config = self.model.ops[number], self.strategy.op_configs[number]
         name = op.name
         if len(targets) == 1:
@@ -183,9 +183,9 @@ class Compiler:
             else:
                 buffer = self._write(
                     instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes)
-                self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
+                self._add_gradient(use.tensor, AvailableTensor(gradient, instruction.id, buffer))
 
-    def _sum_seconds(self, parts: Parts, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
+    def _sum_seconds(self, parts: DeviceClasses, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
         """Time to read gradients of parameters and their sums over micro-batches, and to write the sums."""
         rows = []
         for use in targets:
@@ -226,15 +226,15 @@ class Compiler:
             return
         self._need(instruction, self._obtain(self.values, use.tensor, wanted, BACKWARD))
 
-    def _add_gradient(self, tensor: int, held: Held) -> None:
+    def _add_gradient(self, tensor: int, held: AvailableTensor) -> None:
         self.gradients.setdefault(tensor, []).append(held)
 
-    def _gradient(self, tensor: int, wanted: TensorConfig) -> Optional[Held]:
+    def _gradient(self, tensor: int, wanted: TensorConfig) -> Optional[AvailableTensor]:
         """The sum of all contributions to a tensor's gradient, in config ``wanted``.
 
         Contributions in the same config are added before they are transformed, so that partial sums are reduced once.
         """
-        by_config: Dict[TensorConfig, List[Held]] = {}
+        by_config: Dict[TensorConfig, List[AvailableTensor]] = {}
         for held in self.gradients.get(tensor, ()):
             by_config.setdefault(held.config, []).append(held)
         if not by_config:
@@ -242,7 +242,7 @@ class Compiler:
         sums = [self._sum(tensor, group) for group in by_config.values()]
         return self._sum(tensor, [self._obtain({tensor: [held]}, tensor, wanted, BACKWARD, gradient=True) for held in sums])
 
-    def _sum(self, tensor: int, group: Sequence[Held]) -> Held:
+    def _sum(self, tensor: int, group: Sequence[AvailableTensor]) -> AvailableTensor:
         if len(group) == 1:
             return group[0]
         config, size = group[0].config, self.model.tensors[tensor].bytes
@@ -256,11 +256,11 @@ class Compiler:
                                     for first in instruction.parts.first)
         instruction.kernels = 1.0
         self.place(instruction)
-        return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
+        return AvailableTensor(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
 
     # ---- tensors in the config that an op needs ---------------------------------------------------------------------
 
-    def _need(self, instruction: Instruction, held: Held) -> None:
+    def _need(self, instruction: Instruction, held: AvailableTensor) -> None:
         instruction.dependencies.append(held.dependency)
         instruction.reads.append(held.buffer)
 
@@ -277,7 +277,7 @@ class Compiler:
         if key not in self._gathered:
             after = self._gather_after.setdefault(instruction.block, [])
             ahead = after[-2].id if len(after) > 1 else -1  # at most two are available ahead of their use
-            source = Held(stored, ahead, -1)
+            source = AvailableTensor(stored, ahead, -1)
             if offload:
                 tensor = self.model.tensors[use.tensor]
                 copy = host_copy(stored)
@@ -296,7 +296,7 @@ class Compiler:
         return value
 
     def _obtain(self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False,
-                category: str = "") -> Held:
+                category: str = "") -> AvailableTensor:
         """``tensor`` in config ``wanted``; inserts communication if it is not available in that config."""
         held = table[tensor]
         for one in held:
@@ -314,7 +314,8 @@ class Compiler:
             held.append(found)
         return found
 
-    def _communicate(self, name: str, category: str, size: float, held: Held, step: Communication, phase: str) -> Held:
+    def _communicate(self, name: str, category: str, size: float, held: AvailableTensor, step: Communication,
+                     phase: str) -> AvailableTensor:
         first = step.groups[0].pairs[0][0] if step.groups[0].pairs else step.groups[0].devices[0]
         instruction = self.instruction(name, (self._stage_of(first, held), phase), FEATURE, step.kind)
         if held.dependency >= 0:
@@ -324,11 +325,11 @@ class Compiler:
         instruction.groups = step.groups
         instruction.size_bytes = size if step.kind == SEND_RECV else size * step.fraction
         self.place(instruction)
-        return Held(step.result, instruction.id, self._write(instruction, name, category, step.result, size))
+        return AvailableTensor(step.result, instruction.id, self._write(instruction, name, category, step.result, size))
 
     # ---- instructions and buffers -----------------------------------------------------------------------------------
 
-    def _stage_of(self, device: int, held: Held) -> int:
+    def _stage_of(self, device: int, held: AvailableTensor) -> int:
         """The stage of a device's work on a tensor: if it has several, the one that needs the tensor or that made it."""
         stages = self._stages_of_device[device]
         makers = [self.instructions[held.dependency].block[0]] if held.dependency >= 0 else []
@@ -349,13 +350,13 @@ class Compiler:
         parts = self.parts_of(config)
         return self.buffer(instruction, name, category, parts, self._bytes(config, parts, size))
 
-    def buffer(self, instruction: Instruction, name: str, category: str, parts: Parts, sizes: Tuple[float, ...]) -> int:
+    def buffer(self, instruction: Instruction, name: str, category: str, parts: DeviceClasses, sizes: Tuple[float, ...]) -> int:
         """A buffer that an instruction writes; ``sizes`` has one size per class of ``parts``."""
         self.buffers.append(Buffer(name, category, instruction.id, parts, sizes))
         return len(self.buffers) - 1
 
     @staticmethod
-    def _bytes(config: TensorConfig, parts: Parts, size: float) -> Tuple[float, ...]:
+    def _bytes(config: TensorConfig, parts: DeviceClasses, size: float) -> Tuple[float, ...]:
         shares = fractions(config)
         return tuple(size * shares[first] for first in parts.first)
 
@@ -369,7 +370,7 @@ class Compiler:
             moved.append((tensor.bytes, fractions(tensor_config(config, use.dims, True))))
         return moved
 
-    def _seconds(self, number: int, parts: Parts, flops: float, moved: List[Tuple[float, Tuple[float, ...]]],
+    def _seconds(self, number: int, parts: DeviceClasses, flops: float, moved: List[Tuple[float, Tuple[float, ...]]],
                  backward: bool = False, share: float = 1.0) -> Tuple[float, ...]:
         shares = op_fractions(self.strategy.op_configs[number])
         found = []
@@ -379,7 +380,7 @@ class Compiler:
             found.append(self.estimator.seconds(part, self.cluster.devices[parts.devices[first]]))
         return tuple(found)
 
-    def parts_of(self, config: Union[OpConfig, TensorConfig]) -> Parts:
+    def parts_of(self, config: Union[OpConfig, TensorConfig]) -> DeviceClasses:
         key = (config.devices, config.axes)
         if key not in self._parts:
             self._parts[key] = equal_parts(config, [self.cluster.devices[device].type for device in config.devices])

@@ -26,12 +26,12 @@ from whale_tf.simulator.instructions import (
     UPDATE,
     WEIGHT,
     BlockKey,
+    DeviceClasses,
     Instruction,
-    Parts,
-    Program,
+    Instructions,
 )
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 
 LinkUse = Tuple[int, float, int]  # link, bytes per second that one communication takes alone, how many there are
 
@@ -42,7 +42,7 @@ class ExecutionGraph(NamedTuple):
     Attributes:
         seconds: time that each task takes alone.
         lane: COMPUTATION, FEATURE or GRADIENT; -1 for ``begin`` tasks.
-        instruction: number in ``Program.instructions``; -1 for ``begin`` tasks.
+        instruction: number in ``Instructions.instructions``; -1 for ``begin`` tasks.
         micro_batch: -1 for the update.
         slots: places in ``devices`` of the devices that a task occupies.
         queues: communication queues that a task occupies (see :func:`queue_of`).
@@ -102,7 +102,7 @@ class _Template:
 class Unfolder:
     """Tasks of one program on the devices that ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
 
-    def __init__(self, program: Program, collapse: Collapse, network: Network) -> None:
+    def __init__(self, program: Instructions, collapse: Collapse, network: Network) -> None:
         self.program, self.collapse, self.network = program, collapse, network
         self.slot_of = {device: slot for slot, device in enumerate(collapse.kept)}
         self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
@@ -201,7 +201,7 @@ class Unfolder:
         place = self.collapse.groups(instruction.label, instruction.groups).of_device.get(device)
         return None if place is None else self.place[source][place]
 
-    def _kept_parts(self, parts: Parts) -> List[Tuple[int, int, int]]:
+    def _kept_parts(self, parts: DeviceClasses) -> List[Tuple[int, int, int]]:
         """(device, slot, class) of the simulated devices in a config."""
         found = self._parts_slots.get(id(parts))
         if found is None:
@@ -211,7 +211,7 @@ class Unfolder:
 
     # ---- over micro-batches -----------------------------------------------------------------------------------------
 
-    def unfold(self, strategy: Strategy) -> ExecutionGraph:
+    def unfold(self, strategy: CompleteStrategy) -> ExecutionGraph:
         """All micro-batches of ``strategy``, whose schedule, warm-up and number of micro-batches may differ from the program's.
 
         Raises:
@@ -246,7 +246,7 @@ class Unfolder:
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
             self._buffers(offsets, strategy.num_micro_batch))
 
-    def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
+    def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: CompleteStrategy) -> Tuple[List, List, List, List, List]:
         """The seconds, lanes, instructions, micro-batches and slots of all tasks."""
         seconds: List[float] = []
         lane: List[int] = []
@@ -338,7 +338,7 @@ class Unfolder:
         return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
 
 
-def homes_of(strategy: Strategy) -> Tuple[int, ...]:
+def homes_of(strategy: CompleteStrategy) -> Tuple[int, ...]:
     """The place of each stage; stages on the same devices have the same place.
 
     Raises:
@@ -352,7 +352,7 @@ def homes_of(strategy: Strategy) -> Tuple[int, ...]:
     return homes
 
 
-def _micro_batch_factors(strategy: Strategy) -> Optional[List[float]]:
+def _micro_batch_factors(strategy: CompleteStrategy) -> Optional[List[float]]:
     """Size of each micro-batch relative to the mean; None if they are equal."""
     slices = strategy.micro_batch_slices
     if slices is None:

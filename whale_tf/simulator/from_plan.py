@@ -9,11 +9,11 @@ from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import OpAxis, OpConfig
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
-from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
+from whale_tf.simulator.strategy_tree import CompleteStrategy, StrategyStage, checked_config, device_groups, propagate_configs
 from whale_tf.simulator.uniform import split_configs, stage_configs
 
 
-def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> Strategy:
+def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> CompleteStrategy:
     """The strategy that a plan stands for.
 
     A model replica takes its part of the batch.  A ``replicate`` TaskGraph divides that part over its replicas (unevenly with
@@ -62,9 +62,9 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     complete = propagate_configs(model, configs)
     groups = device_groups(complete) if schedule_of(plan.schedule).homes is None else _by_task_graph(plan, model, aliases or {})
     stages = tuple(
-        Stage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
+        StrategyStage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
         for ops, devices in groups)
-    return Strategy(
+    return CompleteStrategy(
         model, complete, plan.num_micro_batch, plan.schedule, stages, _recomputed(plan, model, stages, aliases or {}), plan.zero,
         offload=plan.offload, buckets=_buckets(plan, model, stages), micro_batch_slices=plan.micro_batch_slices)
 
@@ -108,7 +108,7 @@ def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) ->
             for task, members in zip(plan.task_graphs, ops)]
 
 
-def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliases: Mapping[str, str]) -> Tuple[str, ...]:
+def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[StrategyStage, ...], aliases: Mapping[str, str]) -> Tuple[str, ...]:
     """The unit with which each op is recomputed: the ops between two kept tensors; "": everything that its backward pass reads is
     kept."""
     units = [""] * len(model.ops)
@@ -127,7 +127,7 @@ def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliase
     return tuple(units)
 
 
-def _stage_numbers(plan: Plan, stages: Sequence[Stage]) -> List[int]:
+def _stage_numbers(plan: Plan, stages: Sequence[StrategyStage]) -> List[int]:
     """The stage of every TaskGraph."""
     if schedule_of(plan.schedule).homes is not None:
         return list(range(len(stages)))
@@ -160,7 +160,8 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
     return checked_config(op, OpConfig(devices, tuple(axes)))
 
 
-def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]]:
+def _buckets(plan: Plan, model: ModelGraph,
+             stages: Tuple[StrategyStage, ...]) -> Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]]:
     """The plan's gradient buckets by stage, as the model's parameters; None if it names none that the model has."""
     parameters = {tensor.name: number for number, tensor in enumerate(model.tensors) if tensor.role == PARAMETER}
     chosen: List[List[Tuple[int, ...]]] = [[] for _ in stages]

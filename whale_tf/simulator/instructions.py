@@ -1,8 +1,8 @@
 """The compiled strategy: what every stage does for each micro-batch, and once per step.
 
-A strategy's :class:`Program` is the distributed execution graph of Proteus section V, folded over devices and micro-batches: an
-instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.  A captured
-step's Program has one instruction for each task (:mod:`tasks`).
+A strategy's :class:`Instructions` are the distributed execution graph of Proteus section V, folded over devices and
+micro-batches: an instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds
+them.  A captured step has one instruction for each task (:mod:`tasks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LANES = ("computation", "feature communication", "gradient communication")
 BlockKey = Tuple[int, str]  # (stage, FORWARD | BACKWARD | UPDATE)
 
 
-class Parts(NamedTuple):
+class DeviceClasses(NamedTuple):
     """Which of a config's devices do the same: ``kind[i]`` is the class of ``devices[i]``, ``first[k]`` a position with class
     ``k``."""
 
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
     first: Tuple[int, ...]
 
 
-def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> Parts:
+def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> DeviceClasses:
     """Classes of equal parts: the same device type, and the same place along every axis with unequal slices."""
     axes: List[Union[OpAxis, TensorAxis]] = [*config.axes]
     unequal = [i for i, axis in enumerate(axes) if axis.slices is not None]
@@ -49,14 +49,14 @@ def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> 
             numbers[what] = len(numbers)
             first.append(position)
         kinds.append(numbers[what])
-    return Parts(config.devices, tuple(kinds), tuple(first))
+    return DeviceClasses(config.devices, tuple(kinds), tuple(first))
 
 
 class Instruction:
     """A part of an op, or a communication, for all its devices.
 
     Attributes:
-        id: number in ``Program.instructions``; also its priority.
+        id: number in ``Instructions.instructions``; also its priority.
         lane: COMPUTATION, FEATURE or GRADIENT.
         label: its label in a timeline: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
         parts, seconds: a computation's devices, and the time for each class of them.
@@ -72,7 +72,7 @@ class Instruction:
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
         self.id, self.name, self.block, self.lane, self.label = id, name, block, lane, label
-        self.parts = Parts((), (), ())
+        self.parts = DeviceClasses((), (), ())
         self.seconds: Tuple[float, ...] = ()
         self.sum_seconds: Tuple[float, ...] = ()
         self.kernels = self.sum_kernels = 0.0
@@ -89,11 +89,11 @@ class Buffer(NamedTuple):
     name: str
     category: str
     producer: int
-    parts: Parts
+    parts: DeviceClasses
     bytes: Tuple[float, ...]
 
 
-class Program(NamedTuple):
+class Instructions(NamedTuple):
     """Attributes:
     static_bytes: ``[device][category]``: bytes that are held for the whole step.
     stages: devices of each stage.

@@ -14,7 +14,7 @@ from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.costs import OpEstimator, OpPart
 from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 
 BYTE = 1  # tensors are counted in bytes here, because shapes come from a profile and not from a graph
 
@@ -65,7 +65,7 @@ def layer_names(profile: ModelProfile) -> Dict[str, str]:
     return names
 
 
-def tensor_parallel(strategy: Strategy) -> Dict[str, int]:
+def tensor_parallel(strategy: CompleteStrategy) -> Dict[str, int]:
     """The number of devices over which a strategy splits each op that can be split."""
     configs = zip(strategy.model.ops, strategy.op_configs)
     return {op.name: config.degree(op.split) for op, config in configs if op.split is not None}

@@ -15,7 +15,7 @@ from whale_tf.simulator.allocator import reach_of
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.instructions import GRADIENT, Program
+from whale_tf.simulator.instructions import GRADIENT, Instructions
 
 
 class MemoryCurve(NamedTuple):
@@ -67,7 +67,7 @@ def _overwritten(table: BufferTable, made: np.ndarray, start: np.ndarray, end: n
     return buffers[first], tasks
 
 
-def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest: int = 5) -> List[MemoryCurve]:
+def memory_curves(program: Instructions, graph: ExecutionGraph, times: Times, largest: int = 5) -> List[MemoryCurve]:
     """The curve of every simulated device, in the order of ``graph.devices``."""
     born, dies = lifetimes(graph, times)
     return [_curve(program, graph, device, rows, born, dies, largest)
@@ -88,7 +88,7 @@ def _rows_by_device(graph: ExecutionGraph) -> List[np.ndarray]:
     return [by_slot[bounds[slot]:bounds[slot + 1]] for slot in range(len(graph.devices))]
 
 
-def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[int]:
+def arena_bytes(program: Instructions, graph: ExecutionGraph, times: Times) -> List[int]:
     """The memory that each simulated device's buffers take from TensorFlow's allocator, with the holes between them."""
     born, dies = lifetimes(graph, times)
     found = []
@@ -99,7 +99,7 @@ def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[i
     return found
 
 
-def _curve(program: Program, graph: ExecutionGraph, device: int, rows: np.ndarray, born: np.ndarray, dies: np.ndarray,
+def _curve(program: Instructions, graph: ExecutionGraph, device: int, rows: np.ndarray, born: np.ndarray, dies: np.ndarray,
            largest: int) -> MemoryCurve:
     static = program.static_bytes[device]
     base = float(sum(static.values()))

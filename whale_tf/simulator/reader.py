@@ -1,7 +1,7 @@
 """A Program's calls as tasks: the ops of every call, what they wait for, read and write.
 
-Nothing is decided here.  Calls say what runs, how often, on which devices, on whose values and after what.  Costs say how long an
-op takes and whether it is a task of its own; an op that is none passes on what it reads.
+Nothing is decided here.  Calls say what runs, how often, on which devices, on whose values and after what.  Costs say how long
+an op takes and whether it is a task of its own; an op that is none passes on what it reads.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan
 from whale_tf.program import ACCUMULATE, Program
 from whale_tf.simulator.body_tasks import BodyTasks, Result, Task, tasks_of
-from whale_tf.simulator.call_facts import Costs
+from whale_tf.simulator.call_facts import OpCosts
 from whale_tf.simulator.instructions import SCRATCH
-from whale_tf.simulator.recipes import Held, Recipes, Value, together
+from whale_tf.simulator.recipes import PlayedValue, Recipes, TensorPart, together
 from whale_tf.simulator.tasks import NOTHING, START, Tasks
 
 
-def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
+def add_step(tasks: Tasks, costs: OpCosts, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
     """Add the tasks of a step; ``programs``: one for each process, with its Plan.
 
     Returns:
@@ -44,7 +44,7 @@ class _Reader(Recipes):
         first: of each call, the number of its first task, which the others follow.
     """
 
-    def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
+    def __init__(self, tasks: Tasks, costs: OpCosts, step: TrainingStep, program: Program, plan: Plan) -> None:
         super().__init__(tasks, costs, step, program, plan)
         known: Dict[Hashable, BodyTasks] = {}
         self.bodies: List[BodyTasks] = []
@@ -54,8 +54,8 @@ class _Reader(Recipes):
                 known[kind] = tasks_of(self, number)
             self.bodies.append(known[kind])
         self.first: List[int] = []
-        self._known: List[Dict[int, Value]] = [{} for _ in program.calls]  # of each call, by the key of its source
-        self._handed_on: List[Dict[int, Value]] = [{} for _ in program.calls]  # of each call, by op without a task
+        self._known: List[Dict[int, PlayedValue]] = [{} for _ in program.calls]  # of each call, by the key of its source
+        self._handed_on: List[Dict[int, PlayedValue]] = [{} for _ in program.calls]  # of each call, by op without a task
         self._donated = [frozenset(body.donated) for body in program.bodies]
 
     def _kind(self, number: int) -> Hashable:
@@ -178,11 +178,11 @@ class _Reader(Recipes):
         place = self.bodies[number].places.get(op)
         return self._of_op(number, op).tasks if place is None else frozenset([self.first[number] + place])
 
-    def value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
+    def value(self, number: int, tensor: int, is_whole: bool = False) -> PlayedValue:
         key = ~tensor if is_whole else tensor
         return self._known[number].get(key) or self._find(number, key)
 
-    def _find(self, number: int, key: int) -> Value:
+    def _find(self, number: int, key: int) -> PlayedValue:
         """The value with this key (see :class:`whale_tf.simulator.body_tasks.Source`), which is not known yet."""
         body_tasks = self.bodies[number]
         if key < 0:
@@ -196,19 +196,19 @@ class _Reader(Recipes):
         self._known[number][key] = found
         return found
 
-    def _of_op(self, number: int, op: int) -> Value:
+    def _of_op(self, number: int, op: int) -> PlayedValue:
         """Everything that an op without a task hands on."""
         found = self._handed_on[number].get(op)
         if found is None:
             known, values = self._known[number], []
             for source in self.bodies[number].sources[op]:
-                value = (Value((), self._controls(number, source.key)) if source.is_wait
+                value = (PlayedValue((), self._controls(number, source.key)) if source.is_wait
                          else known.get(source.key) or self._find(number, source.key))
                 values += [value, value] if source.is_repeated else [value]
             found = self._handed_on[number][op] = together(values)
         return found
 
-    def _result(self, number: int, result: Result) -> Value:
+    def _result(self, number: int, result: Result) -> PlayedValue:
         task = START if result.task < 0 else self.first[number] + result.task
         device, buffer = self.device_at(number, result.shard), -1
         if result.shared >= 0:
@@ -216,4 +216,4 @@ class _Reader(Recipes):
                            if part.buffer >= 0 and part.tensor == result.shared and part.device == device), -1)
         if result.category and buffer < 0:
             buffer = self.tasks.buffer(result.name, result.category, task, device, result.size)
-        return Value((Held(task, device, buffer, result.tensor, result.size, self.program.calls[number].clone.m),))
+        return PlayedValue((TensorPart(task, device, buffer, result.tensor, result.size, self.program.calls[number].clone.m),))

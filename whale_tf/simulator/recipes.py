@@ -30,7 +30,7 @@ from whale_tf.program import (
     Call,
     Program,
 )
-from whale_tf.simulator.call_facts import MESSAGES, CallFacts, Costs
+from whale_tf.simulator.call_facts import MESSAGES, CallFacts, OpCosts
 from whale_tf.simulator.instructions import COMPUTATION, FEATURE, GRADIENT
 from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
@@ -41,7 +41,7 @@ PASSED_ON = (primitive.SCALE, primitive.SCALE_PROCESS, primitive.SHARE, primitiv
 NO_VALUE_BYTES = 4.0  # size of a message which only says that something is done
 
 
-class Held(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor in micro-batch ``m``: the task that makes it, its device, its buffer (-1: none of its own), and its
     bytes."""
 
@@ -53,11 +53,11 @@ class Held(NamedTuple):
     m: int = ALL
 
 
-class Value(NamedTuple):
+class PlayedValue(NamedTuple):
     """The value of a tensor that an op reads: its parts, the tasks that must end before these leave their devices, and the call
     (-1: none) of the recipe by which each device that reads the parts puts them together."""
 
-    parts: Tuple[Held, ...] = ()
+    parts: Tuple[TensorPart, ...] = ()
     waits: FrozenSet[int] = frozenset()
     recipe: int = -1
 
@@ -67,16 +67,16 @@ class Value(NamedTuple):
         return self.waits.union(part.task for part in self.parts)
 
 
-NOTHING_HELD = Value()
+NOTHING_HELD = PlayedValue()
 
 
-def together(values: Sequence[Value]) -> Value:
+def together(values: Sequence[PlayedValue]) -> PlayedValue:
     """All parts of several values."""
     values = [value for value in values if value.parts or value.waits] if len(values) > 1 else values
     if len(values) < 2:
         return values[0] if values else NOTHING_HELD
     parts = dict.fromkeys([part for value in values for part in value.parts])
-    return Value(tuple(parts), frozenset().union(*[value.waits for value in values]))
+    return PlayedValue(tuple(parts), frozenset().union(*[value.waits for value in values]))
 
 
 class Recipes(CallFacts, abc.ABC):
@@ -88,7 +88,7 @@ class Recipes(CallFacts, abc.ABC):
         gates: call -> tasks before values that are read anew for it.
     """
 
-    def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
+    def __init__(self, tasks: Tasks, costs: OpCosts, step: TrainingStep, program: Program, plan: Plan) -> None:
         super().__init__(costs, step, program, plan)
         self.tasks, self.spans = tasks, Spans(tasks)
         self.peers: Sequence[Recipes] = [self]
@@ -96,14 +96,14 @@ class Recipes(CallFacts, abc.ABC):
         self.lowering = Lowering(step, plan, program)
         self._passes_results = [not (body.is_recipe or body.functions or body.step == UPDATE or body.home is not None)
                                 for body in self._bodies]
-        self._made: Dict[Primitive, Value] = {}
-        self._unpacked: Dict[Primitive, Held] = {}
+        self._made: Dict[Primitive, PlayedValue] = {}
+        self._unpacked: Dict[Primitive, TensorPart] = {}
         self._are_sent: Set[int] = set()  # calls of messages
-        self._arrived: Dict[Tuple[int, int], Value] = {}  # (call of a message, tensor)
-        self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
+        self._arrived: Dict[Tuple[int, int], PlayedValue] = {}  # (call of a message, tensor)
+        self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], TensorPart] = {}
 
     @abc.abstractmethod
-    def value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
+    def value(self, number: int, tensor: int, is_whole: bool = False) -> PlayedValue:
         """The value of a tensor that a call reads or makes; values that exist from the start, as variables do, have no parts."""
 
     @abc.abstractmethod
@@ -114,7 +114,7 @@ class Recipes(CallFacts, abc.ABC):
         """Those of ``tasks`` that run on a device."""
         return {task for task in tasks if task != START and self.tasks.devices[task] == (device,)}
 
-    def taken(self, number: int, tensor: int, is_whole: bool) -> Value:
+    def taken(self, number: int, tensor: int, is_whole: bool) -> PlayedValue:
         """The value of a tensor that a call takes from other calls."""
         sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
         if len(sources) == 1 and self._passes_results[sources[0]]:
@@ -124,21 +124,21 @@ class Recipes(CallFacts, abc.ABC):
             return self._played(total, sources[0])
         return together([self._from(source, tensor, number) for source in sources])
 
-    def _from(self, source: int, tensor: int, reader: int) -> Value:
+    def _from(self, source: int, tensor: int, reader: int) -> PlayedValue:
         """The value that a call passes to another one."""
         body = self.body(source)
         if body.step == UPDATE and self.step_of(reader) not in (UPDATE, BROADCAST):
-            return Value()  # the value of the previous step
+            return PlayedValue()  # the value of the previous step
         if body.step == ONCE and body.home is not None and self.body(reader).reads:
             return self._read_anew(self.value(source, tensor), tensor, reader)
         if body.step == DIVIDE:
             m = self.program.calls[reader].clone.m
-            return Value((Held(START, self.host, -1, tensor, self.size_of(reader, tensor), m),))
+            return PlayedValue((TensorPart(START, self.host, -1, tensor, self.size_of(reader, tensor), m),))
         if source in self.spans:
             return self._returned(source, tensor)
         return self.recipe(source, tensor) if body.is_recipe else self.value(source, tensor)
 
-    def _returned(self, source: int, tensor: int) -> Value:
+    def _returned(self, source: int, tensor: int) -> PlayedValue:
         """The value that a function of a call returns when it ends."""
         value = self.value(source, tensor)
         end = self.spans.end(source, self.pieces[self.program.calls[source].body][self.graph.tensors[tensor].op].function)
@@ -146,7 +146,7 @@ class Recipes(CallFacts, abc.ABC):
             part._replace(task=end) if part.task != START and self.tasks.devices[end] == (part.device,) else part
             for part in value.parts))
 
-    def _read_anew(self, value: Value, tensor: int, reader: int) -> Value:
+    def _read_anew(self, value: PlayedValue, tensor: int, reader: int) -> PlayedValue:
         """A variable's value for one call, which its home sends after an op of that call."""
         call = self.program.calls[reader]
         before = dict(self.body(reader).reads).get(tensor, -1)
@@ -156,15 +156,15 @@ class Recipes(CallFacts, abc.ABC):
         gate = self.tasks.add(NOTHING, 0.0, (), sorted(waits))
         if reader in self.spans:  # sent after the calls that the schedule puts before this one
             self.gates.setdefault(reader, []).append(gate)
-        return Value(tuple(part._replace(task=gate, m=call.clone.m) for part in value.parts), value.waits)
+        return PlayedValue(tuple(part._replace(task=gate, m=call.clone.m) for part in value.parts), value.waits)
 
-    def here(self, value: Value, device: int) -> List[Held]:
+    def here(self, value: PlayedValue, device: int) -> List[TensorPart]:
         """A value's parts on a device."""
         if value.recipe >= 0:
             value = self._played(self._lowered_on(value.recipe, value.parts[0].tensor, device), value.recipe)
         return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
 
-    def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
+    def _send(self, part: TensorPart, device: int, waits: FrozenSet[int]) -> TensorPart:
         if not part.size:
             return part._replace(device=device)
         waits = frozenset(self.on(part.device, waits) | {part.task})
@@ -194,7 +194,7 @@ class Recipes(CallFacts, abc.ABC):
         devices = [self.tasks.cluster.devices[device] for device in (one, other)]
         return devices[0].node == devices[1].node and all(device.kind == "CPU" for device in devices)
 
-    def recipe(self, number: int, tensor: int) -> Value:
+    def recipe(self, number: int, tensor: int) -> PlayedValue:
         """The value that a recipe makes of a tensor; if each device that reads it makes its own, the parts that they read."""
         if self.step_of(number) in MESSAGES:
             self.send_to_all(number)
@@ -226,7 +226,7 @@ class Recipes(CallFacts, abc.ABC):
             return made
         return next((each for each in made.values() if each.device == device), made[ORIGINAL])
 
-    def _played(self, made: Primitive, number: int) -> Value:
+    def _played(self, made: Primitive, number: int) -> PlayedValue:
         """The value of a primitive that belongs to a call, or to an earlier one."""
         stack = [made]
         while stack:
@@ -257,7 +257,7 @@ class Recipes(CallFacts, abc.ABC):
             found += last.operands if is_merged else [operand]
         return found
 
-    def _play(self, made: Primitive, number: int, operands: Sequence[Primitive]) -> Value:
+    def _play(self, made: Primitive, number: int, operands: Sequence[Primitive]) -> PlayedValue:
         values = [self._made[operand] for operand in operands]
         if made.kind == primitive.VALUE:
             op = self.graph.tensors[made.tensor].op
@@ -265,22 +265,22 @@ class Recipes(CallFacts, abc.ABC):
         if made.kind == primitive.IDENTITY:
             m = self.program.calls[number].clone.m
             waits = values[0].waits.union(*[self._made[wait].tasks for wait in made.waits]) - {START}
-            return Value(tuple(part._replace(m=m) for part in self.here(values[0], made.device)), waits)
+            return PlayedValue(tuple(part._replace(m=m) for part in self.here(values[0], made.device)), waits)
         if made.kind in PASSED_ON:
             return values[0]
         if made.kind == primitive.CUT:
             return self._cut(made, values[0])
         if made.kind == primitive.PACK:
-            return Value((self._packed(number, values),))
+            return PlayedValue((self._packed(number, values),))
         if made.kind == primitive.UNPACK:
             return self._taken_out(made, number)
         if made.kind == primitive.TAKE:
             return values[0]._replace(parts=tuple(part for part in values[0].parts if part.device == made.device))
         if made.kind in primitive.COLLECTIVES:
             return self._exchanged(made, number, values)
-        return self._combined(made, number, values) if values else Value()
+        return self._combined(made, number, values) if values else PlayedValue()
 
-    def _main(self, source: int, tensor: int, reader: int) -> Value:
+    def _main(self, source: int, tensor: int, reader: int) -> PlayedValue:
         """A call's value as one part; if ops that are no tasks read several parts, the largest of them."""
         value = self._from(source, tensor, reader)
         if not value.parts:
@@ -288,9 +288,9 @@ class Recipes(CallFacts, abc.ABC):
         part = max(value.parts, key=lambda one: one.size)
         if not self.body(source).is_recipe:
             part = part._replace(size=self.size_of(source, tensor))
-        return Value((part,), value.tasks)
+        return PlayedValue((part,), value.tasks)
 
-    def _cut(self, made: Primitive, value: Value) -> Value:
+    def _cut(self, made: Primitive, value: PlayedValue) -> PlayedValue:
         """A clone's rows of another one's value, cut off where this is; those of several are sent whole."""
         cut = made.detail
         if len(cut.pieces) > 1:
@@ -300,26 +300,26 @@ class Recipes(CallFacts, abc.ABC):
         kept = float((other[r + 1] - other[r]) / (own[one + 1] - own[one]))
         return value._replace(parts=tuple(part._replace(size=part.size * kept) for part in value.parts))
 
-    def _combined(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+    def _combined(self, made: Primitive, number: int, values: Sequence[PlayedValue]) -> PlayedValue:
         """Values added up or put together on a device."""
         parts = [part for value in values for part in self.here(value, made.device)]
         waits = together(values).waits
         size = sum(part.size for part in parts)
         if len(parts) < 2 or not size:
-            return Value(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
+            return PlayedValue(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
         is_sum = made.kind in primitive.ADDITIONS
         result = max(part.size for part in parts) if is_sum else size
         step, home = self.step_of(number), self.body(number).home
         is_written_over = is_sum and step != WHOLE and (home is None or self._is_on(parts[0].buffer, made.device))
         what = "total" if made.kind == primitive.ADD and step == SYNCHRONISE else step  # of micro-batches at their owner
         about = self.about(number, f"{self._name(made.tensor)} ({what})")
-        return Value((self._op(about, made.device, parts, waits, size + result, result, is_written_over),))
+        return PlayedValue((self._op(about, made.device, parts, waits, size + result, result, is_written_over),))
 
     def _is_on(self, buffer: int, device: int) -> bool:
         return buffer >= 0 and self.tasks.buffer_devices[buffer] == device
 
-    def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
-           is_written_over: bool = False) -> Held:
+    def _op(self, about: About, device: int, parts: Sequence[TensorPart], waits: Iterable[int], moved: float, made: float,
+           is_written_over: bool = False) -> TensorPart:
         """Add an op that is in no body; its result is in the buffer of its first operand, or in its own.
 
         Args:
@@ -332,9 +332,9 @@ class Recipes(CallFacts, abc.ABC):
             self.tasks.read(task, part.buffer)
         category = "gradient buckets" if about.label == UPDATE else "activations"
         buffer = parts[0].buffer if is_written_over else self._new_buffer(category, task, device, made)
-        return Held(task, device, buffer, parts[0].tensor, made, about.micro_batch)
+        return TensorPart(task, device, buffer, parts[0].tensor, made, about.micro_batch)
 
-    def _exchanged(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+    def _exchanged(self, made: Primitive, number: int, values: Sequence[PlayedValue]) -> PlayedValue:
         """What a collective makes: between the devices of a process, or of all processes at once."""
         if made.kind == primitive.ALL_REDUCE and made.detail.devices:
             return self._reduced_here(made, number, values)
@@ -354,10 +354,10 @@ class Recipes(CallFacts, abc.ABC):
         for peer, each, part in zip(self.peers, same, parts):
             self.tasks.read(task, part.buffer)
             buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, result)
-            peer._made[each] = Value((Held(task, part.device, buffer, each.tensor, result),))
+            peer._made[each] = PlayedValue((TensorPart(task, part.device, buffer, each.tensor, result),))
         return self._made[made]
 
-    def _reduced_here(self, made: Primitive, number: int, values: Sequence[Value]) -> Value:
+    def _reduced_here(self, made: Primitive, number: int, values: Sequence[PlayedValue]) -> PlayedValue:
         """The sum over devices of one process, on each of them."""
         parts = [part for value, device in zip(values, made.detail.devices) for part in self.here(value, device)]
         if len(parts) < 2:
@@ -369,10 +369,10 @@ class Recipes(CallFacts, abc.ABC):
         for part in parts:
             self.tasks.read(task, part.buffer)
             buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, size)
-            found.append(Held(task, part.device, buffer, made.tensor, size))
-        return Value(tuple(found))
+            found.append(TensorPart(task, part.device, buffer, made.tensor, size))
+        return PlayedValue(tuple(found))
 
-    def _taken_out(self, made: Primitive, number: int) -> Value:
+    def _taken_out(self, made: Primitive, number: int) -> PlayedValue:
         """A tensor's value out of a vector of several."""
         total, = made.operands
         if total not in self._unpacked:
@@ -380,7 +380,7 @@ class Recipes(CallFacts, abc.ABC):
             size = sum(self.costs.bytes(each.tensor) for each in total.operands[0].operands)
             about = self.about(number, "out of bucket")
             self._unpacked[total] = self._op(about, arrived.device, [arrived], (), 2.0 * size, size)
-        return Value((self._unpacked[total]._replace(tensor=made.tensor, size=self.costs.bytes(made.tensor)),))
+        return PlayedValue((self._unpacked[total]._replace(tensor=made.tensor, size=self.costs.bytes(made.tensor)),))
 
     def send_to_all(self, number: int) -> None:
         """Add a message to each other process, and the values that it brings there."""
@@ -398,7 +398,7 @@ class Recipes(CallFacts, abc.ABC):
         values = [sender._main(source, tensor, number) for tensor, (source,) in calls[owner].takes]
         written = sender._written(calls[owner])
         taken = {tensor for tensor, _ in calls[owner].takes}
-        values += [Value((Held(START, devices[owner], -1, tensor, sender.costs.bytes(tensor)),), written)
+        values += [PlayedValue((TensorPart(START, devices[owner], -1, tensor, sender.costs.bytes(tensor)),), written)
                    for tensor in tensors if tensor not in taken]
         size, waits = NO_VALUE_BYTES, written
         if any(value.parts for value in values):
@@ -415,7 +415,7 @@ class Recipes(CallFacts, abc.ABC):
         category = "gathered parameters" if kind == GATHER else "gradient buckets"
         for peer, device in zip(self.peers, devices):
             if peer is not sender and tensors:
-                arrived = Held(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
+                arrived = TensorPart(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
                 peer._unpack(peer.messages[place], tensors, arrived, size, "out of message")
 
     def _written(self, call: Call) -> FrozenSet[int]:
@@ -427,7 +427,7 @@ class Recipes(CallFacts, abc.ABC):
                     found |= self.after(number, op.id)
         return frozenset(found - {START})
 
-    def _packed(self, number: int, values: Sequence[Value]) -> Held:
+    def _packed(self, number: int, values: Sequence[PlayedValue]) -> TensorPart:
         """Values of one device, packed into one tensor."""
         parts = [part for value in values for part in value.parts]
         if len(parts) == 1:
@@ -435,9 +435,9 @@ class Recipes(CallFacts, abc.ABC):
         size = sum(part.size for part in parts)
         return self._op(self.about(number, "into bucket"), parts[0].device, parts, together(values).waits, 2.0 * size, size)
 
-    def _unpack(self, number: int, tensors: Sequence[int], arrived: Held, size: float, name: str) -> None:
+    def _unpack(self, number: int, tensors: Sequence[int], arrived: TensorPart, size: float, name: str) -> None:
         """Take the values of a call, of ``size`` bytes together, out of what has arrived; ``name``: of the op that does so."""
         if len(tensors) > 1:
             arrived = self._op(self.about(number, name), arrived.device, [arrived], (), 2.0 * size, size)
         for tensor in tensors:
-            self._arrived[number, tensor] = Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),))
+            self._arrived[number, tensor] = PlayedValue((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),))

@@ -10,7 +10,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import memory_text, seconds_text
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.instructions import COMPUTATION, UPDATE, Program, Subject
+from whale_tf.simulator.instructions import COMPUTATION, UPDATE, Instructions, Subject
 from whale_tf.simulator.memory import MemoryCurve
 
 
@@ -54,7 +54,7 @@ class Simulation(NamedTuple):
         steady: whether the step time was extrapolated from fewer micro-batches (see :mod:`steady`).
     """
 
-    program: Program
+    program: Instructions
     graph: ExecutionGraph
     times: Times
     memory: Tuple[MemoryCurve, ...]
@@ -213,7 +213,7 @@ class Simulation(NamedTuple):
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
 
 
-def device_uses(program: Program, graph: ExecutionGraph, times: Times, memory: Sequence[MemoryCurve],
+def device_uses(program: Instructions, graph: ExecutionGraph, times: Times, memory: Sequence[MemoryCurve],
                 usable_bytes: Sequence[float], subject: Subject, cluster: Cluster) -> Tuple[DeviceUse, ...]:
     """Use of every simulated device over the step.
 

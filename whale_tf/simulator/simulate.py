@@ -17,7 +17,7 @@ from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, OpEstimator
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
-from whale_tf.simulator.instructions import GRADIENT, Program, Subject
+from whale_tf.simulator.instructions import GRADIENT, Instructions, Subject
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
@@ -25,7 +25,7 @@ from whale_tf.simulator.network import FLAT, Network
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 from whale_tf.simulator.synchronise import sums_every_micro_batch
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
@@ -60,13 +60,13 @@ class Options(NamedTuple):
 class Compiled(NamedTuple):
     """A strategy's program, without its micro-batches and their order."""
 
-    program: Program
+    program: Instructions
     unfolder: Unfolder
     estimator: OpEstimator
 
 
 def simulate(
-    strategy: Strategy,
+    strategy: CompleteStrategy,
     cluster: Cluster,
     options: Options = Options(),  # noqa: B008 (a frozen tuple)
     estimator: Optional[OpEstimator] = None,
@@ -96,7 +96,7 @@ class Simulator:
         self._keep = keep
         self._programs: OrderedDict[Hashable, Compiled] = OrderedDict()
 
-    def run(self, strategy: Strategy, estimator: Optional[OpEstimator] = None) -> Simulation:
+    def run(self, strategy: CompleteStrategy, estimator: Optional[OpEstimator] = None) -> Simulation:
         """Predict one step of ``strategy``.
 
         Args:
@@ -198,7 +198,7 @@ class Simulator:
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
         return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
-    def _steady(self, strategy: Strategy, compiled: Compiled, compiled_s: float) -> Optional[Simulation]:
+    def _steady(self, strategy: CompleteStrategy, compiled: Compiled, compiled_s: float) -> Optional[Simulation]:
         """The result extrapolated from short runs, each twice as long, until one is periodic; None if that saves nothing."""
         total, count = strategy.num_micro_batch, first_run(strategy)
         if strategy.schedule != "backward_first" or strategy.micro_batch_slices is not None:
@@ -214,7 +214,7 @@ class Simulator:
             count *= 2
         return None
 
-    def _simulate(self, strategy: Strategy, compiled: Compiled, compiled_s: float) -> Simulation:
+    def _simulate(self, strategy: CompleteStrategy, compiled: Compiled, compiled_s: float) -> Simulation:
         began = time.process_time()
         program, unfolder, estimator = compiled
         graph = unfolder.unfold(strategy)
@@ -222,7 +222,7 @@ class Simulator:
         subject = strategy.subject(lambda op, device: estimator.fewer(op, self.cluster.devices[device]))
         return self._result(program, graph, subject, compiled_s, unfolder.collapse.representative)
 
-    def _result(self, program: Program, graph: ExecutionGraph, subject: Subject, compiled_s: float,
+    def _result(self, program: Instructions, graph: ExecutionGraph, subject: Subject, compiled_s: float,
                 representative: Optional[Dict[int, int]] = None, limits: Optional[Sequence[str]] = None) -> Simulation:
         """Play the graph.
 
@@ -255,7 +255,7 @@ class Simulator:
         gammas = [gamma_of(self.cluster.devices[device], known) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
-    def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Compiled:
+    def _compiled(self, strategy: CompleteStrategy, estimator: Optional[OpEstimator]) -> Compiled:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         rest = tuple(value for name, value in strategy._asdict().items() if name not in UNFOLDED)
         key = (_Same(strategy.model), _Same(estimator), stages, rest, sums_every_micro_batch(strategy),

@@ -24,7 +24,7 @@ from whale_tf.simulator.layers_of_ops import timed_profile
 from whale_tf.simulator.model_graph import ModelGraph
 from whale_tf.simulator.result import Simulation
 from whale_tf.simulator.simulate import Options, Simulator
-from whale_tf.simulator.strategy_tree import Strategy, check_even
+from whale_tf.simulator.strategy_tree import CompleteStrategy, check_even
 from whale_tf.simulator.uniform import micro_batch_size
 from whale_tf.simulator.zoo import FAMILIES, built_in_model, is_defined_by_ops, model_names, source_of
 
@@ -111,7 +111,7 @@ class Source(NamedTuple):
             return model
         return as_run(model, self.precision, self.execution.xla)
 
-    def estimator(self, strategy: Strategy) -> Optional[OpEstimator]:
+    def estimator(self, strategy: CompleteStrategy) -> Optional[OpEstimator]:
         """Costs of the ops of :meth:`graph`; None: by the options."""
         if self.profile is None:
             return None
@@ -136,7 +136,7 @@ class Source(NamedTuple):
 
     # ---- under a plan --------------------------------------------------------------------------------------------------
 
-    def strategy(self, plan: Plan, global_batch: int) -> Strategy:
+    def strategy(self, plan: Plan, global_batch: int) -> CompleteStrategy:
         """A Plan of this model as a strategy.
 
         Raises:
@@ -149,7 +149,7 @@ class Source(NamedTuple):
         """A step under a Plan; ``simulator``: with this source's :meth:`options`."""
         return self.played(self.strategy(plan, global_batch), simulator)
 
-    def played(self, strategy: Strategy, simulator: Simulator) -> Simulation:
+    def played(self, strategy: CompleteStrategy, simulator: Simulator) -> Simulation:
         """A step under a strategy for :meth:`graph`."""
         if self.profile is None:
             check_even(strategy)

@@ -14,18 +14,18 @@ import numpy as np
 
 from whale_tf.simulator.instructions import BACKWARD, UPDATE, BlockKey
 from whale_tf.simulator.result import LinkUse, Simulation
-from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.strategy_tree import CompleteStrategy
 
 PERIODS = (1, 2, 3, 4, 6, 8, 12)
 TOLERANCE = 1e-9
 
 
-def first_run(strategy: Strategy) -> int:
+def first_run(strategy: CompleteStrategy) -> int:
     """The number of micro-batches in the first short run: enough to fill, repeat and drain the pipeline."""
     return 3 * _in_flight(strategy) + 4
 
 
-def period_of(run: Simulation, strategy: Strategy) -> Optional[int]:
+def period_of(run: Simulation, strategy: CompleteStrategy) -> Optional[int]:
     """The number of micro-batches after which the run repeats itself before it drains; None if it does not."""
     rows = _before_drain(run, strategy)
     if rows is None:
@@ -37,13 +37,13 @@ def period_of(run: Simulation, strategy: Strategy) -> Optional[int]:
     return None
 
 
-def _in_flight(strategy: Strategy) -> int:
+def _in_flight(strategy: CompleteStrategy) -> int:
     """An upper bound on the number of micro-batches that have tasks running or waiting at one moment: those that the first stage
     has started but not finished, and one on either side."""
     return max(stage.warmup for stage in strategy.stages) + 3
 
 
-def _before_drain(run: Simulation, strategy: Strategy) -> Optional[Dict[BlockKey, np.ndarray]]:
+def _before_drain(run: Simulation, strategy: CompleteStrategy) -> Optional[Dict[BlockKey, np.ndarray]]:
     """Start and end times ``[micro-batch, task]`` of all blocks that end before any stage runs out of forwards."""
     graph = run.graph
     start, end = np.array(run.times.start), np.array(run.times.end)
@@ -73,7 +73,7 @@ def _repeats(matrix: np.ndarray, period: int) -> bool:
     return high - low <= TOLERANCE * max(high, float(matrix.max()))
 
 
-def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulation:
+def extended(strategy: CompleteStrategy, run: Simulation, longer: Simulation) -> Simulation:
     """The simulation of ``strategy`` from two periodic runs one period apart, because everything grows linearly."""
     counts = (run.subject.num_micro_batch, longer.subject.num_micro_batch)
     further = (strategy.num_micro_batch - counts[1]) / float(counts[1] - counts[0])

@@ -36,7 +36,7 @@ from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp
 UNEVEN = 1.01  # times its fair share, a device may get of a dimension whose elements do not divide evenly (a vocabulary)
 
 
-class Stage(NamedTuple):
+class StrategyStage(NamedTuple):
     """A subgraph with devices of its own (Proteus section V-A: DevGroups that share nothing)."""
 
     ops: Tuple[int, ...]
@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     warmup: int
 
 
-class Strategy(NamedTuple):
+class CompleteStrategy(NamedTuple):
     """A complete strategy: every op and stored tensor has its config.
 
     Attributes:
@@ -68,7 +68,7 @@ class Strategy(NamedTuple):
     op_configs: Tuple[OpConfig, ...]
     num_micro_batch: int
     schedule: str
-    stages: Tuple[Stage, ...]
+    stages: Tuple[StrategyStage, ...]
     recompute: Tuple[str, ...]
     zero: str = "none"
     offload: str = "none"
@@ -163,7 +163,7 @@ class StrategyTree:
             node.config = config
         return self
 
-    def propagate(self) -> Strategy:
+    def propagate(self) -> CompleteStrategy:
         """Complete the strategy (Proteus section VII): schedule configs go down the tree, computation configs along the
         data flow.
 
@@ -178,8 +178,8 @@ class StrategyTree:
         if len(counts) != 1:
             raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all subgraphs of a model need the same number")
         for ops, devices in groups:
-            stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
-        return Strategy(self.model, op_configs, counts.pop(), self.order, tuple(stages), units, self.zero, self.offload)
+            stages.append(StrategyStage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
+        return CompleteStrategy(self.model, op_configs, counts.pop(), self.order, tuple(stages), units, self.zero, self.offload)
 
     def _schedules(self) -> Tuple[List[ScheduleConfig], Tuple[str, ...]]:
         """For each op, the schedule config that it inherits, and the topmost node that asks to recompute it."""
@@ -223,7 +223,7 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
     return fitted
 
 
-def check_even(strategy: Strategy) -> None:
+def check_even(strategy: CompleteStrategy) -> None:
     """Raises PlanError: devices would share a few elements, such as attention's heads, unevenly; TensorFlow's ops cannot."""
     for op, config in zip(strategy.model.ops, strategy.op_configs):
         for axis in config.axes:

@@ -9,7 +9,7 @@ from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
 from whale_tf.simulator.instructions import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.network import host_link
-from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
+from whale_tf.simulator.strategy_tree import CompleteStrategy, sharded_over_replicas
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
 
 BUCKET_BYTES = 25 * 2.0**20  # gradients in a collective, unless a strategy says otherwise (PyTorch's DistributedDataParallel)
@@ -34,7 +34,7 @@ class Bucket(NamedTuple):
     members: List[Ready]
 
 
-def sums_every_micro_batch(strategy: Strategy) -> bool:
+def sums_every_micro_batch(strategy: CompleteStrategy) -> bool:
     """Whether devices only have room to add up their own part of the gradients over micro-batches."""
     return strategy.zero_level >= 2 and strategy.num_micro_batch > 1
 

@@ -14,7 +14,7 @@ from whale_tf.simulator.cores import Hosts, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
-from whale_tf.simulator.instructions import COMPUTATION, SCRATCH, BlockKey, Buffer, Instruction, Parts
+from whale_tf.simulator.instructions import COMPUTATION, SCRATCH, BlockKey, Buffer, DeviceClasses, Instruction
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.transformation import Group
 
@@ -148,8 +148,9 @@ class Tasks:
     @property
     def buffers(self) -> List[Buffer]:
         """An object for each buffer."""
-        return [Buffer(name, category, task, Parts((device,), (0,), (0,)), (size,)) for name, category, task, device, size in zip(
-            self._buffer_names, self._categories, self._producers, self.buffer_devices, self._sizes)]
+        rows = zip(self._buffer_names, self._categories, self._producers, self.buffer_devices, self._sizes)
+        return [Buffer(name, category, task, DeviceClasses((device,), (0,), (0,)), (size,))
+                for name, category, task, device, size in rows]
 
     # ---- one computation at a time -----------------------------------------------------------------------------------
 

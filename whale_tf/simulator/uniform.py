@@ -18,7 +18,7 @@ from whale_tf.plan import OFFLOAD, ZERO
 from whale_tf.schedule import check_warmups, schedule_of, warmup_depths
 from whale_tf.simulator.configs import OpAxis, OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph
-from whale_tf.simulator.strategy_tree import Stage, Strategy, StrategyTree, checked_config
+from whale_tf.simulator.strategy_tree import CompleteStrategy, StrategyStage, StrategyTree, checked_config
 
 EXPERTS = "e"  # the dimension of a mixture of experts: always over all devices of a stage; tokens go to their experts
 
@@ -79,14 +79,14 @@ def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> in
 def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_micro_batch: int = 1,
                schedule: str = "backward_first", policy: str = "PA", warmups: Optional[Sequence[int]] = None,
                recompute: str = "none", zero: str = "none", offload: str = "none", devices: Optional[Sequence[int]] = None,
-               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None, split: Sequence[str] = ()) -> Strategy:
+               chunks: int = 2, parts: Optional[Sequence[Tuple[int, ...]]] = None, split: Sequence[str] = ()) -> CompleteStrategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
     Args:
         model: built for a micro-batch of all data-parallel replicas together.
         warmups: K_i for each stage; None: by DAPPLE's ``policy``.
         devices: device of every (stage, replica, tensor part), with the last one changing fastest; None: in order.
-        zero, offload: as in :class:`~whale_tf.simulator.strategy_tree.Strategy`.
+        zero, offload: as in :class:`~whale_tf.simulator.strategy_tree.CompleteStrategy`.
         recompute: one of :data:`RECOMPUTE`.
         chunks: number of stages that each group of devices runs, under a schedule with several.
         parts: ops of each stage; None: :func:`balanced_stages`.
@@ -132,10 +132,10 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
     if known.homes is None:
         return strategy
     devices_of = [strategy.stages[home].devices for home in homes]
-    return strategy._replace(stages=tuple(Stage(ops, row, 1) for ops, row in zip(parts, devices_of)))
+    return strategy._replace(stages=tuple(StrategyStage(ops, row, 1) for ops, row in zip(parts, devices_of)))
 
 
-def recomputing(strategy: Strategy, how: str) -> Strategy:
+def recomputing(strategy: CompleteStrategy, how: str) -> CompleteStrategy:
     """The strategy with the units that the backward pass recomputes.
 
     Raises:

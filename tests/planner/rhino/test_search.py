@@ -19,7 +19,7 @@ from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.memory import lower_bound, parameters, sharded
 from whale_tf.planner.rhino.mesh import Axis, axes, layout_of, meshes
 from whale_tf.planner.rhino.near import NEAR, near_answer
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 from whale_tf.planner.rhino.search import search
 from whale_tf.planner.scope import find_scope
 
@@ -27,8 +27,8 @@ FOUR = Cluster.parse("rhino-s1:4")
 EIGHT = Cluster.parse("rhino-m8:8")
 
 
-def problem_of(network: Network, cluster: Cluster = FOUR) -> Problem:
-    return Problem(network.graph, find_scope(network.graph), axes(cluster, (len(cluster),))[0])
+def problem_of(network: Network, cluster: Cluster = FOUR) -> MeshProblem:
+    return MeshProblem(network.graph, find_scope(network.graph), axes(cluster, (len(cluster),))[0])
 
 
 def axis_of(count: int, memory: float = 1e30) -> Axis:

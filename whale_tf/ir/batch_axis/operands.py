@@ -12,7 +12,7 @@ import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse
 from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Offsets, Reduce, Scale, Slice, Whole
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, State
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, SIZED, VARIABLE, ZERO, BatchState
 from whale_tf.ir.extents import Size, is_counted, is_static, static_ints
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import (
@@ -36,7 +36,7 @@ from whale_tf.ir.layout import (
 from whale_tf.ir.rules import NoRule, rule_for
 from whale_tf.ir.rules.shape import strided_terms
 from whale_tf.ir.traits import FLOW, Gives, Role, traits
-from whale_tf.ir.traits import State as VariableState
+from whale_tf.ir.traits import VariableUse as VariableState
 from whale_tf.ir.walk import reached
 
 # ops that can run on all examples
@@ -46,7 +46,7 @@ WHOLE_ROLES = (Role.COMPUTE, Role.RANDOM, Role.WHILE, Role.CONDITIONAL, Role.CAL
 class Operands:
     """The operands of one op while they are converted to layouts that its algebra can combine."""
 
-    def __init__(self, state: State, op: Op, roles: str, layouts: List[Layout]) -> None:
+    def __init__(self, state: BatchState, op: Op, roles: str, layouts: List[Layout]) -> None:
         self.state, self.op, self.roles, self.layouts = state, op, roles, layouts
         self.steps: List[List[Conversion]] = [[] for _ in layouts]
         self.shifts: Dict[int, int] = {}  # operands that have become positions
@@ -228,7 +228,7 @@ def _simplicity(power: Exponent) -> Tuple[int, int, List[Tuple[object, int]]]:
     return -sum(map(abs, found.values())), sum(found.values()), sorted(found.items(), reverse=True)
 
 
-def run_whole(state: State, op: Op, reason: str) -> None:
+def run_whole(state: BatchState, op: Op, reason: str) -> None:
     """Let an op run once, on operands combined over all clones; its results are the local script's.
 
     Raises:
@@ -243,7 +243,7 @@ def run_whole(state: State, op: Op, reason: str) -> None:
     combine_operands(state, op, reason)
 
 
-def combine_operands(state: State, op: Op, reason: str) -> None:
+def combine_operands(state: BatchState, op: Op, reason: str) -> None:
     """Make an op whole.
 
     Raises:
@@ -265,7 +265,7 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
         state.flags[t] |= OF_SECTION
 
 
-def force_sizes(state: State, op: Op) -> None:
+def force_sizes(state: BatchState, op: Op) -> None:
     """Compare sizes of the whole mini-batch for an op on whole values: TensorFlow would add up a dimension of size 1, which a
     clone's part has if it is a single example."""
     for t in op.inputs:
@@ -273,7 +273,7 @@ def force_sizes(state: State, op: Op) -> None:
             state.force(state.graph.tensors[t].op)
 
 
-def combination(state: State, tensor: int) -> Optional[Conversion]:
+def combination(state: BatchState, tensor: int) -> Optional[Conversion]:
     """How to combine the clones' values of a tensor into the whole mini-batch's; None: they cannot be combined."""
     layout = state.layout(tensor)
     if state.graph.tensors[tensor].dtype in ("resource", "variant", "string_ref") or (
@@ -294,7 +294,7 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
     return Reduce(layout.kind) if layout.kind in EXTREMES else None
 
 
-def of_normalisation(state: State, op: Op, tensor: int) -> bool:
+def of_normalisation(state: BatchState, op: Op, tensor: int) -> bool:
     """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one.  Each replica
     normalises by its own statistics, unless ``sync_batch_norm`` is on.  Such a layer keeps moving averages of them, and they, or
     what follows from them, meet examples."""
@@ -312,7 +312,7 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
     return found
 
 
-def _meets_examples(state: State, op: Op) -> bool:
+def _meets_examples(state: BatchState, op: Op) -> bool:
     """Whether an op, or a forward op that follows from it, has an operand with examples."""
     graph, found = state.graph, {op.id: None}
     pending = [op.id]
@@ -325,7 +325,7 @@ def _meets_examples(state: State, op: Op) -> bool:
     return False
 
 
-def _is_averaged(state: State, tensor: int) -> bool:
+def _is_averaged(state: BatchState, tensor: int) -> bool:
     """Whether an op outside the clones keeps a moving average of a vector of statistics: it writes a variable with a value that
     follows from the variable, and linearly from the statistics.  Weights that groups of examples get by their losses are none."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
@@ -340,7 +340,7 @@ def _is_averaged(state: State, tensor: int) -> bool:
     return any(traits(op.type).is_write and _decays(state, op) for op in ops)
 
 
-def _is_linear(state: State, op: Op, position: int) -> bool:
+def _is_linear(state: BatchState, op: Op, position: int) -> bool:
     """Whether an op's results are linear in an operand, according to its rule; True if there is no rule."""
     try:
         roles = rule_for(op, state.graph, state).roles
@@ -349,7 +349,7 @@ def _is_linear(state: State, op: Op, position: int) -> bool:
     return position >= len(roles) or roles[position] in "am"
 
 
-def _decays(state: State, write: Op) -> bool:
+def _decays(state: BatchState, write: Op) -> bool:
     """Whether a write reduces the weight of a variable's old value.  A metric's new value follows from the old one too, but only
     by addition."""
     stack = [(t, True) for t in write.inputs[1:]]
@@ -368,7 +368,7 @@ def _decays(state: State, write: Op) -> bool:
     return False
 
 
-def row_step(state: State, tensor: int, dim: int, blocks: Tuple[Block, ...]) -> int:
+def row_step(state: BatchState, tensor: int, dim: int, blocks: Tuple[Block, ...]) -> int:
     """The increment of an integer constant from one example of the reference batch to the next; 0 if it varies."""
     each = blocks[0]
     if not state.is_integer(tensor) or len(blocks) != 1 or not isinstance(each, int):
@@ -396,14 +396,14 @@ def simplify(steps: Sequence[Conversion]) -> List[Conversion]:
     return result
 
 
-def is_zero_constant(state: State, tensor: int) -> bool:
+def is_zero_constant(state: BatchState, tensor: int) -> bool:
     op = state.graph.producer(tensor)
     if op.type == "Const":
         return op.value is not None and op.value.dtype.kind in "fiuc" and not op.value.any()
     return op.type == "Fill" and is_zero_constant(state, op.inputs[1])
 
 
-def moved_offset(state: State, op: Op, offset: Offsets) -> Optional[Offsets]:
+def moved_offset(state: BatchState, op: Op, offset: Offsets) -> Optional[Offsets]:
     """The offset of a result whose elements are some of operand 0's; None if its last dimension does not have the same columns or
     some of them in order."""
     if isinstance(offset, (int, Rows)) or len(set(offset)) == 1:
@@ -416,7 +416,7 @@ def moved_offset(state: State, op: Op, offset: Offsets) -> Optional[Offsets]:
     return offset if before[-1] == after[-1] == len(offset) else None
 
 
-def _taken_offset(state: State, op: Op, shape: Sequence[Optional[int]], offset: Tuple[Block, ...]) -> Optional[Offsets]:
+def _taken_offset(state: BatchState, op: Op, shape: Sequence[Optional[int]], offset: Tuple[Block, ...]) -> Optional[Offsets]:
     """The offset of the columns that a StridedSlice takes."""
     term = strided_terms(op, len(shape), state, shape)[-1]
     if term.dim < 0 or term.full:
@@ -438,12 +438,12 @@ def _sum(a: Block, b: Block, sign: int) -> Optional[Block]:
     return None
 
 
-def _counts_examples(state: State, tensor: int) -> bool:
+def _counts_examples(state: BatchState, tensor: int) -> bool:
     value = state.value(tensor)
     return value is not None and any(isinstance(size, Size) and size.depends_on_batch for size in value.flat)
 
 
-def carry_offsets(state: State, op: Op, plan: Operands) -> None:
+def carry_offsets(state: BatchState, op: Op, plan: Operands) -> None:
     """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
     other op gets positions in the whole batch."""
     offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]

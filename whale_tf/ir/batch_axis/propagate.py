@@ -23,8 +23,8 @@ from whale_tf.ir.batch_axis.state import (
     VARIABLE,
     VARIABLES,
     ZERO,
+    BatchState,
     Given,
-    State,
 )
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, Symbol
@@ -57,7 +57,7 @@ class BeginAgain(Exception):
         self.equalities, self.arranged, self.counted = equalities, arranged, counted
 
 
-class Propagation(State):
+class Propagation(BatchState):
     """Visits ops until nothing changes, applying their rules."""
 
     # -- the sweep ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, NamedTuple, Optional
 
 from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
-from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, State
+from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, BatchState
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, in_part, product, vector
 from whale_tf.ir.graph import Op, Phase
@@ -25,7 +25,7 @@ from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
 from whale_tf.ir.traits import traits
 
-Measure = Callable[[State, Op], None]
+Measure = Callable[[BatchState, Op], None]
 
 
 class End(NamedTuple):
@@ -42,7 +42,7 @@ class End(NamedTuple):
     blocks: Blocks
 
 
-def end_of_section(state: State, op: Op) -> Optional[End]:
+def end_of_section(state: BatchState, op: Op) -> Optional[End]:
     """How clones divide an op that applies weights to each row of a section's result; None: it is part of the section."""
     if not (state.options.sections and state.can_reduce) or op.phase is not Phase.FORWARD or op.id in state.forced:
         return None
@@ -69,7 +69,7 @@ def end_of_section(state: State, op: Op) -> Optional[End]:
     return None
 
 
-def end_in_list(state: State, op: Op) -> Blocks:
+def end_in_list(state: BatchState, op: Op) -> Blocks:
     """How the second dimension of a section's result is divided before an op makes a list of the first: a loop steps through the
     list, and rows cannot be taken from it.  None: the list is part of the section."""
     if traits(op.type).batch != "list_from_tensor" or op.phase is not Phase.FORWARD or op.id in state.together:
@@ -87,7 +87,7 @@ def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
     return all(map(has, rule.outputs)) and not any(has(rule.inputs[i]) for i in weights)
 
 
-def _rows(state: State, tensor: int, dim: int) -> Blocks:
+def _rows(state: BatchState, tensor: int, dim: int) -> Blocks:
     """How the rows of a section's result are divided along a dimension; None if their number is not known to be the batch's."""
     shape = state.whole_shape(tensor)
     size = shape[dim] if shape is not None and dim < len(shape) else None
@@ -105,7 +105,7 @@ def _rows(state: State, tensor: int, dim: int) -> Blocks:
     return (size // state.batch,)
 
 
-def measure_whole(state: State, op: Op) -> None:
+def measure_whole(state: BatchState, op: Op) -> None:
     """Record sizes and values of an op's results that follow from those of the whole mini-batch."""
     own = traits(op.type).measure
     if "=" in own:
@@ -144,7 +144,7 @@ def _is_open(size: Optional[SizeLike]) -> bool:
         symbol[0] in ("dim", "value", "chosen") for monomial in size.terms for symbol in monomial))
 
 
-def _evaluate_whole(state: State, op: Op) -> None:
+def _evaluate_whole(state: BatchState, op: Op) -> None:
     """The values of integer results, in the local script."""
     if op.type in ("Shape", "ShapeN"):
         for t, result in zip(op.inputs, op.outputs):
@@ -160,7 +160,7 @@ def _evaluate_whole(state: State, op: Op) -> None:
     state.fix(dict(zip(op.outputs, results or ())))
 
 
-def _count(state: State, op: Op, measure: str) -> None:
+def _count(state: BatchState, op: Op, measure: str) -> None:
     """Record how many rows a result has, which an operand says; ``measure`` as in the op traits table."""
     (kind, result), (source, operands, *only_matrix) = (part.split() for part in measure.split("="))
     said = (_rows_said(state, source, op.inputs[int(operand)], bool(only_matrix)) for operand in operands.split("|"))
@@ -177,7 +177,7 @@ def _count(state: State, op: Op, measure: str) -> None:
         state.fix({tensor: vector([rows, *(Size.of(("value", tensor, i)) for i in range(1, shape[0]))])})
 
 
-def _rows_said(state: State, source: str, operand: int, only_matrix: bool) -> Optional[SizeLike]:
+def _rows_said(state: BatchState, source: str, operand: int, only_matrix: bool) -> Optional[SizeLike]:
     """How many rows an operand says there are; None: it does not, or it is a scalar, or no matrix."""
     value, shape = state.whole_value(operand) if source == "shape" else None, state.whole_shape(operand)
     if source == "shape":
@@ -189,7 +189,7 @@ def _rows_said(state: State, source: str, operand: int, only_matrix: bool) -> Op
     return shape[0] - 1 if source == "splits" else shape[0]
 
 
-def _ragged_to_tensor(state: State, op: Op) -> None:
+def _ragged_to_tensor(state: BatchState, op: Op) -> None:
     """The rows that the first partition counts, unless the first operand (a shape, or -1 for any) asks for another number."""
     result, partition = op.outputs[0], op.inputs[3] if len(op.inputs) > 3 else None
     types = [kind.decode() if isinstance(kind, bytes) else str(kind) for kind in op.attrs.get("row_partition_types") or ()]
@@ -206,7 +206,7 @@ def _ragged_to_tensor(state: State, op: Op) -> None:
     _set_size(state, result, 0, rows)
 
 
-def _sparse_product(state: State, op: Op) -> None:
+def _sparse_product(state: BatchState, op: Op) -> None:
     """Rows of the sparse matrix, whose shape is the third operand; columns of the dense one."""
     shape, dense = state.whole_value(op.inputs[2]), state.whole_shape(op.inputs[3])
     if shape is not None and len(shape) == 2 and dense is not None:
@@ -214,14 +214,14 @@ def _sparse_product(state: State, op: Op) -> None:
         state.set_sizes(op.outputs[0], [shape[rows], dense[1 - columns]])
 
 
-def _bins(state: State, op: Op) -> None:
+def _bins(state: BatchState, op: Op) -> None:
     """As many bins as the second operand says."""
     count, rank = state.whole_value(op.inputs[1]), state.rank(op.inputs[0])
     if count is not None and (op.type == "Bincount" or rank == 1):
         state.set_sizes(op.outputs[0], [count.item()])
 
 
-def _joined(state: State, op: Op) -> None:
+def _joined(state: BatchState, op: Op) -> None:
     """The sum of the parts' sizes."""
     axes = state.ints(op, 0 if op.type == "Concat" else -1)
     parts = [state.whole_shape(t) for t in (op.inputs[1:] if op.type == "Concat" else op.inputs[:-1])]
@@ -232,7 +232,7 @@ def _joined(state: State, op: Op) -> None:
         _set_size(state, op.outputs[0], axes[0], total)
 
 
-def _cut(state: State, op: Op) -> None:
+def _cut(state: BatchState, op: Op) -> None:
     """All elements of a vector but the first, or but the last."""
     shape, bounds = state.whole_shape(op.inputs[0]), [state.ints(op, position) for position in (1, 2, 3)]
     begin, end, strides = bounds
@@ -245,7 +245,7 @@ def _cut(state: State, op: Op) -> None:
         state.set_sizes(op.outputs[0], [shape[0] - 1])  # sizes are at least one
 
 
-def _set_size(state: State, tensor: int, dim: int, size: Optional[SizeLike]) -> None:
+def _set_size(state: BatchState, tensor: int, dim: int, size: Optional[SizeLike]) -> None:
     """Record the size of one dimension; the others stay open, unless the graph knows them."""
     shape = state.local_shape(tensor)
     if shape is not None and size is not None:

@@ -24,7 +24,7 @@ from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, is_measured, rows_each
 from whale_tf.ir.rules import View
 from whale_tf.ir.traits import FLOW, Gives, traits, types_where
-from whale_tf.ir.traits import State as VariableState
+from whale_tf.ir.traits import VariableUse as VariableState
 
 # Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop; it
 # is the same for all examples (or is drawn anew), so that any blocks with the same total describe it; it was computed once, from
@@ -80,7 +80,7 @@ class Containers:
         self.users: Dict[Tuple[object, ...], Set[int]] = {}
 
 
-class State(View):
+class BatchState(View):
     """Layouts, extents, offsets and flags during an analysis, and the result it will report.
 
     Args:

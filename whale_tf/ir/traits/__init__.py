@@ -17,7 +17,7 @@ from whale_tf.ir.traits.arithmetic import ARITHMETIC
 from whale_tf.ir.traits.graph import GRAPH
 from whale_tf.ir.traits.moving import MOVING
 from whale_tf.ir.traits.precision import with_precision
-from whale_tf.ir.traits.row import FLOW, Buffer, Cost, Gives, OpTraits, Recipe, Role, State, merged
+from whale_tf.ir.traits.row import FLOW, Buffer, Cost, Gives, OpTraits, Recipe, Role, VariableUse, merged
 from whale_tf.ir.traits.variables import STATE
 
 TABLE = with_precision(merged(GRAPH, STATE, ARITHMETIC, MOVING))
@@ -29,10 +29,10 @@ FAMILIES: Tuple[Tuple[Pattern[str], OpTraits], ...] = tuple((re.compile(pattern)
     (r"^Placeholder", OpTraits(role=Role.PLACEHOLDER)),
     (r"^Iterator|OneShotIterator|MultiDeviceIterator|AnonymousIterator|^Optional(Get|Has)Value|Dataset|Queue|^Reader|Reader(V2)?$"
      r"|HashTable", OpTraits(role=Role.INPUT)),
-    (r"^(Resource)?(Sparse)?Apply[A-Z]", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
-    (r"^(Resource)?(Sparse)?AccumulatorApply[A-Z]", OpTraits(state=State.ACCUMULATE)),
-    (r"^Assign", OpTraits(state=State.WRITE, cost=Cost.MOVE)),
-    (r"^ResourceScatter", OpTraits(state=State.WRITE)),
+    (r"^(Resource)?(Sparse)?Apply[A-Z]", OpTraits(state=VariableUse.UPDATE, cost=Cost.UPDATE)),
+    (r"^(Resource)?(Sparse)?AccumulatorApply[A-Z]", OpTraits(state=VariableUse.ACCUMULATE)),
+    (r"^Assign", OpTraits(state=VariableUse.WRITE, cost=Cost.MOVE)),
+    (r"^ResourceScatter", OpTraits(state=VariableUse.WRITE)),
     (r"^TensorArray|^TensorList", OpTraits(cost=Cost.MOVE)),
 ))
 
@@ -73,9 +73,9 @@ CONTAINERS = types_of(Role.CONTAINER)
 PULLS = types_of(Role.PULL)
 
 # variables
-VARIABLES = types_where(lambda row: row.state is State.VARIABLE)
-READS = types_where(lambda row: row.state is State.READ)
-ASSIGNS = types_where(lambda row: row.state is State.ASSIGN)
+VARIABLES = types_where(lambda row: row.state is VariableUse.VARIABLE)
+READS = types_where(lambda row: row.state is VariableUse.READ)
+ASSIGNS = types_where(lambda row: row.state is VariableUse.ASSIGN)
 
 # values
 MOVES = types_where(lambda row: row.only_moves and not row.stops_gradient)  # cheap to recompute at each use

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Role, State, merged, table
+from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Role, VariableUse, merged, table
 
 _SOURCE = OpTraits(rule="state.source", cost=Cost.FREE)
 _UNDIVIDED = OpTraits(rule="state.undivided", cost=Cost.FREE)
@@ -100,9 +100,9 @@ _IDENTITY = OpTraits(rule="elementwise.elementwise m", gives=Gives.SAME, buffer=
 _COPY = OpTraits(rule="elementwise.elementwise m", buffer=Buffer.OVERWRITES)
 
 _IDENTITIES = table(
-    ("Identity", _IDENTITY._replace(batch="identity", value="first", state=State.READ, passes_terms=True,
+    ("Identity", _IDENTITY._replace(batch="identity", value="first", state=VariableUse.READ, passes_terms=True,
                                     passes_reference=True, arity=(1, 1))),
-    ("RefIdentity", _COPY._replace(batch="identity", state=State.READ, cost=Cost.FREE, passes_reference=True)),
+    ("RefIdentity", _COPY._replace(batch="identity", state=VariableUse.READ, cost=Cost.FREE, passes_reference=True)),
     ("IdentityN", OpTraits(rule="elementwise.each", batch="identities", cost=Cost.FREE, passes_reference=True)),
     ("PreventGradient", _IDENTITY._replace(value="first", passes_terms=True)),
     ("StopGradient", _IDENTITY._replace(value="first", passes_terms=True, stops_gradient=True)),

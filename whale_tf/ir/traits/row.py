@@ -35,7 +35,7 @@ class Role(Enum):
 FLOW = (Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.SWITCH, Role.MERGE)
 
 
-class State(Enum):
+class VariableUse(Enum):
     """What an op does to the variable that an operand refers to (by a reference or a resource handle)."""
 
     NONE = "none"
@@ -142,7 +142,7 @@ class OpTraits(NamedTuple):
     value: str = ""
     measure: str = ""
     role: Role = Role.COMPUTE
-    state: State = State.NONE
+    state: VariableUse = VariableUse.NONE
     gives: Gives = Gives.OTHER
     buffer: Buffer = Buffer.NEW
     cost: Cost = Cost.RESULT
@@ -170,12 +170,12 @@ class OpTraits(NamedTuple):
     @property
     def is_write(self) -> bool:
         """Changes a variable of the model."""
-        return self.state in (State.ASSIGN, State.WRITE, State.UPDATE)
+        return self.state in (VariableUse.ASSIGN, VariableUse.WRITE, VariableUse.UPDATE)
 
     @property
     def is_update(self) -> bool:
         """An optimizer's update of variables, or of the accumulators that precede one."""
-        return self.state in (State.UPDATE, State.ACCUMULATE)
+        return self.state in (VariableUse.UPDATE, VariableUse.ACCUMULATE)
 
     @property
     def only_moves(self) -> bool:

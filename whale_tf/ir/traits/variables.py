@@ -3,33 +3,33 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from whale_tf.ir.traits.row import Cost, OpTraits, Role, State, merged, table
+from whale_tf.ir.traits.row import Cost, OpTraits, Role, VariableUse, merged, table
 
-_VARIABLE = OpTraits(rule="state.source", state=State.VARIABLE, cost=Cost.FREE)
-_ASSIGN = OpTraits(rule="state.update vg", state=State.ASSIGN, cost=Cost.MOVE)
-_SCATTER = OpTraits(rule="state.update vir", state=State.WRITE)
+_VARIABLE = OpTraits(rule="state.source", state=VariableUse.VARIABLE, cost=Cost.FREE)
+_ASSIGN = OpTraits(rule="state.update vg", state=VariableUse.ASSIGN, cost=Cost.MOVE)
+_SCATTER = OpTraits(rule="state.update vir", state=VariableUse.WRITE)
 
 _VARIABLES = table(
     ("Variable VariableV2 VarHandleOp AutoReloadVariable", _VARIABLE),
-    ("TemporaryVariable", _VARIABLE._replace(state=State.TEMPORARY, cost=Cost.RESULT)),
+    ("TemporaryVariable", _VARIABLE._replace(state=VariableUse.TEMPORARY, cost=Cost.RESULT)),
     ("DestroyTemporaryVariable", OpTraits(rule="state.undivided")),
-    ("ReadVariableOp", OpTraits(rule="state.read", state=State.READ, cost=Cost.FREE)),
-    ("IsVariableInitialized VarIsInitializedOp", OpTraits(rule="state.undivided", state=State.IS_INITIALIZED)),
-    ("VariableShape", OpTraits(rule="state.undivided", state=State.HANDLE, cost=Cost.FREE)),
-    ("DestroyResourceOp", OpTraits(rule="state.undivided", state=State.HANDLE)),
+    ("ReadVariableOp", OpTraits(rule="state.read", state=VariableUse.READ, cost=Cost.FREE)),
+    ("IsVariableInitialized VarIsInitializedOp", OpTraits(rule="state.undivided", state=VariableUse.IS_INITIALIZED)),
+    ("VariableShape", OpTraits(rule="state.undivided", state=VariableUse.HANDLE, cost=Cost.FREE)),
+    ("DestroyResourceOp", OpTraits(rule="state.undivided", state=VariableUse.HANDLE)),
     ("Assign AssignVariableOp", _ASSIGN),
     ("AssignAdd AssignSub AssignAddVariableOp AssignSubVariableOp", _ASSIGN._replace(adds=True)),
-    ("AssignVariableXlaConcatND", OpTraits(state=State.WRITE, cost=Cost.MOVE)),
+    ("AssignVariableXlaConcatND", OpTraits(state=VariableUse.WRITE, cost=Cost.MOVE)),
     ("ScatterAdd ScatterSub ScatterUpdate ScatterMul ScatterDiv ScatterMin ScatterMax ResourceScatterAdd ResourceScatterSub "
      "ResourceScatterUpdate ResourceScatterMul ResourceScatterDiv ResourceScatterMin ResourceScatterMax", _SCATTER),
     ("ScatterNdUpdate ScatterNdAdd ScatterNdSub ScatterNdMin ScatterNdMax ResourceScatterNdUpdate ResourceScatterNdAdd "
      "ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax StridedSliceAssign ResourceStridedSliceAssign "
-     "ResourceCountUpTo", OpTraits(state=State.WRITE)),
-    ("CountUpTo", OpTraits(rule="state.undivided", state=State.WRITE)),
+     "ResourceCountUpTo", OpTraits(state=VariableUse.WRITE)),
+    ("CountUpTo", OpTraits(rule="state.undivided", state=VariableUse.WRITE)),
     ("StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormal StatefulStandardNormalV2 "
-     "StatefulTruncatedNormal StatefulRandomBinomial RngReadAndSkip RngSkip", OpTraits(state=State.DRAW)),
+     "StatefulTruncatedNormal StatefulRandomBinomial RngReadAndSkip RngSkip", OpTraits(state=VariableUse.DRAW)),
     ("AccumulatorApplyGradient ResourceAccumulatorApplyGradient SparseAccumulatorApplyGradient",
-     OpTraits(state=State.ACCUMULATE)),
+     OpTraits(state=VariableUse.ACCUMULATE)),
 )
 
 # Optimizer -> FLOPs of an update per element of the variable (counted term by term in its formula), and the operands of the
@@ -47,7 +47,7 @@ _OPTIMIZERS: Dict[str, Tuple[float, str, str]] = {
 
 def _updates(flops: float, dense: str, sparse: str, name: str) -> List[Tuple[str, OpTraits]]:
     """Rows of an optimizer's dense and sparse updates, for reference and resource variables."""
-    row = OpTraits(state=State.UPDATE, cost=Cost.UPDATE, flops=flops)
+    row = OpTraits(state=VariableUse.UPDATE, cost=Cost.UPDATE, flops=flops)
     rows = [(f"Apply{name} ResourceApply{name}", row._replace(rule=f"state.update {dense}"))]
     if sparse:
         rows.append((f"SparseApply{name} ResourceSparseApply{name}", row._replace(rule=f"state.update {sparse}")))

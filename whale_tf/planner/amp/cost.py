@@ -34,7 +34,7 @@ class Degrees(NamedTuple):
     tmp: int
 
 
-class Strategy(NamedTuple):
+class AmpStrategy(NamedTuple):
     """The paper's Eq. 2.  ``placement`` is ``[pp, dp, tmp]`` device numbers; stage p holds layers ``cuts[p]`` to
     ``cuts[p + 1] - 1``; ``micro_batch`` is the samples of one micro-batch of one pipeline."""
 
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
     fits: bool
 
 
-class Costs:
+class AmpCosts:
     """The cost model of one profile on one cluster.
 
     Args:
@@ -105,7 +105,7 @@ class Costs:
 
     # ---- Eq. 4 -----------------------------------------------------------------------------------------------------
 
-    def assign(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> Optional[Strategy]:
+    def assign(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> Optional[AmpStrategy]:
         """The strategy with the best layer assignment that fits memory, or the best one if none does; None if there are more
         stages than layers.
 
@@ -118,11 +118,11 @@ class Costs:
         gas = self.accumulation(degrees, micro_batch)
         problem = (times[:, 0] if alike else times, edges, gas, degrees.pp)
         found = layer_assignment.assign(*problem)
-        if found is not None and not self._memory(Strategy(degrees, micro_batch, placement, found.cuts), gas)[1]:
+        if found is not None and not self._memory(AmpStrategy(degrees, micro_batch, placement, found.cuts), gas)[1]:
             found = layer_assignment.assign(*problem, self._lowest(degrees, micro_batch, placement, gas)) or found
-        return None if found is None else Strategy(degrees, micro_batch, placement, found.cuts)
+        return None if found is None else AmpStrategy(degrees, micro_batch, placement, found.cuts)
 
-    def estimate(self, strategy: Strategy) -> Estimate:
+    def estimate(self, strategy: AmpStrategy) -> Estimate:
         """Eq. 4 of a strategy, pipeline by pipeline, and its memory."""
         degrees, micro_batch, placement, cuts = strategy
         gas = self.accumulation(degrees, micro_batch)
@@ -199,7 +199,7 @@ class Costs:
             rows.append(known[key])
         return rows
 
-    def _memory(self, strategy: Strategy, gas: int) -> Tuple[Tuple[int, ...], bool]:
+    def _memory(self, strategy: AmpStrategy, gas: int) -> Tuple[Tuple[int, ...], bool]:
         """Peak bytes of every device, with the micro-batches in flight of 1F1B, and whether they fit."""
         degrees, micro_batch, placement, cuts = strategy
         peak, fits = [0] * len(self.cluster.devices), True

@@ -73,14 +73,14 @@ def _assigned(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int,
         if lowest is not None and lowest[0][layers] > 0:
             return None
         return Assignment(evaluate(times, edges, gas, (0, layers)), (0, layers))
-    problem = Problem(times, edges, count, lowest)
+    problem = AssignmentProblem(times, edges, count, lowest)
     if lowest is not None and problem.probe(INFINITY)[0] == INFINITY:
         return None
     cuts = problem.trace(problem.probe(INFINITY)[1]) if gas == 1 else _branch_and_bound(problem, gas)
     return Assignment(evaluate(times, edges, gas, cuts), cuts)
 
 
-def _branch_and_bound(problem: Problem, gas: int) -> Tuple[int, ...]:
+def _branch_and_bound(problem: AssignmentProblem, gas: int) -> Tuple[int, ...]:
     caps = problem.caps()
     best: Tuple[float, Tuple[int, ...]] = (INFINITY, ())
     sums: Dict[int, float] = {}
@@ -112,7 +112,7 @@ def _branch_and_bound(problem: Problem, gas: int) -> Tuple[int, ...]:
 _Back = List[List[int]]
 
 
-class Problem:
+class AssignmentProblem:
     """Probes of one problem: the least sum of times and edges with no stage above a cap."""
 
     def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int,

@@ -6,7 +6,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, seconds_text
-from whale_tf.planner.amp.cost import Costs, Degrees, Estimate, Strategy, tensor_degrees
+from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees, Estimate, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
 from whale_tf.planner.stage_costs import StageCosts
@@ -18,7 +18,7 @@ OF_EACH = 2  # number of plans to play for each combination of degrees of parall
 class Estimated(NamedTuple):
     """A strategy with its estimate."""
 
-    strategy: Strategy
+    strategy: AmpStrategy
     estimate: Estimate
 
     @property
@@ -30,7 +30,7 @@ class Estimated(NamedTuple):
         degrees = self.strategy.degrees
         return f"pp {degrees.pp} x dp {degrees.dp} x tmp {degrees.tmp}, micro-batches of {self.strategy.micro_batch}"
 
-    def candidate(self, method: str, costs: Costs, others: Sequence[Estimated] = ()) -> Candidate:
+    def candidate(self, method: str, costs: AmpCosts, others: Sequence[Estimated] = ()) -> Candidate:
         """The plan as every search returns it, with the next ones as its runners-up."""
         degrees, size, placement, cuts = self.strategy
         gas = costs.accumulation(degrees, size)
@@ -59,7 +59,7 @@ def plans(stage_costs: StageCosts, global_batch: int, method: str, micro_batches
     Raises:
         InfeasibleError: no strategy divides the mini-batch, or nothing fits memory.
     """
-    costs = Costs(stage_costs.profile, stage_costs.cluster, global_batch, measures=stage_costs.measures)
+    costs = AmpCosts(stage_costs.profile, stage_costs.cluster, global_batch, measures=stage_costs.measures)
     found = search(costs)
     if micro_batches is not None:
         found = [one for one in found if costs.accumulation(one.strategy.degrees, one.strategy.micro_batch) == micro_batches]
@@ -97,7 +97,7 @@ def micro_batches(global_batch: int, dp: int, granularity: int) -> List[int]:
     return [size for size in sizes if size >= min(granularity, sizes[-1])]
 
 
-def search(costs: Costs) -> List[Estimated]:
+def search(costs: AmpCosts) -> List[Estimated]:
     """Every strategy, best first: those that fit memory, by estimated seconds, then those that do not."""
     record: List[Estimated] = []
     granularity = costs.profile.batch_granularity or 1

@@ -37,7 +37,7 @@ from whale_tf.planner.stage_costs import UNLIMITED, Group, StageCosts, StageMemo
 from whale_tf.profiler.model_profile import ModelProfile
 
 
-class Stage(NamedTuple):
+class LayerStage(NamedTuple):
     """Layers ``first`` to ``end - 1`` on the devices ``taken`` after those ``used`` by earlier stages."""
 
     first: int
@@ -50,7 +50,7 @@ class Stage(NamedTuple):
         return sum(self.taken)
 
 
-Stages = Tuple[Stage, ...]
+Stages = Tuple[LayerStage, ...]
 
 
 class Element(NamedTuple):
@@ -88,7 +88,7 @@ def _ending(elements: Sequence[Element], pivot: int) -> float:
                for s, e in enumerate(elements))
 
 
-class Costs:
+class DappleCosts:
     """The stages of one model on the device sets of one cluster, with one number of micro-batches.
 
     Samples are not divisible: a stage on ``g`` devices computes ``ceil(micro-batch / g)`` samples on its busiest one.
@@ -118,18 +118,18 @@ class Costs:
             self._groups[key] = self.stage_costs.group(devices, -(-self.micro_batch // len(devices)))
         return self._groups[key]
 
-    def times(self, stage: Stage) -> Work:
+    def times(self, stage: LayerStage) -> Work:
         """(F_s, B_s): seconds of one micro-batch on the busiest device of the stage."""
         return self.group(stage.used, stage.taken).work(stage.first, stage.end)
 
-    def allreduce_seconds(self, stage: Stage) -> float:
+    def allreduce_seconds(self, stage: LayerStage) -> float:
         """AR(P_s, g_s): ring all-reduce of the stage's gradients over its devices."""
         return self.group(stage.used, stage.taken).ring_seconds(stage.first, stage.end)
 
-    def memory(self, stage: Stage) -> StageMemory:
+    def memory(self, stage: LayerStage) -> StageMemory:
         return self.group(stage.used, stage.taken).memory(stage.first, stage.end)
 
-    def element(self, stage: Stage, depth: Optional[int] = None) -> Element:
+    def element(self, stage: LayerStage, depth: Optional[int] = None) -> Element:
         """The stage as Eq. 1 sees it; ``depth``: micro-batches in flight (default: what memory allows)."""
         fits = self.memory(stage).depth
         return Element(*self.times(stage), self.allreduce_seconds(stage), fits if depth is None else min(depth, fits))
@@ -143,7 +143,7 @@ class Costs:
 
     # ---- whole plans -----------------------------------------------------------------------------------------------
 
-    def elements(self, stages: Sequence[Stage], depths: Optional[Sequence[int]] = None) -> List[Element]:
+    def elements(self, stages: Sequence[LayerStage], depths: Optional[Sequence[int]] = None) -> List[Element]:
         """Computation and communication stages of a plan, in order."""
         made: List[Element] = []
         for index, stage in enumerate(stages):
@@ -154,9 +154,9 @@ class Costs:
             made.append(self.element(stage, None if depths is None else depths[index]))
         return made
 
-    def fits(self, stages: Sequence[Stage]) -> bool:
+    def fits(self, stages: Sequence[LayerStage]) -> bool:
         return all(self.memory(stage).depth >= 1 for stage in stages)
 
-    def latency(self, stages: Sequence[Stage], depths: Optional[Sequence[int]] = None) -> float:
+    def latency(self, stages: Sequence[LayerStage], depths: Optional[Sequence[int]] = None) -> float:
         """``L`` of a plan, scored from its stages alone."""
         return latency(self.elements(stages, depths), self.micro_batches)

@@ -30,7 +30,7 @@ import bisect
 import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from whale_tf.planner.dapple.cost import Costs, Stage, Stages
+from whale_tf.planner.dapple.cost import DappleCosts, LayerStage, Stages
 from whale_tf.planner.dapple.device_sets import Counts
 
 INFINITY = float("inf")
@@ -46,7 +46,7 @@ class _Label(NamedTuple):
     y: float
     z: float
     r: float
-    stage: Stage
+    stage: LayerStage
     rest: Optional[_Label]  # type: ignore[misc]  # recursive
 
 
@@ -54,7 +54,7 @@ class _Label(NamedTuple):
 _Groups = Dict[Counts, List[_Label]]
 
 
-def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
+def solve(costs: DappleCosts, bound: float = INFINITY) -> Optional[Stages]:
     """The plan of least latency, or None if no plan takes less than ``bound`` seconds (or none fits memory).
 
     On large clusters the device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  The search
@@ -77,7 +77,7 @@ def below(floors: Floors, limit: float) -> Optional[Stages]:
     return _Search(floors, limit).run()
 
 
-def upper_bound(costs: Costs) -> float:
+def upper_bound(costs: DappleCosts) -> float:
     """No plan takes longer: every micro-batch alone through all layers on one device, all wires and one all-reduce."""
     cluster, samples = costs.servers.cluster, costs.micro_batch
     everything = costs.stage_costs.group(range(len(cluster)), samples)
@@ -138,7 +138,7 @@ class _Search:
         devices = costs.group(used, taken)
         ring, parameters = devices.ring, costs.parameters[layer]
         for end in ends:
-            stage = Stage(layer, end, used, taken)
+            stage = LayerStage(layer, end, used, taken)
             forward_s, backward_s = devices.work(layer, end)
             work_s = forward_s + backward_s
             if (steady + 1) * work_s + floor_c >= self.work_bound:
@@ -181,14 +181,14 @@ class _Search:
         place = list(range(len(self.servers.sizes)))  # real server of each canonical place
         used = list(self.servers.none())
         before: Optional[Counts] = None
-        stages: List[Stage] = []
+        stages: List[LayerStage] = []
         step: Optional[_Label] = label
         while step is not None:
             taken = step.stage.taken if before is None else self.servers.matched(step.stage.used, step.stage.taken, before)
             real = [0] * len(used)
             for slot, count in enumerate(taken):
                 real[place[slot]] = count
-            stages.append(Stage(step.stage.first, step.stage.end, tuple(used), tuple(real)))
+            stages.append(LayerStage(step.stage.first, step.stage.end, tuple(used), tuple(real)))
             used = [a + b for a, b in zip(used, real)]
             # ``taken`` may be a permutation of the state's own order: move tied servers to their places there
             spelled = _same_spelling(taken, step.stage.taken, step.stage.used, self.servers.classes)
@@ -199,13 +199,13 @@ class _Search:
         return tuple(stages)
 
 
-def _last(stage: Stage, forward_s: float, backward_s: float, allreduce_s: float, steady: int) -> _Label:
+def _last(stage: LayerStage, forward_s: float, backward_s: float, allreduce_s: float, steady: int) -> _Label:
     """The suffix of one stage; ``steady`` is M - 1."""
     work_s = forward_s + backward_s
     return _Label((steady + 1) * work_s + allreduce_s, allreduce_s, (steady + 1) * work_s, work_s, stage, None)
 
 
-def _in_front(rest: _Label, wire_s: float, stage: Stage, forward_s: float, backward_s: float, allreduce_s: float, depth: int,
+def _in_front(rest: _Label, wire_s: float, stage: LayerStage, forward_s: float, backward_s: float, allreduce_s: float, depth: int,
               steady: int) -> _Label:
     """The suffix with a wire and then a stage put in front of it, by the rules of the module's docstring."""
     x = wire_s + max(rest.x, 2 * steady * wire_s + max(wire_s, rest.y), wire_s + rest.z)
@@ -248,14 +248,14 @@ def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
     labels.append(new)
 
 
-def _memory_binds(costs: Costs) -> bool:
+def _memory_binds(costs: DappleCosts) -> bool:
     """Whether some stage might hold fewer than all micro-batches, so that round trips matter."""
     memory = costs.measures.limit(min(device.usable_bytes for device in costs.servers.cluster.devices))
-    whole = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
+    whole = costs.memory(LayerStage(0, costs.num_layers, costs.servers.none(), _single(costs)))
     return whole.fixed + costs.micro_batches * whole.each > memory
 
 
-def _single(costs: Costs) -> Counts:
+def _single(costs: DappleCosts) -> Counts:
     """One device of the first server: the largest slice."""
     return tuple(1 if k == 0 else 0 for k in range(len(costs.servers.sizes)))
 
@@ -273,7 +273,7 @@ class Floors:
         work: ``[layer]`` device seconds, forward and backward, of the layers before it.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: DappleCosts) -> None:
         self.costs, self.memory_binds = costs, _memory_binds(costs)
         self._rates = self._find_rates()
         self._capacities: Dict[Counts, float] = {}

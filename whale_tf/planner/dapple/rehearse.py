@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Dict, Sequence, Tuple
 
-from whale_tf.planner.dapple.cost import Costs, Element, Stages
+from whale_tf.planner.dapple.cost import DappleCosts, Element, Stages
 from whale_tf.schedule import BACKWARD, FORWARD, orders, warmup_depths
 
 
-def depths_of(costs: Costs, stages: Stages, policy: str) -> Tuple[int, ...]:
+def depths_of(costs: DappleCosts, stages: Stages, policy: str) -> Tuple[int, ...]:
     """K_i of every stage under ``PA`` or ``PB`` (DAPPLE section V-C)."""
     limits = [costs.memory(stage).depth for stage in stages]
     return warmup_depths(policy, len(stages), limits, costs.micro_batches)
@@ -22,7 +22,7 @@ def rehearse(elements: Sequence[Element], micro_batches: int, depths: Sequence[i
     """Seconds from the first forward pass to the last all-reduce.
 
     Args:
-        elements: computation and communication stages in turn (:meth:`Costs.elements`).
+        elements: computation and communication stages in turn (:meth:`DappleCosts.elements`).
         depths: K_i of the computation stages.
     """
     stages, wires = elements[0::2], elements[1::2]

@@ -13,14 +13,14 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import seconds_text
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, of_stages, smallest_too_large
 from whale_tf.planner.dapple import exact, restricted
-from whale_tf.planner.dapple.cost import Costs, Stages
+from whale_tf.planner.dapple.cost import DappleCosts, Stages
 from whale_tf.planner.dapple.device_sets import servers_of
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
 from whale_tf.planner.measures import Measures
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 
-Solver = Callable[[Costs], Optional[Stages]]
+Solver = Callable[[DappleCosts], Optional[Stages]]
 
 SOLVERS: Mapping[str, Solver] = {
     "exact": exact.solve,
@@ -50,7 +50,7 @@ class Hybrid(NamedTuple):
     """
 
     origin: str
-    costs: Costs
+    costs: DappleCosts
     stages: Stages
     formula_s: float
     latency_s: float
@@ -133,7 +133,7 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
     """
     servers, shared = servers_of(cluster), StageCosts(profile, cluster, measures)
     counts = counts or micro_batch_counts(profile, global_batch)
-    every = [Costs(profile, servers, global_batch, count, measures, shared) for count in counts]
+    every = [DappleCosts(profile, servers, global_batch, count, measures, shared) for count in counts]
     if solver == "exact":
         found = _exact(every)
     else:
@@ -158,7 +158,7 @@ def ranked(found: List[Hybrid]) -> List[Hybrid]:
     return ranked
 
 
-def _exact(every: List[Costs]) -> List[Hybrid]:
+def _exact(every: List[DappleCosts]) -> List[Hybrid]:
     found: List[Hybrid] = []
     for name in ("data-parallel", "two-stages"):
         for costs in every:
@@ -209,7 +209,7 @@ def _moved(stages: Stages, boundary: int, layer: int) -> Optional[Stages]:
     return tuple(moved)
 
 
-def scored(origin: str, costs: Costs, stages: Stages) -> Hybrid:
+def scored(origin: str, costs: DappleCosts, stages: Stages) -> Hybrid:
     """The plan, scored from its stages alone: by Eq. 1 and 2, and by playing it under both policies."""
     elements = costs.elements(stages)
     times = {}
@@ -221,7 +221,7 @@ def scored(origin: str, costs: Costs, stages: Stages) -> Hybrid:
                      communication_ratio(costs, stages))
 
 
-def communication_ratio(costs: Costs, stages: Stages) -> float:
+def communication_ratio(costs: DappleCosts, stages: Stages) -> float:
     """Mean time of a boundary, forward and back, over the mean time of a stage (Table V's ACR); 0 for one stage."""
     elements = costs.elements(stages)
     wires = [wire.forward_s + wire.backward_s for wire in elements[1::2]]
@@ -240,7 +240,7 @@ def _overlapped(found: List[Hybrid]) -> List[Hybrid]:
     return made
 
 
-def overlapped_seconds(costs: Costs, stages: Stages) -> float:
+def overlapped_seconds(costs: DappleCosts, stages: Stages) -> float:
     """One stage.  Gradients accumulate over all micro-batches.  During the last backward pass the all-reduces run in parallel,
     one after the other in the order of the layers (Poseidon: the paper's "DP Overlap", section VI-C)."""
     (stage,) = stages

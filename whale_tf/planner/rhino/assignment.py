@@ -11,7 +11,7 @@ from whale_tf.patterns.moves import moved_bytes
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import ONCE, SIZES, Strategy
 from whale_tf.planner.rhino.mesh import layout_of
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 from whale_tf.planner.rhino.search import Answer
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.sharding.assignment import Choice
@@ -43,11 +43,11 @@ def assignment_of(answer: Answer) -> Assignment:
     return result
 
 
-def _spread(problem: Problem, variable: int, choice: Sequence[int]) -> Spread:
+def _spread(problem: MeshProblem, variable: int, choice: Sequence[int]) -> Spread:
     return _sized(problem.storage(variable, choice), problem.shapes.stored(problem.graph.ops[variable].outputs[0]))
 
 
-def _relayed(problem: Problem, tensor: int, choice: Sequence[int]) -> Spread:
+def _relayed(problem: MeshProblem, tensor: int, choice: Sequence[int]) -> Spread:
     """The spread in which a tensor is settled."""
     layout = problem.relayed[tensor][choice[problem.relays[tensor]]]
     return _sized(layout, problem.graph.tensors[tensor].shape)
@@ -61,7 +61,7 @@ def _sized(layout: Spread, shape: Shape) -> Spread:
     return layout._replace(sizes=tuple(size * part // parts for part in layout.sizes))
 
 
-def _strategy(problem: Problem, op: Op, choice: Sequence[int], spreads: Mapping[int, Spread]) -> Optional[Strategy]:
+def _strategy(problem: MeshProblem, op: Op, choice: Sequence[int], spreads: Mapping[int, Spread]) -> Optional[Strategy]:
     if op.id in problem.candidates and op.type not in SHAPE_ONLY:
         return problem.strategy(op.id, choice)
     if op.type in READS and op.inputs and op.inputs[0] in problem.scope.roots and op.inputs[0] in spreads:
@@ -72,7 +72,7 @@ def _strategy(problem: Problem, op: Op, choice: Sequence[int], spreads: Mapping[
     return None
 
 
-def _choices(problem: Problem, choice: Sequence[int]) -> List[Choice]:
+def _choices(problem: MeshProblem, choice: Sequence[int]) -> List[Choice]:
     """The ops worth dividing and the losses.  A plan keeps these, and the search derives the rest from them again."""
     found = []
     for op in problem.scope.ops:
@@ -83,7 +83,7 @@ def _choices(problem: Problem, choice: Sequence[int]) -> List[Choice]:
     return found
 
 
-def _exchanged_bytes(problem: Problem, op: int, strategy: Strategy, choice: Sequence[int]) -> float:
+def _exchanged_bytes(problem: MeshProblem, op: int, strategy: Strategy, choice: Sequence[int]) -> float:
     """Bytes that change devices for an op's operands, and inside it."""
     total = 4.0 * strategy.exchanged
     for position, tensor in enumerate(problem.graph.ops[op].inputs):

@@ -14,7 +14,7 @@ from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.mesh import Mesh, meshes
 from whale_tf.planner.rhino.near import near_answer
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 from whale_tf.planner.rhino.search import Answer, search
 from whale_tf.planner.scope import find_scope
 from whale_tf.planner.sharding import Assignment
@@ -94,7 +94,7 @@ def _candidate(question: Question, cluster: Cluster, replicas: int, answer: Answ
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=search_seconds, assignment=assignment)
 
 
-def _nothing_divided(problem: Problem) -> str:
+def _nothing_divided(problem: MeshProblem) -> str:
     """The reason why dividing gains nothing: the ops that cannot be divided, if these take the time."""
     obstacles = problem.undivided(OBSTACLE)
     if not obstacles:

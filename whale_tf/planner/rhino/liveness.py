@@ -19,11 +19,11 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY
 from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import EVERYWHERE, ONCE, Spread
-from whale_tf.planner.rhino.problem import Layouts, Problem
+from whale_tf.planner.rhino.problem import Layouts, MeshProblem
 from whale_tf.profiler.chain import buffer_of
 
 
-class Held(NamedTuple):
+class LiveBytes(NamedTuple):
     """Bytes that are alive at one place, including variables.
 
     Attributes:
@@ -43,13 +43,13 @@ def _is_there(have: Spread, need: Spread) -> bool:
     return have == need or {have.kind, need.kind} == {ONCE, EVERYWHERE}
 
 
-def peak_bytes(problem: Problem, choice: Sequence[int]) -> float:
+def peak_bytes(problem: MeshProblem, choice: Sequence[int]) -> float:
     """The largest number of bytes alive at one time on one device, including variables."""
     stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
     return stored + float(_Walk(problem, choice).run().max(initial=0.0))
 
 
-def busiest(problem: Problem, choice: Sequence[int]) -> int:
+def busiest(problem: MeshProblem, choice: Sequence[int]) -> int:
     """The place in the order of ops at which the most bytes are alive."""
     return int(_Walk(problem, choice).run()[:-1].argmax())
 
@@ -57,7 +57,7 @@ def busiest(problem: Problem, choice: Sequence[int]) -> int:
 class _Walk:
     """Buffers with the places in the order of ops at which they are born and last read."""
 
-    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
+    def __init__(self, problem: MeshProblem, choice: Sequence[int]) -> None:
         self.problem, self.choice = problem, choice
         self.sizes: List[float] = []
         self.born: List[int] = []
@@ -130,11 +130,11 @@ class _Walk:
         return np.cumsum(change)
 
 
-def held(problem: Problem, place: int) -> Held:
+def held(problem: MeshProblem, place: int) -> LiveBytes:
     """Tensors alive at a place: made there or before, read there or later (among tensors that share memory only one counts)."""
     graph = problem.graph
-    found = Held({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
-                  for v in problem.scope.variables}, {})
+    found = LiveBytes({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
+                       for v in problem.scope.variables}, {})
     places = {op: i for i, op in enumerate(problem.scope.ops)}
     seen = set()
     for tensor, (first, last) in _uses(problem, places).items():
@@ -151,7 +151,7 @@ def held(problem: Problem, place: int) -> Held:
     return found
 
 
-def _uses(problem: Problem, places: Mapping[int, int]) -> Dict[int, Tuple[int, int]]:
+def _uses(problem: MeshProblem, places: Mapping[int, int]) -> Dict[int, Tuple[int, int]]:
     """Tensor (a variable for its reads) -> places of its first and last reader."""
     graph = problem.graph
     found: Dict[int, Tuple[int, int]] = {}
@@ -164,7 +164,7 @@ def _uses(problem: Problem, places: Mapping[int, int]) -> Dict[int, Tuple[int, i
     return found
 
 
-def _holder(problem: Problem, tensor: int) -> Tuple[int, Layouts]:
+def _holder(problem: MeshProblem, tensor: int) -> Tuple[int, Layouts]:
     """The node whose strategy determines how a tensor is held."""
     if tensor in problem.relays:
         return problem.relays[tensor], problem.relayed[tensor]
@@ -176,7 +176,7 @@ def _sizes(size: float, layouts: Layouts) -> np.ndarray:
     return np.array([size * largest_share(layout) for layout in layouts])
 
 
-def _add_gathered(problem: Problem, found: Held, tensor: int, relay: int) -> None:
+def _add_gathered(problem: MeshProblem, found: LiveBytes, tensor: int, relay: int) -> None:
     """The copy of a variable that is read in another layout than the one in which it is stored."""
     variable = problem.graph.tensors[tensor].op
     stored, copies = problem.stored[variable], _sizes(problem.bytes(tensor), problem.relayed[tensor])

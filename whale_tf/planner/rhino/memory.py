@@ -12,8 +12,8 @@ import numpy as np
 
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.elimination import eliminate
-from whale_tf.planner.rhino.liveness import Held, busiest, held
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.liveness import LiveBytes, busiest, held
+from whale_tf.planner.rhino.problem import MeshProblem
 
 STEPS = 10
 
@@ -28,7 +28,7 @@ class Parameter(NamedTuple):
     bytes: float
 
 
-def parameters(problem: Problem) -> List[Parameter]:
+def parameters(problem: MeshProblem) -> List[Parameter]:
     """All groups, the largest first, and equally large ones in the order of the graph."""
     graph, groups = problem.graph, networkx.Graph()
     groups.add_nodes_from(problem.scope.variables)
@@ -42,7 +42,7 @@ def parameters(problem: Problem) -> List[Parameter]:
     return sorted(found, key=lambda parameter: (-parameter.bytes, parameter.variables))
 
 
-def sharded(problem: Problem, forced: Set[int]) -> CostGraph:
+def sharded(problem: MeshProblem, forced: Set[int]) -> CostGraph:
     """The problem in which ``forced`` variables must not be stored whole if they can be divided."""
     extra = {}
     for variable in forced:
@@ -52,18 +52,18 @@ def sharded(problem: Problem, forced: Set[int]) -> CostGraph:
     return problem.costs.adjusted(extra)
 
 
-def stored_bytes(problem: Problem, choice: Sequence[int]) -> float:
+def stored_bytes(problem: MeshProblem, choice: Sequence[int]) -> float:
     """Bytes of all variables on one device."""
     return sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
 
 
-def priced(costs: CostGraph, sizes: Held, price: float) -> CostGraph:
+def priced(costs: CostGraph, sizes: LiveBytes, price: float) -> CostGraph:
     """The problem in which every byte that is alive at a place (``sizes``) costs ``price`` picoseconds."""
     nodes = {node: np.floor(price * row).astype(np.int64).tolist() for node, row in sizes.nodes.items()}
     return costs.adjusted(nodes, {pair: np.floor(price * table).astype(np.int64) for pair, table in sizes.pairs.items()})
 
 
-def lower_bound(problem: Problem, limit_bytes: float) -> int:
+def lower_bound(problem: MeshProblem, limit_bytes: float) -> int:
     """A lower bound in picoseconds for all choices within the limit: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``,
     at the best price ``p`` of a byte according to bisection.  ``bytes`` counts what is alive where the fastest choice holds
     most.

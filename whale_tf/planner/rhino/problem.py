@@ -53,7 +53,7 @@ class Candidates(NamedTuple):
     exchanges: Tuple[int, ...]
 
 
-class Problem:
+class MeshProblem:
     """An op graph as a CostGraph on one dimension of a device mesh.
 
     Attributes:

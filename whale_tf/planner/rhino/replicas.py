@@ -14,7 +14,7 @@ from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import Spread, shard
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import Axis
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 
 
 def replica_shapes(shapes: LocalShapes, batch: Mapping[int, int], replicas: int) -> LocalShapes:
@@ -39,7 +39,7 @@ def replica_graph(graph: OpGraph, batch: Mapping[int, int], replicas: int) -> Op
     return graph.with_shapes(shapes)
 
 
-def add_replica_sums(problem: Problem, replicas: Axis) -> None:
+def add_replica_sums(problem: MeshProblem, replicas: Axis) -> None:
     """Adds to every gradient's layout the cost of summing a device's part over the model replicas."""
     extra: Dict[int, List[int]] = {}
     for tensor in sorted(problem.scope.gradients):

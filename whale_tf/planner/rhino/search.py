@@ -16,19 +16,19 @@ from whale_tf.planner.rhino.integer_program import solve
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import PICOSECONDS, Mesh, axes, meshes
-from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.problem import MeshProblem
 from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, replica_shapes
 from whale_tf.planner.scope import Scope, find_scope
 
 PRICES = 10  # number of byte prices to try
 
-Solver = Callable[[Problem, CostGraph], Solution]  # the problem, and its costs, possibly modified
+Solver = Callable[[MeshProblem, CostGraph], Solution]  # the problem, and its costs, possibly modified
 
 
 class Level(NamedTuple):
     """One mesh dimension: its problem, and the answer."""
 
-    problem: Problem
+    problem: MeshProblem
     solution: Solution
 
 
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
         return tuple(level.problem.strategy(op, level.solution.choice).pattern for level in self.levels)
 
 
-def exact(problem: Problem, costs: CostGraph) -> Solution:
+def exact(problem: MeshProblem, costs: CostGraph) -> Solution:
     """Solves the whole graph exactly: the paper's level O3."""
     return solve(costs)
 
@@ -177,8 +177,8 @@ class _Search:
                 bound = 0
         return answer._replace(lower_bound_s=bound / PICOSECONDS)
 
-    def _problem(self, dimension: int, shapes: LocalShapes) -> Problem:
-        return Problem(self.graph, self.scope, self.axes[dimension], self.pins, shapes, self.batch, self.prices)
+    def _problem(self, dimension: int, shapes: LocalShapes) -> MeshProblem:
+        return MeshProblem(self.graph, self.scope, self.axes[dimension], self.pins, shapes, self.batch, self.prices)
 
     def _solve(self, forced: int, price: float = 0.0) -> Answer:
         """Solves dimension by dimension, each on the shapes that the previous one left."""

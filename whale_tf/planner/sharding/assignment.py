@@ -11,11 +11,11 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import LAYOUT_OF_ATTR, Op, Phase, bytes_of, elements_of
 from whale_tf.ir.traits import LOSSES, VARIABLES, traits
-from whale_tf.ir.traits import State as Effect
+from whale_tf.ir.traits import VariableUse as Effect
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.force import forced_patterns
-from whale_tf.planner.sharding.problem import BATCH, Problem, State
+from whale_tf.planner.sharding.problem import BATCH, ShardingProblem, ShardingState
 from whale_tf.planner.sharding.search import cheapest
 
 
@@ -65,7 +65,7 @@ class Assignment(NamedTuple):
         return {choice.op: choice.pattern for choice in self.choices}
 
 
-def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str, str]] = None) -> Assignment:
+def assign(problem: ShardingProblem, force: object = None, shards: Optional[Mapping[str, str]] = None) -> Assignment:
     """Search strategies for forward ops, then derive those of the other ops.
 
     Args:
@@ -94,18 +94,18 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
     return result._replace(stored=stored)
 
 
-def _is_asked(problem: Problem, number: int) -> bool:
+def _is_asked(problem: ShardingProblem, number: int) -> bool:
     """Whether a layout divides a variable of a TaskGraph."""
     return any(spread.is_divided and _home(problem, root, number) == number for root, spread in problem.asked.items())
 
 
-def _stored(problem: Problem, root: int, spread: Spread) -> Stored:
+def _stored(problem: ShardingProblem, root: int, spread: Spread) -> Stored:
     variable = problem.graph.producer(root)
     shapes, size = spread.shapes(variable.attrs["shape"]), bytes_of(variable.attrs["dtype"])
     return Stored(variable.attrs[LAYOUT_OF_ATTR], spread, max(elements_of(shape) for shape in shapes) * size)
 
 
-def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignment:
+def assign_parts(problem: ShardingProblem, variables: Mapping[int, Spread]) -> Assignment:
     """Variables in parts, with ops that read them whole (``problem.whole``): what follows from a variable alone, and its update,
     is divided like it.
 
@@ -120,7 +120,7 @@ def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignmen
     return result
 
 
-def _complete(problem: Problem, result: Assignment, spreads: Dict[int, Spread]) -> None:
+def _complete(problem: ShardingProblem, result: Assignment, spreads: Dict[int, Spread]) -> None:
     """All that follows from the layouts of trained variables: slots, backward and optimizer ops."""
     for variable, others in problem.slots.items():
         spread = spreads.get(problem.graph.ops[variable].outputs[0])
@@ -136,14 +136,14 @@ def _complete(problem: Problem, result: Assignment, spreads: Dict[int, Spread]) 
         del result.strategies[op_id]
 
 
-def _divides(problem: Problem, choice: Choice) -> bool:
+def _divides(problem: ShardingProblem, choice: Choice) -> bool:
     """Whether a choice uses ``wh.split``: weights are in parts, or the work of an op without weights is divided."""
     op = problem.graph.op(choice.op)
     wanted = choice.is_forced or (problem.is_anchor(op) and not problem.has_weights(op))
     return choice.pattern not in ("once", BATCH) or (choice.pattern == BATCH and wanted)
 
 
-def _choices(problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float],
+def _choices(problem: ShardingProblem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float],
              forced: Mapping[int, str]) -> List[Choice]:
     ops = problem.forward_ops(task_graph)
     units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
@@ -164,7 +164,7 @@ def _choices(problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], 
     return found
 
 
-def _nothing_to_split(problem: Problem, number: int, choices: List[Choice]) -> str:
+def _nothing_to_split(problem: ShardingProblem, number: int, choices: List[Choice]) -> str:
     split = problem.splits[number]
     text = f"wh.split({split.devices}): nothing in TaskGraph {split.name!r} can be divided over {split.devices} devices"
     if choices:
@@ -184,12 +184,12 @@ def _hidden_product(ops: Iterable[Op]) -> str:
     return ""
 
 
-def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread]) -> None:
+def _follow(problem: ShardingProblem, result: Assignment, spreads: Mapping[int, Spread]) -> None:
     """Strategies of the backward and optimizer ops, and of the plain reads of variables."""
     forward = dict(result.strategies)
-    states: Dict[int, State] = {}
+    states: Dict[int, ShardingState] = {}
     for number in problem.splits:
-        states[number] = State(problem, number)
+        states[number] = ShardingState(problem, number)
         states[number].spreads.update({root: s for root, s in spreads.items() if _home(problem, root, number) == number})
     for op in problem.graph.ops:
         home = _home_of_op(problem, op, states)
@@ -223,14 +223,14 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
                 result.variables[variable], result.home[variable] = spread, number
 
 
-def _beside_whole(problem: Problem, state: State, op: Op) -> Optional[Strategy]:
+def _beside_whole(problem: ShardingProblem, state: ShardingState, op: Op) -> Optional[Strategy]:
     """An op of the region where some are whole; None: it is computed once."""
     takes_part = any(problem.graph.tensors[tensor].dtype.endswith(("resource", "_ref")) and state.spread(tensor) != once
                      for tensor in op.inputs)
     return _least(problem, state, op, False) if takes_part or (op.id not in problem.whole and not state.is_plain(op)) else None
 
 
-def _settle(problem: Problem, state: State, result: Assignment, tensor: int, home: int) -> None:
+def _settle(problem: ShardingProblem, state: ShardingState, result: Assignment, tensor: int, home: int) -> None:
     """Brings gradients into their variables' layout before the update begins, whose ops then run where the variable is."""
     wanted = state.spreads.get(_target(problem, tensor), once)
     if state.spread(tensor) != wanted:
@@ -238,7 +238,7 @@ def _settle(problem: Problem, state: State, result: Assignment, tensor: int, hom
         result.home.setdefault(problem.graph.tensors[tensor].op, home)
 
 
-def _home(problem: Problem, root: int, default: int) -> int:
+def _home(problem: ShardingProblem, root: int, default: int) -> int:
     """The TaskGraph of a variable.  A slot belongs to its variable's TaskGraph."""
     variable = problem.graph.tensors[root].op
     home = problem.variables.get(variable, -1)
@@ -249,7 +249,7 @@ def _home(problem: Problem, root: int, default: int) -> int:
     return home
 
 
-def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Optional[int]:
+def _home_of_op(problem: ShardingProblem, op: Op, states: Mapping[int, ShardingState]) -> Optional[int]:
     """The split TaskGraph of an op.  An optimizer's op joins that of the divided tensors it reads, if there is only one."""
     if problem.task_graph[op.id] >= 0:
         return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
@@ -259,7 +259,7 @@ def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Option
     return homes[0] if len(homes) == 1 else None
 
 
-def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
+def _least(problem: ShardingProblem, state: ShardingState, op: Op, divided: bool) -> Strategy:
     """The strategy that exchanges least.  ``divided``: the op should not be computed once."""
     wanted = {t: state.spreads[root] for t in op.outputs for root in [_target(problem, t)] if root in state.spreads}
     ranked = []
@@ -279,6 +279,6 @@ def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
     return min(finite, key=lambda item: item[0])[1]
 
 
-def _target(problem: Problem, tensor: int) -> int:
+def _target(problem: ShardingProblem, tensor: int) -> int:
     variable = problem.gradients.get(tensor)
     return -1 if variable is None else problem.graph.ops[variable].outputs[0]

@@ -19,10 +19,10 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.traits import MOVES, RANDOM, VARIABLES
 from whale_tf.patterns.spread import EVERYWHERE
 from whale_tf.planner.sharding.assignment import Assignment
-from whale_tf.planner.sharding.problem import BATCH, Problem
+from whale_tf.planner.sharding.problem import BATCH, ShardingProblem
 
 
-def batch_ops(problem: Problem, assignment: Assignment, region: Region,
+def batch_ops(problem: ShardingProblem, assignment: Assignment, region: Region,
               listed: Optional[Collection[str]] = None) -> Dict[int, Set[int]]:
     """Split TaskGraph -> its ops that every device runs for its own examples.
 
@@ -39,7 +39,7 @@ def batch_ops(problem: Problem, assignment: Assignment, region: Region,
     return found
 
 
-def with_batch(problem: Problem, assignment: Assignment, region: Region, found: Dict[int, Set[int]]) -> Assignment:
+def with_batch(problem: ShardingProblem, assignment: Assignment, region: Region, found: Dict[int, Set[int]]) -> Assignment:
     """The assignment with corrected choices, since an op may have to be computed once after all.
 
     Args:
@@ -66,7 +66,7 @@ def with_batch(problem: Problem, assignment: Assignment, region: Region, found: 
 
 
 class _Finder:
-    def __init__(self, problem: Problem, assignment: Assignment, region: Region, number: int,
+    def __init__(self, problem: ShardingProblem, assignment: Assignment, region: Region, number: int,
                  listed: Optional[Collection[str]]) -> None:
         self.problem, self.assignment, self.region, self.number, self.listed = problem, assignment, region, number, listed
         self.graph = problem.graph

@@ -7,10 +7,10 @@ from typing import Dict, List, Mapping, Optional
 from whale_tf.errors import ConfigError, PlanError, did_you_mean
 from whale_tf.ir.graph import Op
 from whale_tf.ir.traits import LOSSES
-from whale_tf.planner.sharding.problem import Problem
+from whale_tf.planner.sharding.problem import ShardingProblem
 
 
-def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:
+def forced_patterns(problem: ShardingProblem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:
     """Op -> the requested pattern.
 
     Args:
@@ -49,7 +49,7 @@ def in_unit(op: Op, unit: str) -> bool:
     return op.name == unit or op.name.startswith(unit.rstrip("/") + "/")
 
 
-def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> Dict[int, str]:
+def _from_plan(problem: ShardingProblem, units: List[Op], shards: Mapping[str, str]) -> Dict[int, str]:
     known = {op.name: op for op in units}
     found = {}
     for name, pattern in shards.items():
@@ -62,12 +62,12 @@ def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> 
     return found
 
 
-def _patterns(problem: Problem, op: Op) -> List[str]:
+def _patterns(problem: ShardingProblem, op: Op) -> List[str]:
     found = problem.strategies(op, problem.splits[problem.task_graph[op.id]]).found
     return [strategy.pattern for strategy in found if strategy.pattern != "linear"] + [problem.undivided(op).pattern]
 
 
-def _mismatch(problem: Problem, op: Op, who: str, pattern: str) -> str:
+def _mismatch(problem: ShardingProblem, op: Op, who: str, pattern: str) -> str:
     split = problem.splits[problem.task_graph[op.id]]
     reasons = problem.strategies(op, split).reasons
     return "{} asks for pattern {!r} of {!r} ({}), which it does not have on {} devices{}; it has: {}".format(

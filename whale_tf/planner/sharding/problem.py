@@ -49,7 +49,7 @@ class SplitTaskGraph(NamedTuple):
         return len(self.shares)
 
 
-class Problem:
+class ShardingProblem:
     """An op graph, its ``split`` TaskGraphs, and prices.
 
     Args:
@@ -266,13 +266,13 @@ class Problem:
                     f"{self.splits[self.task_graph[op.id]].name!r}); move the call out of the split part, or use wh.replicate")
 
 
-class State:
+class ShardingState:
     """Spreads of the tensors visited so far, and the price of reaching them.
 
     A tensor that is not listed is computed once.  A variable that is not listed can still be stored with any spread.
     """
 
-    def __init__(self, problem: Problem, task_graph: int) -> None:
+    def __init__(self, problem: ShardingProblem, task_graph: int) -> None:
         self.problem = problem
         self.task_graph = task_graph
         self.split = problem.splits[task_graph]
@@ -284,8 +284,8 @@ class State:
         self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions whose price has been counted
         self.choices: Optional[tuple] = None
 
-    def copy(self) -> State:
-        other = State(self.problem, self.task_graph)
+    def copy(self) -> ShardingState:
+        other = ShardingState(self.problem, self.task_graph)
         other.cost, other.choices = self.cost, self.choices
         other.spreads, other.made = dict(self.spreads), set(self.made)
         return other
@@ -326,7 +326,7 @@ class State:
                 total += self.problem.price(tensor, have, need, self.count)
         return total + 4.0 * strategy.exchanged
 
-    def price_of_becoming(self, other: State) -> float:
+    def price_of_becoming(self, other: ShardingState) -> float:
         """Bytes to add so that everything that follows costs no more than after ``other``.
 
         A whole tensor and shards can be brought into any third spread for the same bytes, so one is as good as the other once the

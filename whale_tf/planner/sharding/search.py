@@ -14,9 +14,9 @@ variables alone (a kernel's Reshape, Transpose or Cast) and is the first to read
 its strategies are followed up to the product.  A matrix is not stored whole: a table of positions, of which only a slice is added
 to activations, is in parts, too.  All other ops take the strategy that costs least at that point.
 
-If layouts say how variables are stored (``Problem.asked``), nothing is left to decide about these.  An op worth dividing takes
-the parts of a divided weight as they are if it can; beside a whole one every strategy counts, computing the op once included.
-A weight in tiles is regrouped into parts along one dimension.
+If layouts say how variables are stored (``ShardingProblem.asked``), nothing is left to decide about these.  An op worth dividing
+takes the parts of a divided weight as they are if it can; beside a whole one every strategy counts, computing the op once
+included.  A weight in tiles is regrouped into parts along one dimension.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, Op
 from whale_tf.ir.traits import NEXT_ITERATIONS
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
-from whale_tf.planner.sharding.problem import BATCH, Problem, State
+from whale_tf.planner.sharding.problem import BATCH, ShardingProblem, ShardingState
 
 WIDTH = 32
 RIVALS = 4  # number of cheapest states with which others are compared
 
 
-def cheapest(problem: Problem, task_graph: int,
+def cheapest(problem: ShardingProblem, task_graph: int,
              forced: Mapping[int, str]) -> Tuple[Dict[int, Strategy], Dict[int, Spread], Dict[int, float]]:
     """The strategy of each forward op that is not simply computed once, the spread of each variable, the bytes of each op.
 
@@ -49,12 +49,12 @@ def cheapest(problem: Problem, task_graph: int,
     for root, place in last_use.items():
         dead.setdefault(place, []).append(root)
     leaving = _leaving(problem, task_graph)
-    states = [State(problem, task_graph)]
+    states = [ShardingState(problem, task_graph)]
     for place, op in enumerate(ops):
         unread = dead.get(place, [])
         if _changes_nothing(problem, states, op, forced, unread):
             continue
-        reached: List[State] = []
+        reached: List[ShardingState] = []
         for state in states:
             reached.extend(_steps(problem, state, op, forced.get(op.id), leaving))
         states = _distinct(problem, reached, unread)
@@ -72,14 +72,16 @@ def cheapest(problem: Problem, task_graph: int,
     return chosen, variables, prices
 
 
-def _changes_nothing(problem: Problem, states: List[State], op: Op, forced: Mapping[int, str], dead: List[int]) -> bool:
+def _changes_nothing(problem: ShardingProblem, states: List[ShardingState], op: Op, forced: Mapping[int, str],
+                     dead: List[int]) -> bool:
     """Whether all states look the same after an op.  ``dead`` tensors are not read any more."""
     return op.id not in forced and not problem.is_anchor(op) and LAYOUT_ATTR not in op.attrs and all(
         state.is_plain(op) and state.spreads.keys().isdisjoint(dead) and not any(t in dead for t, _ in state.made)
         for state in states)
 
 
-def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapping[int, bool]) -> List[State]:
+def _steps(problem: ShardingProblem, state: ShardingState, op: Op, forced: object,
+           leaving: Mapping[int, bool]) -> List[ShardingState]:
     """States after one op."""
     anchor, asked = problem.is_anchor(op), problem.asked_of_result(op)
     if not anchor and forced is None and asked is None and state.is_plain(op):
@@ -119,13 +121,13 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
     return result
 
 
-def _keeps(problem: Problem, state: State, op: Op, strategy: Strategy) -> bool:
+def _keeps(problem: ShardingProblem, state: ShardingState, op: Op, strategy: Strategy) -> bool:
     """Whether a strategy takes the parts of weights that layouts divide as they are, or parts into which tiles are regrouped."""
     return all(need.is_shard if state.spread(t).is_tiles else need == state.spread(t)
                for t, need in zip(op.inputs, strategy.needs) if problem.is_weight(t) and state.spread(t).is_divided)
 
 
-def _cannot_keep(problem: Problem, op: Op, asked: Optional[Spread]) -> str:
+def _cannot_keep(problem: ShardingProblem, op: Op, asked: Optional[Spread]) -> str:
     reasons = "; ".join(problem.strategies(op, problem.splits[problem.task_graph[op.id]]).reasons)
     if asked is not None:
         return f"{op.attrs[LAYOUT_OF_ATTR]} cannot be kept: op {op.name!r} ({op.type}) cannot give its result as {asked}" + (
@@ -135,9 +137,9 @@ def _cannot_keep(problem: Problem, op: Op, asked: Optional[Spread]) -> str:
     return f"{named} cannot be kept: op {op.name!r} ({op.type}) needs the variable whole" + (f" ({reasons})" if reasons else "")
 
 
-def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[State]:
+def _distinct(problem: ShardingProblem, states: List[ShardingState], dead: List[int]) -> List[ShardingState]:
     """The cheapest among states that look the same, at most ``WIDTH``.  ``dead`` tensors are not read any more."""
-    best: Dict[object, State] = {}
+    best: Dict[object, ShardingState] = {}
     for state in states:
         for root in dead:
             spread = state.spreads.pop(root, None)
@@ -151,17 +153,17 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
     return heapq.nsmallest(WIDTH, _undominated(best.values()), key=lambda state: state.cost + _owed(problem, state))
 
 
-def _undominated(states: Iterable[State]) -> List[State]:
+def _undominated(states: Iterable[ShardingState]) -> List[ShardingState]:
     """Drops states into which one of the cheapest can be converted for less than the difference
-    (:meth:`State.price_of_becoming`): everything that follows them could follow the cheaper state at no higher cost."""
-    kept: List[State] = []
+    (:meth:`ShardingState.price_of_becoming`): everything that follows them could follow the cheaper state at no higher cost."""
+    kept: List[ShardingState] = []
     for state in sorted(states, key=lambda state: state.cost):
         if not any(other.cost + other.price_of_becoming(state) < state.cost for other in kept[:RIVALS]):
             kept.append(state)
     return kept
 
 
-def _owed(problem: Problem, state: State) -> float:
+def _owed(problem: ShardingProblem, state: ShardingState) -> float:
     """Bytes that a state will have to pay, because the terms of a sum must be added up eventually."""
     return sum(
         problem.price(tensor, spread, once, state.count)
@@ -169,7 +171,7 @@ def _owed(problem: Problem, state: State) -> float:
         if spread.is_partial and not any(root == tensor for root, _ in state.made))
 
 
-def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:
+def _leaving(problem: ShardingProblem, task_graph: int) -> Dict[int, bool]:
     """Tensors that ops of other TaskGraphs read."""
     found: Dict[int, bool] = {}
     for op in problem.forward_ops(task_graph):
@@ -180,7 +182,7 @@ def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:
     return found
 
 
-def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
+def _in_order(problem: ShardingProblem, ops: List[Op]) -> List[Op]:
     """A topological order in which ops on variables alone come as late as possible: an L2 loss must not decide how a kernel is
     stored before its layer is visited.  What comes back in a loop's next iteration is not waited for."""
     members = {op.id: op for op in ops}

@@ -93,7 +93,7 @@ class Manifest(Record):
         return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
-class Value(NamedTuple):
+class SnapshotValue(NamedTuple):
     """A variable of a snapshot: its key, its name, its whole value."""
 
     key: str
@@ -118,7 +118,7 @@ class Snapshot:
                   for reader, pieces in self._readers() for piece in pieces if piece.tensor.startswith(STATE)}
         return json.loads(self._manifest.state), arrays
 
-    def variables(self) -> Iterator[Value]:
+    def variables(self) -> Iterator[SnapshotValue]:
         """All variables, one after the other.
 
         Raises:
@@ -130,7 +130,7 @@ class Snapshot:
                 if not piece.tensor.startswith(STATE):
                     found.setdefault(piece.variable, []).append((reader, piece))
         for key, held in found.items():
-            yield Value(key, held[0][1].name, self._joined(held))
+            yield SnapshotValue(key, held[0][1].name, self._joined(held))
 
     def _joined(self, held: Sequence[Tuple[Any, Piece]]) -> np.ndarray:
         for reader, piece in held:

@@ -23,7 +23,7 @@ from whale_tf.errors import ConfigError, SnapshotError
 from whale_tf.ir.traits import RANDOM
 from whale_tf.processes.termination import updates
 from whale_tf.runtime.feeds import elements
-from whale_tf.runtime.snapshots.files import Piece, Value
+from whale_tf.runtime.snapshots.files import Piece, SnapshotValue
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.variables import OR_ELSE
 from whale_tf.runtime.snapshots.writing import Job
@@ -143,7 +143,7 @@ class SessionState:
         pieces = [Piece(name, name, name, value.shape, (0,) * value.ndim, True) for name, value in values.items()]
         return pieces, list(values.values())
 
-    def write(self, values: Iterable[Value]) -> None:
+    def write(self, values: Iterable[SnapshotValue]) -> None:
         """Gives the variables new values.
 
         Raises:

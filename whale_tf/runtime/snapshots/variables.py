@@ -17,7 +17,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
-from whale_tf.runtime.snapshots.files import Piece, Value
+from whale_tf.runtime.snapshots.files import Piece, SnapshotValue
 from whale_tf.runtime.variable_parts import VariableParts
 
 _DIGITS = re.compile(r"(\d+)")
@@ -40,7 +40,7 @@ class Variables:
         self._parts, self._is_chief, self._host = parts, is_chief, host
         self._captured: Dict[str, Callable[[], Any]] = {}
         self._looked_at: MutableSet[Any] = weakref.WeakSet()
-        self._pending: Dict[str, Value] = {}  # values of variables that do not exist yet
+        self._pending: Dict[str, SnapshotValue] = {}  # values of variables that do not exist yet
         self._given: Optional[Set[str]] = None  # keys of all values that were given; None: none were
 
     def _known(self) -> List[Tuple[str, Any]]:
@@ -99,7 +99,7 @@ class Variables:
         with tf.device(self._host):
             return tf.identity(value)
 
-    def write(self, values: Iterable[Value]) -> None:
+    def write(self, values: Iterable[SnapshotValue]) -> None:
         """Gives variables new values.  Those that do not exist yet get theirs when a trace has made them, or has met them.
 
         Raises:
@@ -262,7 +262,7 @@ def _seeds(makes_one: bool) -> Sequence[Any]:
     return () if generator is None else [generator.state]
 
 
-def _assign(variable: Any, value: Value) -> None:
+def _assign(variable: Any, value: SnapshotValue) -> None:
     """Raises:
         SnapshotError: the variable has another shape or type.
     """

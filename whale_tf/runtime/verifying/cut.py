@@ -19,7 +19,7 @@ from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTu
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, bytes_of, elements_of, inner_ops
 from whale_tf.ir.layout import Layout
-from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SAME_BUFFER, SWITCHES, VARIABLES, Gives, Role, State, traits
+from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SAME_BUFFER, SWITCHES, VARIABLES, Gives, Role, VariableUse, traits
 from whale_tf.ir.units import bound, frame_of_outputs, frames
 from whale_tf.ir.walk import reached
 
@@ -238,7 +238,7 @@ class _Finder:
         if layout is not None and layout.is_replicated:  # of no example; a reference variable's value may be the new one already
             return False
         return (self.graph.tensors[tensor].dtype in DIGITS and row.gives is Gives.OTHER and row.role is not Role.CONSTANT
-                and row.state is State.NONE and self.view.can_take(self.graph.tensor_name(tensor)))
+                and row.state is VariableUse.NONE and self.view.can_take(self.graph.tensor_name(tensor)))
 
     def _visit(self, op: Op) -> None:
         """Decides about an op's results."""
@@ -268,7 +268,7 @@ class _Finder:
 
     def _draws(self, op: Op) -> bool:
         row = traits(op.type)
-        if row.state is State.DRAW:
+        if row.state is VariableUse.DRAW:
             return bool(op.outputs) and row.rule == "" and self.graph.tensors[op.outputs[0]].dtype.startswith("float")
         return bool(op.body) and any(inner.type in RANDOM for inner in inner_ops(op))
 

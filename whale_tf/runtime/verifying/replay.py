@@ -8,10 +8,10 @@ import numpy as np
 from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.hooks import original_run
 from whale_tf.errors import WhaleError
-from whale_tf.ir.traits import CALLS, CONDITIONALS, MERGES, PULLS, WHILES, Role, State, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, MERGES, PULLS, WHILES, Role, VariableUse, traits
 from whale_tf.runtime.verifying.compare import Comparison
 from whale_tf.runtime.verifying.local import Values, access, copied, own_graphs
-from whale_tf.transforms.shard.checkpoints import Parts
+from whale_tf.transforms.shard.checkpoints import DividedVariable
 
 
 class Replay:
@@ -71,7 +71,7 @@ def without_effects(definition: GraphDef, ops: Sequence[tf.Operation]) -> None:
 def writes(op: tf.Operation) -> bool:
     """Whether an op that a function must run may write a variable, or waits for writes that a loss scale may skip."""
     row = traits(op.type)
-    return row.is_write or row.state is State.DRAW or op.type in CALLS | CONDITIONALS | WHILES | MERGES
+    return row.is_write or row.state is VariableUse.DRAW or op.type in CALLS | CONDITIONALS | WHILES | MERGES
 
 
 def _is_effect(op: tf.Operation) -> bool:
@@ -154,7 +154,7 @@ def cpus(count: int) -> Any:
     return config
 
 
-def joined(parts: Parts, values: Values) -> np.ndarray:
+def joined(parts: DividedVariable, values: Values) -> np.ndarray:
     """A variable's value from those of its parts."""
     return parts.spread.whole_of([values[name] for name in parts.names], np.concatenate)
 

@@ -36,7 +36,7 @@ from whale_tf.runtime.verifying.replay import (
     without_effects,
 )
 from whale_tf.transforms.loss_scale import scales_itself
-from whale_tf.transforms.shard.checkpoints import Parts
+from whale_tf.transforms.shard.checkpoints import DividedVariable
 
 
 def script_of(graph: tf.Graph) -> Script:
@@ -287,7 +287,7 @@ class SessionProof:
         finally:
             local.close()
 
-    def _pieces(self, name: str) -> Parts:
+    def _pieces(self, name: str) -> DividedVariable:
         variables = self._done.variables
         assert variables is not None
         return next(part for part in variables.parts if part.op.name == name)

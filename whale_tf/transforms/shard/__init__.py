@@ -21,7 +21,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
-from whale_tf.transforms.shard.divided_variables import DividedVariables, Parts
+from whale_tf.transforms.shard.divided_variables import DividedVariable, DividedVariables
 from whale_tf.transforms.shard.lower import Lowering
 from whale_tf.transforms.shard.values import put_together
 
@@ -73,9 +73,10 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int],
     return captured_after(captured, step.after(edit, calls, successors, shapes, replaced, tags=lowering.tags)), variables
 
 
-def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> Parts:
-    return Parts(graph.get_operation_by_name(op.name), tuple(names), assignment.variables[op.id], assignment.home[op.id],
-                 op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype, tuple(op.attrs["shape"]))
+def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> DividedVariable:
+    return DividedVariable(graph.get_operation_by_name(op.name), tuple(names), assignment.variables[op.id],
+                           assignment.home[op.id], op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype,
+                           tuple(op.attrs["shape"]))
 
 
 class _Mover:

@@ -19,7 +19,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import READS
-from whale_tf.transforms.shard.checkpoints import Parts
+from whale_tf.transforms.shard.checkpoints import DividedVariable
 from whale_tf.transforms.shard.values import put_together
 
 
@@ -31,7 +31,7 @@ def branches_of(op: tf.Operation) -> List[str]:
     return list(dict.fromkeys(found))
 
 
-def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, Parts]) -> Dict[str, FunctionDef]:
+def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, DividedVariable]) -> Dict[str, FunctionDef]:
     """Branches of a condition that read parts.  The first part's handle replaces the variable's; the other parts' handles come
     after all arguments, variable by variable.
 
@@ -51,7 +51,7 @@ def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, Pa
     return found
 
 
-def _read_parts(copy: FunctionCopy, op: tf.Operation, position: int, variable: Parts) -> None:
+def _read_parts(copy: FunctionCopy, op: tf.Operation, position: int, variable: DividedVariable) -> None:
     argument = copy.definition.signature.input_arg[position - 1].name  # operand 0 chooses the branch
     readers = [node for node in copy.definition.node_def if argument in data_inputs(node)]
     others = [node for node in readers if node.op not in READS]

@@ -25,7 +25,7 @@ from whale_tf.patterns.spread import Spread
 Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 
-class Parts(NamedTuple):
+class DividedVariable(NamedTuple):
     """A divided variable: the names of its parts' ops, how they form the whole, its TaskGraph, and its kind, type and shape.
 
     In a tf.function ``op`` is the placeholder of its handle.
@@ -75,8 +75,8 @@ class Checkpoints:
         reads: (tensor, name of the tensor that its readers read instead).
     """
 
-    def __init__(self, nodes: Nodes, root: str, variables: Mapping[tf.Operation, Parts],
-                 read: Callable[[Parts, str, str, Sequence[str]], str], edges: Callable[[tf.Operation], Sequence[str]],
+    def __init__(self, nodes: Nodes, root: str, variables: Mapping[tf.Operation, DividedVariable],
+                 read: Callable[[DividedVariable, str, str, Sequence[str]], str], edges: Callable[[tf.Operation], Sequence[str]],
                  controls: Callable[[tf.Operation], List[str]]) -> None:
         self._nodes, self._root, self._variables, self._read, self._edges = nodes, root, variables, read, edges
         self._controls = controls
@@ -113,7 +113,7 @@ class Checkpoints:
         return self._nodes.add("MergeV2Checkpoints", scope + "/merge", [packed, op.inputs[0].name], op.device, saves,
                                delete_old_dirs=False)
 
-    def _reader(self, variable: Parts, part: str, scope: str, waits: Sequence[str]) -> Callable[[Sequence[str]], str]:
+    def _reader(self, variable: DividedVariable, part: str, scope: str, waits: Sequence[str]) -> Callable[[Sequence[str]], str]:
         return lambda before: self._read(variable, part, scope, [*waits, *before])
 
     def _file(self, op: tf.Operation, scope: str, number: int) -> str:
@@ -131,7 +131,7 @@ class Checkpoints:
         return [self._nodes.const([entry[field] for entry in entries], scope + "/" + Entry._fields[field], tf.string, "")
                 for field in (0, 1)]
 
-    def _variable(self, tensor: tf.Tensor) -> Tuple[Optional[Parts], List[str]]:
+    def _variable(self, tensor: tf.Tensor) -> Tuple[Optional[DividedVariable], List[str]]:
         """The divided variable of which a tensor is the plain value, and what its reads wait for."""
         waits: List[str] = []
         while tensor.op.type in READS:
@@ -140,7 +140,7 @@ class Checkpoints:
         return self._variables.get(tensor.op), waits
 
     # -- restoring ----------------------------------------------------------------------------------------------------
-    def restored(self, variable: Parts, value: tf.Tensor) -> Optional[List[str]]:
+    def restored(self, variable: DividedVariable, value: tf.Tensor) -> Optional[List[str]]:
         """Names of the parts of a value from a checkpoint; None: the value is from elsewhere."""
         while value.op.type == "Identity" and not value.op.control_inputs:
             value = value.op.inputs[0]
@@ -191,7 +191,7 @@ def _entries(op: tf.Operation, dtypes: Sequence[Any]) -> Optional[List[Entry]]:
     return [Entry(name, spec, tf.as_dtype(dtype)) for name, spec, dtype in zip(names, specs, dtypes)]
 
 
-def _slice(spec: bytes, variable: Parts, i: int) -> bytes:
+def _slice(spec: bytes, variable: DividedVariable, i: int) -> bytes:
     """TensorFlow's description of a part: full shape, then ``start,length`` or ``-`` of each dimension.
 
     Args:

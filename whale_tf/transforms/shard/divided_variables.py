@@ -23,9 +23,9 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import Replaced, catch_up, read
 from whale_tf.ir.graph import Shape
-from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, READS, Role, State, traits
+from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, READS, Role, VariableUse, traits
 from whale_tf.transforms.shard.branches import reading_parts
-from whale_tf.transforms.shard.checkpoints import Checkpoints, Parts, host_of
+from whale_tf.transforms.shard.checkpoints import Checkpoints, DividedVariable, host_of
 from whale_tf.transforms.shard.values import put_together
 
 
@@ -37,7 +37,7 @@ class DividedVariables:
         divided: names of the ops whose uses of the variables are themselves divided.
     """
 
-    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str],
+    def __init__(self, graph: tf.Graph, variables: Sequence[DividedVariable], replaced: Dict[str, Any], divided: Set[str],
                  root: str) -> None:
         self._graph, self._variables, self._replaced = graph, variables, replaced
         self._divided = set(divided)
@@ -46,7 +46,7 @@ class DividedVariables:
         self._version = -1
         self._known = 0  # number of operations at the last update
         self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part near which it runs
-        self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> the variable
+        self._initials: Dict[str, DividedVariable] = {}  # a divided write, which makes its value in parts -> the variable
         self._loads: Dict[str, List[str]] = {}
         self._writes: Dict[str, List[str]] = {}  # a write or read of the whole -> those of the parts
         self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and the one that its readers read instead
@@ -54,7 +54,7 @@ class DividedVariables:
         self._fetched: Set[str] = set()  # of these, those that were fetched
 
     @property
-    def parts(self) -> Sequence[Parts]:
+    def parts(self) -> Sequence[DividedVariable]:
         """The parts of every divided variable."""
         return self._variables
 
@@ -113,7 +113,7 @@ class DividedVariables:
     def _is_unread(self, op: tf.Operation, staged: _Users, edit: StagedEdit) -> bool:
         """Whether an op is a read or a query whose result no undivided op reads.  Many are: TensorFlow makes one of each for
         every resource variable.  In a function, all count as read, because its results and stateful ops run."""
-        is_query = traits(op.type).state is State.IS_INITIALIZED
+        is_query = traits(op.type).state is VariableUse.IS_INITIALIZED
         if self._graph.building_function or op.name in self._fetched or not (is_query or op.type in READS):
             return False
         edge, is_divided = canonical_edge(op.outputs[0].name), op.name in self._divided
@@ -180,7 +180,7 @@ class DividedVariables:
 
     def catch_up(self, original_run: Callable) -> None:
         """Gives the parts of variables that were initialised before they were divided these values."""
-        def replaced(variable: Parts) -> Replaced:
+        def replaced(variable: DividedVariable) -> Replaced:
             return Replaced(variable.op, f"{self._root}/catch_up/{variable.op.name}", lambda nodes, value, scope: [
                 (name, "", part) for name, part in zip(variable.names, _parts_of(nodes, variable, value, scope))])
 
@@ -222,7 +222,7 @@ class _Uses:
         shapes: of new tensors, as far as they are known.
     """
 
-    def __init__(self, edit: StagedEdit, root: str, variables: Sequence[Parts], writes: Dict[str, List[str]]) -> None:
+    def __init__(self, edit: StagedEdit, root: str, variables: Sequence[DividedVariable], writes: Dict[str, List[str]]) -> None:
         self._edit = edit
         self._nodes = nodes = Nodes(edit)
         self._root = root
@@ -242,12 +242,12 @@ class _Uses:
         self.writes.update(saved)
         return set(saved)
 
-    def use(self, variable: Parts, op: tf.Operation) -> None:
+    def use(self, variable: DividedVariable, op: tf.Operation) -> None:
         """Handles one op that takes the variable's reference or handle."""
         scope = f"{self._root}/{op.name}"
         if traits(op.type).is_write:
             self._write(variable, op, scope)
-        elif traits(op.type).state is State.IS_INITIALIZED:
+        elif traits(op.type).state is VariableUse.IS_INITIALIZED:
             self.writes[op.name] = asked = self._clones(op, scope, [{0: part} for part in variable.names])
             name = asked[0]
             for i, other in enumerate(asked[1:], 1):
@@ -264,10 +264,10 @@ class _Uses:
             for position, tensor in enumerate(op.inputs):
                 if tensor.op is variable.op:
                     self._edit.move_input(op.name, position, whole)
-        elif traits(op.type).state is not State.HANDLE:
+        elif traits(op.type).state is not VariableUse.HANDLE:
             self._refuse(variable, op)
 
-    def _switch(self, variable: Parts, op: tf.Operation, scope: str) -> None:
+    def _switch(self, variable: DividedVariable, op: tf.Operation, scope: str) -> None:
         """Makes a branch of a TensorFlow 1 condition that takes the variable take the parts and read these."""
         switched = self._clones(op, scope, [{0: part} for part in variable.names])
         for index, tensor in enumerate(op.outputs):
@@ -295,12 +295,12 @@ class _Uses:
         self.writes[op.name] = [node.name]
         self.reads += [(tensor, f"{node.name}:{index}") for index, tensor in enumerate(op.outputs)]
 
-    def _refuse(self, variable: Parts, op: tf.Operation) -> None:
+    def _refuse(self, variable: DividedVariable, op: tf.Operation) -> None:
         raise UnsupportedOpError(
             f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides over devices; "
             "read the variable's value instead (tf.identity(v)), or use wh.replicate for its layer")
 
-    def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
+    def _write(self, variable: DividedVariable, op: tf.Operation, scope: str) -> None:
         if op.type not in ASSIGNS:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) writes a part of variable {variable.op.name!r}, which wh.split divides over "
@@ -310,7 +310,7 @@ class _Uses:
             dtype = op.outputs[0].dtype.base_dtype
             self.reads.append((op.outputs[0], put_together(self._nodes, writes, variable.spread, scope + "/whole", dtype, "")))
 
-    def write(self, variable: Parts, op: tf.Operation) -> List[str]:
+    def write(self, variable: DividedVariable, op: tf.Operation) -> List[str]:
         """Stages, for a write of the whole, writes of the parts: each takes its slice of the value."""
         scope = f"{self._root}/{op.name}"
         restored = self.checkpoints.restored(variable, op.inputs[1])
@@ -332,7 +332,7 @@ class _Uses:
         waits = [edge[1:] for edge in edges_of(self._edit.original(op)) if edge[0] == "^"]
         return [name for wait in waits for name in self.writes.get(wait, [wait])]
 
-    def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> List[str]:
+    def read(self, variable: DividedVariable, op: tf.Operation, controls: Sequence[str]) -> List[str]:
         """Makes the readers of a plain read read the whole, put together from the parts.
 
         Returns:
@@ -342,7 +342,7 @@ class _Uses:
         self.reads.append((op.outputs[0], whole))
         return parts
 
-    def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> Tuple[str, List[str]]:
+    def _whole(self, variable: DividedVariable, scope: str, controls: Sequence[str]) -> Tuple[str, List[str]]:
         """The variable's value after ``controls``, and the reads of its parts."""
         parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls) for i, part in enumerate(variable.names)]
         whole = put_together(self._nodes, parts, variable.spread, scope + "/whole", variable.dtype, "")
@@ -355,11 +355,11 @@ class _Uses:
         self.reads += self.checkpoints.reads
 
 
-def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
+def _read(nodes: Nodes, variable: DividedVariable, name: str, scope: str, controls: Sequence[str]) -> str:
     return read(nodes, variable.is_resource, name, scope, variable.dtype, "", controls)
 
 
-def _parts_of(nodes: Nodes, variable: Parts, value: str, scope: str) -> List[str]:
+def _parts_of(nodes: Nodes, variable: DividedVariable, value: str, scope: str) -> List[str]:
     spread = variable.spread
     if spread.is_tiles:
         return [nodes.slice_ranges(value, {one.dim: (one.start, one.size) for one in part.ranges}, len(variable.shape),

@@ -24,13 +24,13 @@ from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.ir.graph import TRAINED, Op
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, CONTROL_FLOW, READS, Role, State, traits
+from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, CONTROL_FLOW, READS, Role, VariableUse, traits
 from whale_tf.ir.verify import verify_pass
 from whale_tf.patterns import spread
 from whale_tf.patterns.spread import Spread
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.plan import Plan
-from whale_tf.planner.homes import Dimension, Held
+from whale_tf.planner.homes import Dimension, TrainedVariable
 from whale_tf.planner.sharding import Assignment, assign_parts
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.transforms.shard import shard
@@ -52,7 +52,7 @@ class Divisible:
         self._sparse = {target.variable for target in captured.phases.targets if target.is_sparse}
         self.reasons: Dict[str, str] = {}
 
-    def __call__(self, held: Held) -> Optional[Dimension]:
+    def __call__(self, held: TrainedVariable) -> Optional[Dimension]:
         """The dimension with the most even parts; None: there is none."""
         variable, count = self._captured.graph.op(held.name).id, _count(self._plan, held.task_graph)
         reason = self._obstacle(variable)
@@ -112,7 +112,7 @@ def _takes_parts(op: Op, is_resource: bool) -> bool:
         return True
     if not is_resource:
         return not traits(op.type).is_write and traits(op.type).role is not Role.SWITCH
-    return op.type in CONDITIONALS or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)
+    return op.type in CONDITIONALS or traits(op.type).state in (VariableUse.IS_INITIALIZED, VariableUse.HANDLE)
 
 
 def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Captured, DividedVariables]:

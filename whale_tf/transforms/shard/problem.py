@@ -12,7 +12,7 @@ from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, TRAINED,
 from whale_tf.ir.traits import ASSIGNS, traits
 from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
-from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
+from whale_tf.planner.sharding.problem import ShardingProblem, SplitTaskGraph
 from whale_tf.planner.sharding.slots import factored_slots
 
 
@@ -23,7 +23,7 @@ def divided_dims(batch: BatchAxis) -> Dict[int, int]:
 
 def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mapping[int, Tuple[int, ...]],
                      by_batch: Collection[int] = (), only: Optional[Collection[int]] = None,
-                     whole: AbstractSet[int] = frozenset()) -> Problem:
+                     whole: AbstractSet[int] = frozenset()) -> ShardingProblem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
     shares: shares of each split TaskGraph's devices.
@@ -50,8 +50,8 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     variables.update(dict.fromkeys(factored, -1))
     if only is not None:
         gradients = {**gradients, **rows}
-    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
-                   bound_ops(captured))
+    return ShardingProblem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
+                           bound_ops(captured))
 
 
 def _check_layouts(captured: Captured, shares: Mapping[int, Tuple[int, ...]], trained: Mapping[int, int],

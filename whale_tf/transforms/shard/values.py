@@ -29,7 +29,7 @@ from whale_tf.patterns.spread import EACH, EVERYWHERE, Range, Spread, Tile, asse
 from whale_tf.transforms.shard.tags import TaggedStage
 
 
-class Value(NamedTuple):
+class ShardedValue(NamedTuple):
     """Names of a tensor's parts, one for each device; for ``once`` a single name."""
 
     spread: Spread
@@ -98,7 +98,7 @@ class Values:
         self._made: Dict[Tuple[int, Spread, int, bool], List[str]] = {}
         self._gathered: Dict[Tuple[int, int, bool], str] = {}
         self.shapes: Dict[str, Shape] = {}  # of slices, by name
-        self.table: Dict[int, Value] = {}
+        self.table: Dict[int, ShardedValue] = {}
 
     def made(self) -> Iterator[Tuple[int, Spread, Sequence[str]]]:
         """(tensor, spread, names) of everything that was made."""
@@ -110,7 +110,7 @@ class Values:
             yield tensor, once, [name]
 
     def put(self, tensor: int, spread: Spread, names: List[str], task_graph: int) -> None:
-        self.table[tensor] = Value(spread, tuple(names), task_graph)
+        self.table[tensor] = ShardedValue(spread, tuple(names), task_graph)
 
     def whole(self, tensor: int, reader: Optional[int] = None) -> str:
         """The whole tensor, on the first device of the TaskGraph that has it, or in each replica of the one that reads it."""
@@ -140,7 +140,7 @@ class Values:
         value = self.table.get(tensor)
         count = self._counts[task_graph]
         if value is None or (value.task_graph != task_graph and value.spread != once):
-            value = Value(once, (self.whole(tensor),), task_graph)
+            value = ShardedValue(once, (self.whole(tensor),), task_graph)
         if value.spread == need or value.spread.kind == EACH:
             return list(value.names)
         if value.spread == once and need.kind == EVERYWHERE and self.moved_again(tensor, task_graph):
@@ -155,7 +155,7 @@ class Values:
         home = self._task_graph[self._graph.tensors[tensor].op]
         return home if tensor not in self.table and home in self._replicated else task_graph
 
-    def _converted(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
+    def _converted(self, tensor: int, value: ShardedValue, need: Spread, task_graph: int, where: int) -> List[str]:
         """Args:
         where: the TaskGraph that the conversion belongs to."""
         is_gathered = any(part.replica for part in value.spread.tiles) and self._graph.producer(tensor).phase is Phase.FORWARD
@@ -183,7 +183,7 @@ class Values:
             self._made[key] = [first] + [self.move_again(op, i, operands[i]) for i in range(1, self._counts[task_graph])]
         return self._made[key]
 
-    def _staged(self, tensor: int, value: Value, need: Spread, count: int, scope: str, joins: _Joins) -> List[str]:
+    def _staged(self, tensor: int, value: ShardedValue, need: Spread, count: int, scope: str, joins: _Joins) -> List[str]:
         nodes, have, dtype = joins.nodes, value.spread, joins.dtype
         if need.is_divided:
             if have == once:
@@ -203,7 +203,7 @@ class Values:
             return [joins.join(whole, f"{scope}/concat{i}", str(i)) for i in range(count)]
         return [joins.join(whole, scope + "/concat", "0")]
 
-    def _pieces(self, tensor: int, value: Value, need: Tile, count: int, scope: str, joins: _Joins) -> List[Piece]:
+    def _pieces(self, tensor: int, value: ShardedValue, need: Tile, count: int, scope: str, joins: _Joins) -> List[Piece]:
         """What a part under another division gets from each part; of terms of a sum, its part of each term."""
         sources = [Tile(j) for j in range(count)] if value.spread.is_partial else value.spread.parts
         pieces = []
