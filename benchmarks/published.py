@@ -34,8 +34,7 @@ from benchmarks.simulator import TABLE_VI
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import CONTEXT_BYTES
 from whale_tf.documents import plain
-from whale_tf.planner.amp.cost import AmpCosts, Degrees
-from whale_tf.planner.amp.cost import AmpStrategy
+from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin

@@ -88,10 +88,19 @@ def _folder(item: pytest.Item) -> str:
     return os.path.relpath(str(item.fspath), os.path.dirname(__file__)).split(os.sep)[0]
 
 
+def _active() -> Any:
+    """What the last wh.init set."""
+    module = sys.modules.get("whale_tf.runtime.active")
+    return None if module is None else module.current()
+
+
 @pytest.fixture(autouse=True)
-def eager_again() -> Iterator[None]:
-    """Scripts that a test runs in this process may have turned eager execution off."""
+def nothing_left() -> Iterator[None]:
+    """Scripts that a test runs in this process may have turned eager execution off, and not have called wh.shutdown."""
+    before = _active()
     yield
+    if _active() not in (None, before):
+        sys.modules["whale_tf"].shutdown()
     if getattr(sys.modules.get("tensorflow"), "__version__", "1").startswith("1"):
         return
     from tensorflow.python.eager import context

@@ -36,6 +36,7 @@ from whale_tf.program import Program
 from whale_tf.runtime import triggers
 from whale_tf.runtime.active import Active, Default, Observer, activate, current, observe, require, show, shown
 from whale_tf.runtime.snapshots.loops import check_data, plain
+from whale_tf.runtime.triggers.sessions import SessionTriggers
 from whale_tf.runtime.verifying.compare import Comparison, check, summary, table
 from whale_tf.simulator import StepGraph
 
@@ -237,7 +238,7 @@ class _Strategy:
         self._block: Optional[ContextManager] = None
 
     def __enter__(self) -> _Strategy:
-        triggers.withdraw_in_graph_mode(require(f"wh.{self.kind}"))
+        require(f"wh.{self.kind}").withdraw_in_graph_mode()
         if tf.executing_eagerly() and function_tracing() is not None:
             layers.load()
             hooks.install_keras()
@@ -348,7 +349,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     """
     state = require("wh.parallelize")
     graph = graph or v1.get_default_graph()
-    triggers.rewrite_now(state, graph, "wh.parallelize()")
+    SessionTriggers(state).rewrite_now(graph, "wh.parallelize()")
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "

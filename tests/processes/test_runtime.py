@@ -293,7 +293,7 @@ def test_part_of_a_step_refuses_a_built_in_share(graph: tf.Graph) -> None:
 @pytest.mark.parametrize("slicing", [True, False])
 def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
     """Under ``io.slicing: false`` a one-shot iterator has no share built in, and processes may run parts of a step with it."""
-    from whale_tf.runtime import triggers
+    from whale_tf.runtime.triggers.sessions import take_part
 
     runtime = SimpleNamespace(run_parts=lambda: None)
     state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing)
@@ -301,6 +301,6 @@ def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, 
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     if slicing:
         with pytest.raises(wh.UnsupportedOpError, match="set io.slicing to false"):
-            triggers.take_part(state, graph, done)
+            take_part(state, graph, done)
     else:
-        assert triggers.take_part(state, graph, done) is runtime
+        assert take_part(state, graph, done) is runtime

@@ -15,7 +15,8 @@ from tests.functions.equality import WAYS, batches, check, clear_keras
 from whale_tf.cli import app
 from whale_tf.cluster import Processes
 from whale_tf.emit.convert import Converter
-from whale_tf.runtime import active, triggers
+from whale_tf.runtime import active
+from whale_tf.runtime.triggers import functions as triggers
 
 if tf.__version__.startswith("1."):
     pytest.skip("TensorFlow 1.15 has no functions that can be divided", allow_module_level=True)

@@ -12,8 +12,8 @@ from tests.numeric.test_matrix import AXES, run
 from whale_tf.capture.record import record
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.shares import BatchShares
-from whale_tf.runtime import triggers
 from whale_tf.runtime.sessions import Fetches
+from whale_tf.runtime.triggers import sessions as triggers
 from whale_tf.runtime.verifying.cut import sample
 
 ROWS: List[Dict[str, Any]] = [

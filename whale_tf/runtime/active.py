@@ -9,21 +9,26 @@ import warnings
 import weakref
 from typing import Any, Callable, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Type
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import distribution, hooks
+from whale_tf.capture.annotations import annotations_of, set_default_strategy
 from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
+from whale_tf.communicators import Keys
 from whale_tf.config import VERIFIED, Config
 from whale_tf.emit.early import Early
 from whale_tf.errors import WhaleError
 from whale_tf.parallelize import Parallelized
+from whale_tf.passes.form import INLINE
 from whale_tf.plan import Plan
+from whale_tf.planner.assemble import TaskGraphSpec, spans
 from whale_tf.planner.auto.settings import wants_search
+from whale_tf.planner.homes import NONE
 from whale_tf.processes.estimators import Estimators
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
 from whale_tf.runtime.feeds import Waiting
-from whale_tf.runtime.sessions import Fetches
+from whale_tf.runtime.sessions import Fetches, with_devices
 from whale_tf.runtime.snapshots.runs import Runs
 from whale_tf.runtime.variable_parts import VariableParts
 
@@ -138,6 +143,45 @@ class Active:
     def sharing(self) -> Optional[Cluster]:
         """The cluster whose speeds determine each process's part of an input pipeline; None means equal parts."""
         return None if self.config.balance.algorithm == "even" else self.cluster
+
+    @property
+    def keys(self) -> Optional[Keys]:
+        """Numbers of this process's collectives, if there are several processes."""
+        return None if self.runtime is None else self.runtime.keys
+
+    def session_config(self, config: Optional[v1.ConfigProto] = None) -> v1.ConfigProto:
+        """The ConfigProto of a Session of this process."""
+        kinds = [device.kind for device in self.own_devices]
+        emit = self.config.emit if self.plan is None else self.plan.emit
+        return with_devices(config, self.num_cpus, "GPU" in kinds, emit != INLINE)
+
+    def may_move(self, graph: tf.Graph) -> bool:
+        """Whether a plan may divide variables, or put them elsewhere."""
+        config = self.config
+        return (self.plan is not None or wants_search(config) or (config.zero, config.offload) != (NONE, NONE)
+                or any(item.strategy == "split" for item in annotations_of(graph).items))
+
+    def may_span(self, graph: tf.Graph, plan: Optional[Plan]) -> bool:
+        """Whether a model replica has devices in several processes, as far as the plan or the annotations tell."""
+        if plan is not None:
+            return plan.spans_processes
+        items = annotations_of(graph).items
+        if not items and wants_search(self.config):
+            return True
+        specs = [TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step) for item in items]
+        return spans(specs, devices_of_processes(self.cluster, self.processes), self.config)
+
+    def give_default(self, graph: tf.Graph) -> None:
+        """Gives a training graph the default strategy that was set in eager execution, unless it has its own."""
+        default = self.default
+        if default is not None and annotations_of(graph).default is None:
+            set_default_strategy(graph, default.kind, default.device_count, default.name)
+
+    def withdraw_in_graph_mode(self) -> None:
+        """Withdraws the server in graph mode.  A script that builds graphs trains in Sessions, which start the server; eager
+        execution would start it just because a function is registered with it."""
+        if self.runtime is not None and not tf.executing_eagerly() and not v1.get_default_graph().building_function:
+            self.runtime.withdraw()
 
     def plan_of(self, graph: tf.Graph) -> Optional[Plan]:
         """The plan for a graph that was passed to wh.init."""

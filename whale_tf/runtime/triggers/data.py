@@ -1,0 +1,60 @@
+"""Input pipelines and Keras' ``fit``: shares of processes, and what a run that goes on needs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+from whale_tf._tf_compat import global_seed, v1
+from whale_tf.cluster import ONE_PROCESS
+from whale_tf.processes.datasets import Adapter, share, whole_rounds
+from whale_tf.runtime.active import Active
+
+
+class DataTriggers:
+    """See :class:`whale_tf.capture.callbacks.Callbacks`."""
+
+    def __init__(self, state: Active) -> None:
+        self._state = state
+
+    def dataset(self, given: Any) -> Any:
+        state = self._state
+        if not state.may_share_input or v1.get_default_graph() in state.estimators.apart:
+            return given
+        state.shares_input = True
+        return share(given, state.processes, state.sharing, state.config.io.slicing == "file")
+
+    def shuffle(self, seed: Optional[int]) -> Optional[int]:
+        state = self._state
+        if seed is None and (state.runtime is not None or state.snapshots is not None) and global_seed() is None:
+            # the same in all processes, whose shares must not overlap (or have none), and in a run that goes on
+            seed = 1 + next(state.shuffles)
+        return seed
+
+    def training_data(self, adapter: Any) -> Any:
+        state = self._state
+        if state.runtime is None:
+            if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
+                return adapter
+            return Adapter(adapter, ONE_PROCESS, lambda given: given, False)  # the same order in a run that goes on
+        processes = state.processes if state.may_share_input else ONE_PROCESS
+        return Adapter(adapter, processes, self.dataset, global_seed() is not None)
+
+    def training_batches(self, given: Any, number: Optional[int]) -> Tuple[Any, int]:
+        processes = self._state.processes
+        if not self._state.may_share_input:
+            return given, 1
+        return self.dataset(whole_rounds(given, number, processes)), processes.count
+
+    def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        snapshots = self._state.snapshots
+        return original(*args, **kwargs) if snapshots is None else snapshots.fit(model, original, *args, **kwargs)
+
+    def epochs(self, given: Any) -> None:
+        snapshots = self._state.snapshots
+        if snapshots is not None and snapshots.fitting is not None:
+            snapshots.fitting.take_data(given)
+
+    def callback_list(self, given: Any) -> None:
+        snapshots = self._state.snapshots
+        if snapshots is not None and snapshots.fitting is not None:
+            snapshots.fitting.take_callbacks(given)
