@@ -42,7 +42,7 @@ def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str], a
         parameters: the trained variables of the region's graph.
     """
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
+    console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False, force_jupyter=False)
     for part in _parts(plan, region, devices, assignment, form, too_large, parameters):
         console.print(part, highlight=False, markup=False)
     return out.getvalue()

@@ -14,10 +14,6 @@ from whale_tf.errors import MissingPackageError
 from whale_tf.simulator.trace import Trace, TraceEvent
 
 try:
-    import matplotlib
-
-    matplotlib.use("Agg")  # pictures go to files, never to a screen
-
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

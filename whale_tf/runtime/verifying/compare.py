@@ -177,7 +177,7 @@ def shown(found: Sequence[Compared]) -> Table:
 def table(found: Sequence[Compared], width: int = 160) -> str:
     """The same as text."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(shown(found), highlight=False, markup=False)
+    Console(file=out, width=width, color_system=None, force_jupyter=False).print(shown(found), highlight=False, markup=False)
     return out.getvalue()
 
 
