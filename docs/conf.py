@@ -28,6 +28,5 @@ myst_heading_anchors = 4  # every heading can be linked to, as on GitHub
 myst_links_external_new_tab = False
 nb_execution_mode = "off"  # `make notebook` executes; a test compares what the cells print with what the file has
 
-napoleon_use_ivar = True
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 90

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import pytest
 
@@ -64,8 +64,8 @@ def cells(name: str) -> List[Dict[str, Any]]:
 
 
 def run_cells(name: str) -> None:
-    """Runs a notebook's cells as Jupyter does, and writes what they print to a file.  A picture is a last expression, as in Jupyter,
-    and prints that it has many parts."""
+    """Runs a notebook's cells as Jupyter does, and writes what they print to a file.  A picture, which Jupyter would show, prints
+    that it has many parts."""
     def picture(path: str) -> None:
         print("PICTURE of many parts" if len(list(ElementTree.parse(path).getroot().iter())) > 100 else "PICTURE")
 
@@ -151,15 +151,15 @@ def _in_order(pieces: List[str], text: str) -> bool:
     return True
 
 
-def messages(path: str) -> Iterator[Tuple[int, str]]:
-    """The texts of a module that may be messages, with their lines; what they are filled with is a ``\\0``."""
+def messages(path: str) -> Iterator[str]:
+    """The texts of a module that may be messages; what they are filled with is a ``\\0``."""
     with open(path, encoding="utf8") as file:
         tree = ast.parse(file.read())
     for node in ast.walk(tree):
         if isinstance(node, (ast.JoinedStr, ast.Constant, ast.BinOp)):
             text = _flat(node)
             if len(text) > 20:
-                yield node.lineno, text
+                yield text
 
 
 def _flat(node: ast.AST) -> str:
@@ -176,8 +176,8 @@ TITLES = re.findall(r"^### `(.*)`$", page("troubleshooting.md"), re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def sources() -> List[str]:
-    found = [path for path in glob.glob(os.path.join(ROOT, "whale_tf", "**", "*.py"), recursive=True)]
-    return [text for path in found for _, text in messages(path)]
+    paths = glob.glob(os.path.join(ROOT, "whale_tf", "**", "*.py"), recursive=True)
+    return [text for path in paths for text in messages(path)]
 
 
 @pytest.mark.once

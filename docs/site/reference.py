@@ -58,15 +58,19 @@ class Public(SphinxDirective):
         lines = [f".. py:module:: {name}" + ("\n   :no-index:" if "errors" in self.options else ""), ""]
         if "errors" not in self.options and name != "whale_tf":
             lines += self._docstring(module, "module", name) + [""]
-        for each in public_names(module):
-            found = module.members[each].final_target if module.members[each].is_alias else module.members[each]
-            if found.is_module:  # whale_tf.parallelize is a function, which hides the module of that name
-                found = package["api"].members[each]
+        names = {each: self._meant(each, module, package) for each in public_names(module)}
+        for each, found in sorted(names.items(), key=lambda item: (not item[1].is_function, item[1].is_attribute)):
             is_error = found.is_class and found.path.startswith("whale_tf.errors.")
             if is_error if "without-errors" in self.options else not is_error if "errors" in self.options else False:
                 continue
             lines += self._described(each, found, name, module) + [""]
         return self.parse_text_to_nodes("\n".join(lines), offset=self.content_offset)
+
+    @staticmethod
+    def _meant(name: str, module: griffe.Object, package: griffe.Object) -> Any:
+        found = module.members[name].final_target if module.members[name].is_alias else module.members[name]
+        # whale_tf.parallelize is a function, which hides the module of that name
+        return package["api"].members[name] if found.is_module else found
 
     def _described(self, name: str, found: Any, module: str, parent: Any) -> List[str]:
         full = f"{module}.{name}"
@@ -95,7 +99,8 @@ class Public(SphinxDirective):
         if not member.is_function:
             return []  # fields are in the docstring of their class
         kind = next((label for label in ("classmethod", "staticmethod") if label in member.labels), "")
-        return self._directive("method", name + _signature(member, skip_first=kind != "staticmethod"), text, f":{kind}:" if kind else "")
+        head = name + _signature(member, skip_first=kind != "staticmethod")
+        return self._directive("method", head, text, f":{kind}:" if kind else "")
 
     @staticmethod
     def _directive(kind: str, head: str, body: List[str], option: str = "") -> List[str]:
