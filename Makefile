@@ -23,7 +23,6 @@ PYTHON37 ?= $(call find,python3.7)
 DEMO := -e ".[all,examples,tf]"
 TEST2 := -e ".[test,dev]" "tensorflow==2.21.*"
 TEST1 := -e ".[test]" "tensorflow==1.15.5"
-DOCS := -e ".[docs]"
 NOTEBOOK := -e ".[notebook]"
 
 # Worker processes of pytest, and threads of each (TensorFlow would take every core in every worker). Many tests start Python
@@ -73,14 +72,10 @@ $(TF2)/.test: $(PACKAGING) | $(TF2)/bin/python
 	$(call install,.venv/tf1,$(TEST1))
 	@touch $@
 
-.venv/docs/.docs: $(PACKAGING)
+.venv/docs/.docs: docs/requirements.txt
 	@$(PYTHON2) -m venv .venv/docs
-	$(call install,.venv/docs,$(DOCS))
+	$(call install,.venv/docs,--requirement $<)
 	@touch $@
-
-ifeq ($(CI),true)  # make --jobs: installations write whale_tf.egg-info, one after the other
-.venv/docs/.docs: | $(TF2)/.test $(if $(PYTHON37),.venv/tf1/.test)
-endif
 
 $(TF2)/.notebook: $(PACKAGING) | $(TF2)/.test
 	$(call install,$(TF2),$(NOTEBOOK))

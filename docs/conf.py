@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
 
 project = html_title = "whale_tf"
-extensions = ["myst_nb", "reference", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "notebook", "reference", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/**"]
 exclude_patterns = [".*", "out", "tests", "models", "examples", "whale_tf", "graph_editor", "bridges", "patterns"]  # not searched
@@ -26,7 +26,6 @@ copybutton_prompt_text = "$ "
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # every heading can be linked to, as on GitHub
 myst_links_external_new_tab = False
-nb_execution_mode = "off"  # `make notebook` executes; a test compares what the cells print with what the file has
 
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 90
