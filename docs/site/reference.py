@@ -55,7 +55,7 @@ class Public(SphinxDirective):
             for file in files:
                 if file.endswith(".py"):
                     self.env.note_dependency(os.path.join(folder, file))
-        lines = [f".. py:module:: {name}" + ("\n   :no-index:" if "errors" in self.options else ""), ""]
+        lines = [f".. py:{'currentmodule' if 'errors' in self.options else 'module'}:: {name}", ""]
         if "errors" not in self.options and name != "whale_tf":
             lines += self._docstring(module, "module", name) + [""]
         names = {each: self._meant(each, module, package) for each in public_names(module)}
@@ -75,12 +75,12 @@ class Public(SphinxDirective):
     def _described(self, name: str, found: Any, module: str, parent: Any) -> List[str]:
         full = f"{module}.{name}"
         if found.is_function:
-            return self._directive("function", full + _signature(found), self._docstring(found, "function", full))
+            return self._directive("function", name + _signature(found), self._docstring(found, "function", full))
         if found.is_attribute:
             value = str(found.value)
             text = [f"Another name of :func:`~{module}.{value}`."] if value in parent.members else [
                 "", "::", "", "   " + value, ""]
-            return self._directive("data", full, self._docstring(found, "data", full) or text)
+            return self._directive("data", name, self._docstring(found, "data", full) or text)
         bases = [str(base) for base in found.bases]
         is_error = found.path.startswith("whale_tf.errors.")
         body = [f"Base{'s' if len(bases) > 1 else ''}: {', '.join(f'``{base}``' for base in bases)}", ""] if bases else []
@@ -89,8 +89,7 @@ class Public(SphinxDirective):
             for inner, member in found.members.items():
                 if not inner.startswith("_") and not member.is_alias:
                     body += self._member(inner, member, full) + [""]
-        parameters = _signature(found.members["__init__"]) if "__init__" in found.members and not is_error else ""
-        return self._directive("exception" if is_error else "class", full + parameters, body)
+        return self._directive("exception" if is_error else "class", name + ("" if is_error else _made(found)), body)
 
     def _member(self, name: str, member: Any, owner: str) -> List[str]:
         text = self._docstring(member, "method", f"{owner}.{name}")
@@ -111,6 +110,17 @@ class Public(SphinxDirective):
         if found.docstring is None:
             return []
         return GoogleDocstring(found.docstring.value, self.config, self.env.app, what, name).lines()
+
+
+def _made(found: Any) -> str:
+    """The arguments that make an object of a class."""
+    if "__init__" in found.members:
+        return _signature(found.members["__init__"])
+    if not any(str(base) == "NamedTuple" for base in found.bases):
+        return ""
+    fields = [member for member in found.members.values() if member.is_attribute and "property" not in member.labels]
+    return "({})".format(", ".join(
+        f"{field.name}: {field.annotation}" + (f" = {field.value}" if field.value is not None else "") for field in fields))
 
 
 def _signature(function: Any, skip_first: bool = False) -> str:
