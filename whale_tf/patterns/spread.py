@@ -87,9 +87,9 @@ class Spread(NamedTuple):
     """Where the parts of a tensor are.
 
     Attributes:
-        kind: ``once``: one whole copy, on the first device; ``everywhere``: every device has it whole; ``shard``: device ``i`` has
-            ``sizes[i]`` of dimension ``dim``; ``tiles``: parts along one or more dimensions; ``partial``: the devices' values are
-            terms of a sum; ``each``: every device has a value of its own.
+        kind: ``once``: one whole copy, on the first device; ``everywhere``: every device has it whole; ``shard``: device ``i``
+            has ``sizes[i]`` of dimension ``dim``; ``tiles``: parts along one or more dimensions; ``partial``: the devices' values
+            are terms of a sum; ``each``: every device has a value of its own.
         dim: of ``shard``, the divided dimension.
         sizes: of ``shard``, the elements of each device, in order.
         tiles: of ``tiles``, the parts with their devices.
