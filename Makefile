@@ -23,6 +23,7 @@ PYTHON37 ?= $(call find,python3.7)
 DEMO := -e ".[all,examples,tf]"
 TEST2 := -e ".[test,dev]" "tensorflow==2.21.*"
 TEST1 := -e ".[test]" "tensorflow==1.15.5"
+NOTEBOOK := -e ".[notebook]"
 
 # Worker processes of pytest, and threads of each (TensorFlow would take every core in every worker). Many tests start Python
 # anew: compiled modules are kept, also where the environment says otherwise.
@@ -39,7 +40,7 @@ PACKAGING := setup.py pyproject.toml
 install = @echo "setting up $(1) (the first time this takes minutes)"; \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log; exit 1; }
 
-.PHONY: help demo environments test test-all test-versions test-multiprocess fuzz mutation benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
+.PHONY: help demo environments test test-all test-versions test-multiprocess fuzz mutation benchmarks lint docs notebook test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -50,6 +51,8 @@ help:
 	@echo "make mutation   changes code that decides numbers, and lists the changes that no test notices (MODULES=whale_tf.bridges: only in this one)"
 	@echo "make benchmarks every benchmark of benchmarks/, one after the other"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the site of docs/ in out/site; a warning or a broken link is an error"
+	@echo "make notebook   executes docs/tutorial.ipynb in Jupyter and keeps its output"
 
 # -- environments ------------------------------------------------------------------------------------------------------
 
@@ -69,6 +72,15 @@ $(TF2)/.test: $(PACKAGING) | $(TF2)/bin/python
 	$(call install,.venv/tf1,$(TEST1))
 	@touch $@
 
+.venv/docs/.docs: docs/requirements.txt
+	@$(PYTHON2) -m venv .venv/docs
+	$(call install,.venv/docs,--requirement $<)
+	@touch $@
+
+$(TF2)/.notebook: $(PACKAGING) | $(TF2)/.test
+	$(call install,$(TF2),$(NOTEBOOK))
+	@touch $@
+
 # -- what to run -------------------------------------------------------------------------------------------------------
 
 demo: $(TF2)/.demo
@@ -80,6 +92,15 @@ mutation: $(TF2)/.test
 lint: $(TF2)/.test
 	$(TF2)/bin/ruff check .
 	$(TF2)/bin/mypy
+
+# Everything is read anew: a link may break on a page that has not changed.
+docs: .venv/docs/.docs
+	@rm -rf out/site
+	@.venv/docs/bin/python -m sphinx -q -E -W --keep-going -b html -c docs -d .venv/docs/doctrees . out/site
+	@echo "the site: out/site/index.html"
+
+notebook: $(TF2)/.notebook
+	@$(LIMITS) $(TF2)/bin/python -m docs.site.execute docs/tutorial.ipynb
 
 test: lint test-tf2 test-tf1
 

@@ -52,6 +52,7 @@ EXTRAS_REQUIRE = {
     "test": ALL + ["pytest>=7.4", "pytest-timeout>=2.1", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0",
                    "scipy>=1.7"],
     "dev": ["ruff>=0.6", "mypy>=1.4"],
+    "notebook": ["nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29", "jupyter-core>=5.3"],
 }
 
 setup(

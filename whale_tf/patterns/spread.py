@@ -84,7 +84,16 @@ def assembled(pieces: Sequence[Tuple[Tuple[Range, ...], T]], concat: Callable[[L
 
 
 class Spread(NamedTuple):
-    """See the module's docstring.  Only ``shard`` has ``dim`` and ``sizes``, and only ``tiles`` has ``tiles``."""
+    """Where the parts of a tensor are.
+
+    Attributes:
+        kind: ``once``: one whole copy, on the first device; ``everywhere``: every device has it whole; ``shard``: device ``i``
+            has ``sizes[i]`` of dimension ``dim``; ``tiles``: parts along one or more dimensions; ``partial``: the devices' values
+            are terms of a sum; ``each``: every device has a value of its own.
+        dim: of ``shard``, the divided dimension.
+        sizes: of ``shard``, the elements of each device, in order.
+        tiles: of ``tiles``, the parts with their devices.
+    """
 
     kind: str
     dim: int = -1
