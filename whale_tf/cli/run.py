@@ -52,7 +52,7 @@ def run(
     rdzv_timeout: float = typer.Option(300.0, min=0.1, help="seconds to wait for the other hosts"),
     ssh: str = typer.Option(SSH, help="the command that is given a host and a command to run there"),
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process; GPUs: see --cluster"),
-    cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form such as 4xgpu:8; default: CPU devices"),
+    cluster: Optional[str] = typer.Option(None, help="all devices: a file, or a form such as 4xgpu:8; default: CPU devices"),
     config: Optional[str] = typer.Option(None, help="configuration for wh.init() calls that give none: JSON text or a file"),
     replicate: bool = typer.Option(False, "--replicate", help="for a script without whale_tf lines: train it data parallel"),
     auto: bool = typer.Option(False, "--auto", help="for a script without whale_tf lines: search for the fastest plan"),

@@ -14,6 +14,7 @@ from whale_tf.errors import MissingPackageError
 from whale_tf.simulator.trace import Trace, TraceEvent
 
 try:
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
