@@ -256,7 +256,7 @@ class Compared(NamedTuple):
     """What is compared under ``auto_parallel: rhino``.
 
     Attributes:
-        plans: all as played: ``chosen``, ``undivided``, ``data-parallel``, and the best ``division``, if there is one.
+        plans: all, in simulation: ``chosen``, ``undivided``, ``data-parallel``, and the best ``division``, if there is one.
         objective_s: what the search for that division minimised.
     """
 
@@ -300,7 +300,7 @@ def played(console: Console) -> None:
         objective = "-" if division is None else f"{1e3 * objective_s:.2f}"
         rows.append([f"{case.name}, {case.batch} on {case.cluster}", objective, ms(division), ms(found.get("undivided")),
                      ms(found.get("data-parallel")), ms(chosen), f"{chosen.search}: {chosen.description}"])
-    console.print(table("Rhino's objective and times as played, ms a step", [
+    console.print(table("Rhino's objective and simulated times, ms a step", [
         "model, batch and cluster", "objective", "played", "undivided", "data parallel", "chosen", "which is"], rows))
 
 
@@ -364,7 +364,7 @@ def small(console: Console) -> None:
         what = f"{' x '.join(map(str, case.widths))}, {case.batch} on {types}"
         rows.append([what, str(len(every)), f"{1e3 * taken.latency_s:.3f}", f"{taken.search}: {taken.description}"[:60],
                      f"{1e3 * least.latency_s:.3f}", f"{taken.latency_s / least.latency_s:.3f}"])
-    console.print(table("Rhino on small clusters, ms a step as played", [
+    console.print(table("Rhino on small clusters, simulated ms a step", [
         "widths, batch and devices", "played", "taken", "which is", "fastest", "ratio"], rows))
 
 

@@ -235,7 +235,7 @@ def compare(script: Script, way: Way, at_home: bool = True, in_parts: bool = Fal
 
     Args:
         at_home: a step was the last that it did.
-        in_parts: the kernels lie in parts.
+        in_parts: the kernels are divided.
     """
     outcomes = []
     for config in (None, way.config):

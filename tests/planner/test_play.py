@@ -1,4 +1,4 @@
-"""Programs as played: schedules worked out by hand, and bounds that every one keeps."""
+"""Programs in simulation: schedules worked out by hand, and bounds that every one keeps."""
 from __future__ import annotations
 
 from dataclasses import replace

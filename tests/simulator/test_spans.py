@@ -1,4 +1,4 @@
-"""Functions of called bodies as played: when they begin, and what they hold."""
+"""Functions of called bodies in simulation: when they begin, and what they hold."""
 
 from __future__ import annotations
 

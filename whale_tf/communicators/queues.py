@@ -17,7 +17,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.cluster import Processes
 from whale_tf.graph_editor.nodes import Nodes
 
-AHEAD = 1  # elements of a queue
+CAPACITY = 1  # elements of a queue
 
 
 class Queues:
@@ -59,7 +59,7 @@ class Queues:
         device = self._processes.prefix(receiver) + "/device:CPU:0"
         if name not in self._handles:
             self._handles[name] = nodes.add(
-                "FIFOQueueV2", name + "/queue", [], device, component_types=[dtype], shapes=[], capacity=AHEAD, container="",
+                "FIFOQueueV2", name + "/queue", [], device, component_types=[dtype], shapes=[], capacity=CAPACITY, container="",
                 shared_name=name)
         return self._handles[name], name, device
 
