@@ -104,7 +104,8 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
        for change in ("Lt -> LtE", "Mult -> FloorDiv", "0 -> 1")},
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
-    ("whale_tf.passes.homes", "variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device  # Gt -> GtE"):
+    ("whale_tf.passes.homes",
+     "variables = {variable: plan.here(home.device) if step.processes > 1 else home.device  # Gt -> GtE"):
         "a process that is alone has all devices",
     ("whale_tf.passes.homes", "count = -1  # 1 -> 2"): "less than any number",
     ("whale_tf.passes.homes", "found, before = [], -1  # type: List[Tuple[int, int]], int  # 1 -> 2"): NO_OP,

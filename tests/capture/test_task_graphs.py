@@ -53,7 +53,7 @@ def test_two_stages(graph: Any, resource: bool) -> None:
     initial = [op for op in ops.ops if op.type == "Fill" and op.phase is Phase.BACKWARD]  # the loss's own gradient
     assert [(op.forward, task_graphs.of[op.id]) for op in initial] == [(-1, 1)]
     assert of["x"] == of["train"] == of["first/w/Assign"] == -1
-    homes = {ops.ops[variable].name: home for variable, home in task_graphs.homes.items()}
+    homes = {ops.ops[variable].name: home for variable, home in task_graphs.of_variables.items()}
     assert homes == {"first/w": 0, "first/b": 0, "second/w": 1, "second/b": 1}
     assert of["first/w"] == 0
     for op in ops.ops:
@@ -119,7 +119,7 @@ def test_shared_variable_lives_with_its_first_reader(graph: Any) -> None:
                 logits = tf.matmul(h, table, transpose_b=True)
             minimize(tf.reduce_mean(logits))
         ops, task_graphs = assigned(graph)
-        home = {ops.ops[variable].name: index for variable, index in task_graphs.homes.items()}
+        home = {ops.ops[variable].name: index for variable, index in task_graphs.of_variables.items()}
         assert home[table.op.name] == 0
         assert unread.op.name not in home
         assert find_detour(ops, task_graphs) is None
@@ -137,7 +137,7 @@ def test_variable_created_in_a_later_stage_than_its_first_reader(graph: Any) -> 
         again = tf.matmul(x, w)
     minimize(tf.reduce_mean(k) + tf.reduce_mean(again))
     ops, task_graphs = assigned(graph)
-    assert task_graphs.homes == {ops.op("w").id: 0}
+    assert task_graphs.of_variables == {ops.op("w").id: 0}
     assert find_detour(ops, task_graphs) is None  # reading a variable is no way from one TaskGraph to another
 
 
@@ -209,7 +209,7 @@ def test_without_annotations_nothing_is_assigned(graph: Any) -> None:
     minimize(tf.reduce_mean(dense(placeholder(), 1, "a")))
     ops, task_graphs = assigned(graph)
     assert set(task_graphs.of) == {-1}
-    assert task_graphs.homes == {}
+    assert task_graphs.of_variables == {}
 
 
 def test_path_out_and_back_in_is_shown(graph: Any) -> None:

@@ -16,7 +16,7 @@ def _bucket(*buckets: Tuple[str, ...]) -> Tuple[GradientPlan, ...]:
 
 def folded(schedule: str, devices: int, micro_batches: int) -> Plan:
     """Two TaskGraphs a device."""
-    homes = SCHEDULES[schedule].homes
+    homes = SCHEDULES[schedule].folding
     assert homes is not None
     rows = {number: {"devices": ((home,),)} for number, home in enumerate(homes(2 * devices, 2))}
     return plan([1] * 2 * devices, micro_batches, tasks=rows, schedule=schedule)

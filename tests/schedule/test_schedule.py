@@ -72,8 +72,8 @@ def needed(step: Step, count: int) -> List[Step]:
 def laid_out(name: str, stages: int, micro_batches: int, each: int = 1) -> Tuple[Sequence[Sequence[Step]], int]:
     """The orders of a pipeline as a plan has them, and how many TaskGraphs there are."""
     row, count = SCHEDULES[name], stages * each
-    warmups = warmup_depths(row.policy or "PA", count, None, micro_batches) if row.homes is None else (1,) * count
-    return orders(name, micro_batches, warmups, row.homes(count, each) if row.homes else None), count
+    warmups = warmup_depths(row.policy or "PA", count, None, micro_batches) if row.folding is None else (1,) * count
+    return orders(name, micro_batches, warmups, row.folding(count, each) if row.folding else None), count
 
 
 def most_alive(steps: Sequence[Step], last: str = BACKWARD) -> int:
@@ -89,7 +89,7 @@ def most_alive(steps: Sequence[Step], last: str = BACKWARD) -> int:
 @given(st.integers(1, 6), COUNTS, st.integers(2, 4))
 def test_every_step_once_and_no_stage_waits_for_ever(name: str, stages: int, micro_batches: int, each: int) -> None:
     row = SCHEDULES[name]
-    each = 1 if row.homes is None else 2 if name == "zero_bubble_v" else each
+    each = 1 if row.folding is None else 2 if name == "zero_bubble_v" else each
     found, count = laid_out(name, stages, micro_batches, each)
     kinds = (FORWARD, BACKWARD, WEIGHT) if row.splits else (FORWARD, BACKWARD)
     assert len(found) == stages

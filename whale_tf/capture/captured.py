@@ -29,8 +29,8 @@ class Captured(NamedTuple):
     scope: numbers of the FORWARD and BACKWARD ops.
     task_graph: TaskGraph of every op, -1 outside the region.
     specs: the TaskGraphs.
-    variable_homes: variable op -> its TaskGraph, for variables that the region reads.
-    gradient_home: gradient tensor -> TaskGraph of the variable that it updates.
+    variable_task_graph: variable op -> its TaskGraph, for variables that the region reads.
+    gradient_task_graph: gradient tensor -> TaskGraph of the variable that it updates.
     gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
     sources: batch inputs and their batch dimension.
     has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
@@ -45,8 +45,8 @@ class Captured(NamedTuple):
     scope: FrozenSet[int]
     task_graph: List[int]
     specs: Tuple[TaskGraphSpec, ...]
-    variable_homes: Dict[int, int]
-    gradient_home: Dict[int, int]
+    variable_task_graph: Dict[int, int]
+    gradient_task_graph: Dict[int, int]
     gradients: Tuple[Tuple[int, int], ...]
     sources: Dict[int, int]
     gradient_calls: Tuple[GradientCall, ...]
@@ -122,7 +122,7 @@ class Captured(NamedTuple):
             processes: that compute one each, side by side.
             shares_batch: these divide one mini-batch.
         """
-        update, across = find_update(region, self.variable_homes, self.gradient_home), None
+        update, across = find_update(region, self.variable_task_graph, self.gradient_task_graph), None
         if processes > 1:
             results = self.recording.results if self.recording is not None else None
             if results is None and shares_batch:
@@ -175,7 +175,7 @@ def captured_after(before: Captured, recording: Recording) -> Captured:
     if not _has_update(recording) and not recording.annotations.evaluates:
         added = {op.name for op in before.graph.ops if op.phase is Phase.OTHER}
         _mark_phases(ops, added)
-    task_graphs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables)
+    task_graphs = _readers_beside(_as_before(ops, before, phases.variables), phases.variables)
     sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
     scope = _bring_in(ops, sources)
     found = before._replace(graph=ops, phases=phases, scope=scope, gradients=_gradients(phases), sources=sources,
@@ -254,25 +254,26 @@ def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequenc
     variables = captured.phases.variables
     found = assign_planned(captured.graph, members, variables)
     check_convex(captured.graph, found, [spec.name for spec in specs], variables)
-    return _with_task_graphs(captured, _readers_at_home(found, variables), tuple(specs))
+    return _with_task_graphs(captured, _readers_beside(found, variables), tuple(specs))
 
 
 def _with_task_graphs(captured: Captured, task_graphs: TaskGraphs, specs: Tuple[TaskGraphSpec, ...]) -> Captured:
-    homes = {variable: home for variable, home in task_graphs.homes.items() if variable in captured.scope}
-    gradient_home: Dict[int, int] = {}
+    of_variables = {variable: number for variable, number in task_graphs.of_variables.items() if variable in captured.scope}
+    gradient_task_graph: Dict[int, int] = {}
     for target in captured.phases.targets:
         for tensor in target.tensors:
-            gradient_home.setdefault(tensor, homes.get(target.variable, 0))
-    return captured._replace(task_graph=task_graphs.of, specs=specs, variable_homes=homes, gradient_home=gradient_home)
+            gradient_task_graph.setdefault(tensor, of_variables.get(target.variable, 0))
+    return captured._replace(task_graph=task_graphs.of, specs=specs, variable_task_graph=of_variables,
+                             gradient_task_graph=gradient_task_graph)
 
 
-def _readers_at_home(found: TaskGraphs, variables: Variables) -> TaskGraphs:
+def _readers_beside(found: TaskGraphs, variables: Variables) -> TaskGraphs:
     """Puts ops that take a handle into the variable's TaskGraph."""
     of = list(found.of)
     for reader, read in variables.read_by.items():
-        if of[reader] >= 0 and read[0] in found.homes:
-            of[reader] = found.homes[read[0]]
-    return TaskGraphs(of, found.homes)
+        if of[reader] >= 0 and read[0] in found.of_variables:
+            of[reader] = found.of_variables[read[0]]
+    return TaskGraphs(of, found.of_variables)
 
 
 def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipeline: bool,
@@ -292,13 +293,13 @@ def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipe
         specs = (TaskGraphSpec("model", "replicate", None),)
     if is_pipeline:
         check_convex(ops, found, [spec.name for spec in specs], phases.variables)
-    return _readers_at_home(found, phases.variables), specs
+    return _readers_beside(found, phases.variables), specs
 
 
 def _as_before(ops: OpGraph, before: Captured, variables: Variables) -> TaskGraphs:
     """Ops keep their TaskGraph; ops that wh.split made are tagged with theirs."""
-    home = {op.name: before.task_graph[op.id] for op in before.graph.ops}
-    return complete(ops, [home.get(op.name, -1) for op in ops.ops], variables)
+    of = {op.name: before.task_graph[op.id] for op in before.graph.ops}
+    return complete(ops, [of.get(op.name, -1) for op in ops.ops], variables)
 
 
 def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:

@@ -82,6 +82,6 @@ def _variables(captured: Captured, graph: OpGraph) -> Tuple[StepVariable, ...]:
     """Variables of the region, each with its slots."""
     variables, state = captured.phases.variables, captured.state_bytes()
     return tuple(
-        StepVariable(graph.ops[number].name, captured.variable_homes[number], graph.ops[number].shard,
+        StepVariable(graph.ops[number].name, captured.variable_task_graph[number], graph.ops[number].shard,
                      float(variables[number].bytes + state.get(number, 0)), float(state.get(number, 0)))
-        for number in captured.variable_homes if number in variables)  # fmt: skip
+        for number in captured.variable_task_graph if number in variables)  # fmt: skip

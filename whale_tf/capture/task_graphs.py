@@ -6,7 +6,7 @@
   (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
   those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say to which
   call of a function a call in the backward pass belongs: it is the latest one whose results it reads.
-* A variable's home is the first TaskGraph that reads it in the forward pass.
+* A variable's TaskGraph is the first TaskGraph that reads it in the forward pass.
 * An annotation that holds only variables, and ops that move their elements, is no TaskGraph of its own if other annotations use
   these variables: its ops join the first one that does.
 """
@@ -24,11 +24,11 @@ from whale_tf.ir.walk import reached
 
 class TaskGraphs(NamedTuple):
     """``of[op]``: the TaskGraph of each FORWARD or BACKWARD op, -1 for all others (and for all ops of a graph without
-    annotations).  ``homes``: variable op -> its home TaskGraph, for the variables that the forward pass reads.  ``blocks``: the
+    annotations).  ``of_variables``: variable op -> its TaskGraph, for the variables that the forward pass reads.  ``blocks``: the
     annotation of each TaskGraph, if annotations determine them."""
 
     of: List[int]
-    homes: Dict[int, int]
+    of_variables: Dict[int, int]
     blocks: Tuple[Annotation, ...] = ()
 
 
@@ -75,12 +75,12 @@ def complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
         elif SHARD_ATTR in op.attrs:
             of[op.id] = op.task_graph
     _assign_forward(graph, of)
-    homes = _homes(graph, variables, of)
-    for variable, home in homes.items():
+    of_variables = _by_variable(graph, variables, of)
+    for variable, task_graph in of_variables.items():
         if graph.ops[variable].phase is Phase.FORWARD:
-            of[variable] = home
+            of[variable] = task_graph
     _assign_backward(graph, of)
-    return TaskGraphs(of, homes)
+    return TaskGraphs(of, of_variables)
 
 
 def find_detour(graph: OpGraph, task_graphs: TaskGraphs, variables: Optional[Variables] = None) -> Optional[Detour]:
@@ -267,10 +267,10 @@ def _users(graph: OpGraph, phase: Phase) -> List[List[int]]:
     return users
 
 
-def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int]:
+def _by_variable(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int]:
     """The first TaskGraph that uses each variable's value; the ``read`` op of a reference variable does not count, because it was
     created with the variable."""
-    homes = {}
+    found = {}
     for variable in variables:
         readers = [op for op in variable.reads if graph.ops[op].phase is Phase.FORWARD]
         users = []
@@ -280,8 +280,8 @@ def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int
                          if graph.ops[user].phase is Phase.FORWARD] if op.type in READS else []
             users.extend(consumers or [reader])
         if users:
-            homes[variable.op] = min(of[user] for user in users)
-    return homes
+            found[variable.op] = min(of[user] for user in users)
+    return found
 
 
 # -- convexity ------------------------------------------------------------------------------------------------------
@@ -329,16 +329,16 @@ def _cycle(edges: _Crossings) -> Optional[List[int]]:
 
 def _path(graph: OpGraph, task_graphs: TaskGraphs, cycle: List[int], edges: _Crossings) -> Tuple[int, ...]:
     """Ops of a path out of ``cycle[0]`` and back, else the edges of the cycle in order."""
-    of, home = task_graphs.of, cycle[0]
+    of, first = task_graphs.of, cycle[0]
     came_from: Dict[int, int] = {}
     for op in graph.ops:  # in topological order: ops outside, reached from inside
         if op.phase is not Phase.FORWARD or of[op.id] < 0:
             continue
         for source in graph.predecessors(op):
-            if of[op.id] != home and (source in came_from or of[source] == home):
+            if of[op.id] != first and (source in came_from or of[source] == first):
                 came_from[op.id] = source
                 break
-            if of[op.id] == home and source in came_from:
+            if of[op.id] == first and source in came_from:
                 return _trace(came_from, source) + (op.id,)
     return tuple(_pairs(edges, cycle))
 

@@ -60,10 +60,11 @@ def _region(captured: Captured, options: Options) -> Region:
 def trained_variables(captured: Captured) -> List[TrainedVariable]:
     """The trained variables of TaskGraphs, each once, and all that are told where to live, also those of optimizers."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    trained = [TrainedVariable(graph.ops[number].name, home, graph.ops[number].shard, variables[number].bytes,
+    trained = [TrainedVariable(graph.ops[number].name, task_graph, graph.ops[number].shard, variables[number].bytes,
                                state.get(number, 0), part_of(graph.ops[number].name))
                for number in dict.fromkeys(variable for _, variable in captured.gradients)
-               for home in [captured.variable_homes.get(number)] if home is not None and graph.ops[number].replica is None]
+               for task_graph in [captured.variable_task_graph.get(number)]
+               if task_graph is not None and graph.ops[number].replica is None]
     return trained + [TrainedVariable(op.name, op.task_graph, op.shard, variables[op.id].bytes, 0, part_of(op.name), op.replica)
                       for op in graph.ops if op.replica is not None and op.id in variables]
 
@@ -73,8 +74,9 @@ def parameters(captured: Captured) -> List[Parameter]:
     gradients: Dict[int, Tuple[int, ...]] = {}
     for tensor, variable in captured.gradients:
         gradients[variable] = (*gradients.get(variable, ()), tensor)
-    return [Parameter(number, home, captured.phases.variables[number].bytes, part_of(captured.graph.ops[number].name), found)
-            for number, found in gradients.items() for home in [captured.variable_homes.get(number)] if home is not None]
+    sizes, ops, of = captured.phases.variables, captured.graph.ops, captured.variable_task_graph
+    return [Parameter(number, of[number], sizes[number].bytes, part_of(ops[number].name), found)
+            for number, found in gradients.items() if number in of]
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:
@@ -90,7 +92,7 @@ def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
     }
     variables, state = captured.phases.variables, captured.state_bytes()
     sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
-    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, sizes)
+    return stage_statistics(region, captured.gradients, captured.variable_task_graph, len(captured.specs), calls, sizes)
 
 
 def _inputs(captured: Captured) -> Dict[str, int]:

@@ -59,7 +59,7 @@ def divide(local: Captured, request: Request) -> Division:
 
 def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:
     """Warns if variables of ``split`` TaskGraphs cannot be divided."""
-    whole = {variable: op for variable, op in in_bodies(local).items() if local.variable_homes.get(variable) in counts}
+    whole = {variable: op for variable, op in in_bodies(local).items() if local.variable_task_graph.get(variable) in counts}
     if whole:
         variable, op = next(iter(whole.items()))
         warnings.warn(
@@ -82,7 +82,7 @@ def _shares(local: Captured, number: int, rows: Rows, examples: Dict[int, int], 
     ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
     state = local.state_bytes()
     size = sum(2 * tensor_bytes(graph, gradient) + state.get(variable, 0) for gradient, variable in local.gradients
-               if local.variable_homes.get(variable) == number)
+               if local.variable_task_graph.get(variable) == number)
     name, algorithm = local.specs[number].name, config.balance.algorithm
     return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size)
 

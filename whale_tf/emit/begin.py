@@ -66,7 +66,7 @@ def _pinned(captured: Captured, region: Region, plan: Plan, homes: Homes, device
     graph, host = captured.graph, processes.host_device
     found = {op.name: host for op in graph.ops if traits(op.type).role is Role.TABLE and region.contains(op)}
     for tensor, variable in captured.phases.variables.alias_of.items():
-        task_graph = captured.variable_homes.get(variable)
+        task_graph = captured.variable_task_graph.get(variable)
         if task_graph is not None and plan.task_graphs[task_graph].variables == "shared":
             home = homes.ops.get(variable)
             device = devices[device_at(plan, task_graph, ORIGINAL, graph.ops[variable].shard) if home is None else home]
@@ -97,7 +97,7 @@ def _check_writes(captured: Captured, region: Region, plan: Plan) -> None:
 def _check_rereads(context: Context) -> None:
     for index in context.region.rereads:
         op = context.graph.ops[index]
-        copies = context.copies(context.home(op))
+        copies = context.copies(context.task_graph_of(op))
         if len(copies) > 1 or context.processes.graphs > 1:
             raise PlanError(
                 f"op {op.name!r} reads a variable after its update in the same step, and there are "

@@ -118,7 +118,7 @@ class Bodies:
         """A copy of a function, with the conversions, constants, shapes and seeds of a clone."""
         self._check(axis, outermost)
         copy = FunctionCopy(self._context.tf_graph, name)
-        context = BodyContext(self._context, axis, self._context.home(outermost))
+        context = BodyContext(self._context, axis, self._context.task_graph_of(outermost))
         converter = _BodyConverter(context, Nodes(copy), self._converter, outermost)
         for index, position in sorted(set(axis.localise) | set(axis.conversions)):
             _convert(copy, converter, axis.graph.ops[index], position, place)
@@ -155,7 +155,7 @@ class Bodies:
 
     # ------------------------------------------------------------------------------------------------------ numbers
     def _numbers(self, op: Op, axis: BatchAxis, outermost: Op, place: Clone) -> _Numbers:
-        share, position = self._converter.share_of_op(outermost, self._context.home(outermost), place)
+        share, position = self._converter.share_of_op(outermost, self._context.task_graph_of(outermost), place)
         bodies = [body for (index, _), body in axis.bodies.items() if index == op.id]
         starts, seeds = zip(*[self._concern(body) for body in bodies])
         return _Numbers(
@@ -179,27 +179,27 @@ class Bodies:
     def _at_run_time(self, number: str, op: Op, place: Clone) -> str:
         """The tensor that holds a run-time number of a clone."""
         kind, _, of = number[len(RUN_TIME) :].partition(":")[0].partition("@")
-        home, batches = self._context.home(op), list(self._context.region.batch.batches)
+        task_graph, batches = self._context.task_graph_of(op), list(self._context.region.batch.batches)
         if kind == "weight":
             base = tuple((batches[int(index)], int(count)) for index, count in (each.split("*") for each in of.split("+")))
-            return str(self._converter.weight(op.outputs + op.inputs, home, place, _dtype(number), base))
-        share, position = self._converter.share_of_op(op, home, place, batches[int(of)])
+            return str(self._converter.weight(op.outputs + op.inputs, task_graph, place, _dtype(number), base))
+        share, position = self._converter.share_of_op(op, task_graph, place, batches[int(of)])
         if kind == "size":
             return str(share.sizes[position])
         if kind == "start":
             return str(share.starts[position])
-        return str(self._converter.totals(op, home, batches[int(of)])[int(kind[len("total") :])])
+        return str(self._converter.totals(op, task_graph, batches[int(of)])[int(kind[len("total") :])])
 
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
     """Replaces one operand of a function's op, or one of the function's results."""
-    axis, home = converter.context.region.batch, converter.context.home(op)
+    axis, task_graph = converter.context.region.batch, converter.context.task_graph_of(op)
     name = copy.result(op.attrs["index"]) if op.type == "_Retval" else copy.operand(op.name, position)
     if (op.id, position) in axis.localise:
         name = converter.localised(op, position, place, name)
     else:
         for conversion in axis.conversions[op.id, position]:
-            name = converter.convert(name, op.inputs[position], conversion, home, place, op)
+            name = converter.convert(name, op.inputs[position], conversion, task_graph, place, op)
     if op.type == "_Retval":
         copy.set_result(op.attrs["index"], name)
     else:
@@ -238,14 +238,14 @@ def _static(number: Number) -> Optional[int]:
 class BodyContext(Context):
     """The rewrite as seen from inside a function: the function's graph and analysis, and its caller's device."""
 
-    def __init__(self, outer: Context, axis: BatchAxis, home: int) -> None:
+    def __init__(self, outer: Context, axis: BatchAxis, task_graph: int) -> None:
         region = outer.region._replace(graph=axis.graph, batch=axis)
         super().__init__(outer.tf_graph, (), axis.graph, region, outer.plan, outer.devices, outer.edit, outer.processes)
         self.host = ""
-        self._home = home
+        self._task_graph = task_graph
 
-    def home(self, op: Op) -> int:
-        return self._home
+    def task_graph_of(self, op: Op) -> int:
+        return self._task_graph
 
     def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
         return ""

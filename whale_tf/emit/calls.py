@@ -255,7 +255,7 @@ class Calls:
 
     def _operand(self, op: Op, position: int, value: Callable[[int], str], converter: _CallConverter, clone: Clone) -> str:
         """What an op's input reads inside the function."""
-        axis, key, home = self.context.region.batch, (op.id, position), self.context.home(op)
+        axis, key, task_graph = self.context.region.batch, (op.id, position), self.context.task_graph_of(op)
         tensor = op.inputs[position]
         if key in axis.localise:
             return converter.localised(op, position, clone, value(tensor) if axis.localise[key].of_section else "")
@@ -264,9 +264,9 @@ class Calls:
         # a value of the whole mini-batch replaces the clone's
         name = self.context.flat(tensor) if reduced else value(tensor)
         for conversion in conversions[reduced[-1] if reduced else 0:]:
-            name = converter.convert(name, tensor, conversion, home, clone, op)
+            name = converter.convert(name, tensor, conversion, task_graph, clone, op)
         if key in converter.division.rescaled:
-            name = converter.times_mini_batches(name, tensor, home, clone)
+            name = converter.times_mini_batches(name, tensor, task_graph, clone)
         return name
 
     def _attributes(self, op: Op, copy: FunctionCopy, clone: Clone, arguments: _Arguments) -> None:
@@ -385,13 +385,13 @@ def control_for(context: Context, wait: int, task_graph: int, place: Place, afte
         return None if wait in after and all(wait not in waits for waits in context.region.rereads.values()) else op.name
     if op.id in context.region.drawn_once:
         return op.name
-    home = context.home(op)
+    own = context.task_graph_of(op)
     if op.id in context.region.batch_level:
         if not isinstance(place, Clone):
             return None
-        peer: Place = place._replace(r=place.r % context.plan.task_graphs[home].replica_count)
+        peer: Place = place._replace(r=place.r % context.plan.task_graphs[own].replica_count)
     else:
-        peer = context.copy_for(home, place)
+        peer = context.copy_for(own, place)
         if peer == ORIGINAL or op.id in context.variables:
             return context.gathered.ops.get(op.id, op.name)
     return context.op_in(op, peer)

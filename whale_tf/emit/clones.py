@@ -153,6 +153,6 @@ def _all_clones(context: Context, operands: Operands, wait: int) -> str:
     op = context.graph.ops[wait]
     if wait in context.region.sections:
         return context.op_in(op, EVERY)
-    home = context.home(op)
-    names = [context.op_in(op, clone) for clone in context.clones(home)]
-    return operands.converter.nodes.no_op(context.name("section_waits", op.name), context.device(home, EVERY), names)
+    task_graph = context.task_graph_of(op)
+    names = [context.op_in(op, clone) for clone in context.clones(task_graph)]
+    return operands.converter.nodes.no_op(context.name("section_waits", op.name), context.device(task_graph, EVERY), names)

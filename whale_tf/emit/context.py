@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     """What is found about a step before anything is staged.
 
     Attributes:
-        variables: home TaskGraph of every variable of the region and of the update, by op number.
+        variables: TaskGraph of every variable of the region and of the update, by op number.
         homes: what runs, and is merged, where a variable has its home.
         owners: which process updates a variable, if homes are divided over several processes.
         pinned: ops that take a shared variable's handle, by name -> its device.
@@ -135,7 +135,7 @@ class Context:
         home = self.homes.ops.get(op.id)
         if home is not None:
             return self.devices[home]
-        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, op.shard)
+        return self.device(self.variables.get(op.id, self.task_graph_of(op)), ORIGINAL, op.shard)
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
@@ -148,7 +148,7 @@ class Context:
         """Which device of its TaskGraph's VirtualDevice a tensor is on."""
         return self.graph.producer(tensor).shard
 
-    def home(self, op: Op) -> int:
+    def task_graph_of(self, op: Op) -> int:
         return self.region.task_graph[op.id]
 
     @property

@@ -295,13 +295,13 @@ class Converter:
         Args:
             name: the operand, of which a section may have computed sizes; its other elements are kept.
         """
-        home = self.context.home(op)
+        task_graph = self.context.task_graph_of(op)
         if self.context.region.batch.localise[(op.id, position)].of_section:
             return self._part_of_sizes(op, position, place, name)
-        share, index = self.share_of_op(op, home, place)
+        share, index = self.share_of_op(op, task_graph, place)
         size = share.sizes[index]
         scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
-        dtype, device = self.context.dtype(op.inputs[position]), self.context.device(home, place)
+        dtype, device = self.context.dtype(op.inputs[position]), self.context.device(task_graph, place)
         components = self.context.region.batch.localise[(op.id, position)].components
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
@@ -313,12 +313,13 @@ class Converter:
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
 
     def _part_of_sizes(self, op: Op, position: int, place: Clone, name: str) -> str:
-        tensor, home = op.inputs[position], self.context.home(op)
+        tensor, task_graph = op.inputs[position], self.context.task_graph_of(op)
         scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
-        dtype, device = self.context.dtype(tensor), self.context.device(home, place)
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         components = self.context.region.batch.localise[(op.id, position)].components
         sizes = self._sizes(tensor, [0 if each is None else each for each in components],
-                            lambda batch: self.rows(op, home, place, False, scope + "/of", batch)[1], home, place, scope)
+                            lambda batch: self.rows(op, task_graph, place, False, scope + "/of", batch)[1],
+                            task_graph, place, scope)
         if None not in components:
             return sizes
         kept = np.array([int(each is None) for each in components])  # a scalar has one component, which is a size
@@ -346,9 +347,9 @@ class Converter:
         """A weighted sum over this process's clones, converted to the value of its own mini-batches: times
         ``(B / B_here)^power``."""
         context, dtype = self.context, self.context.dtype(tensor)
-        home, number = context.home(context.graph.producer(tensor)), 0
+        task_graph, number = context.task_graph_of(context.graph.producer(tensor)), 0
         for base, exponent in sorted(exponents_of(power).items()) if self.communicator.processes > 1 else ():
-            ratio = self.division.of_this_process(self.counted(base, [tensor]), home, dtype)
+            ratio = self.division.of_this_process(self.counted(base, [tensor]), task_graph, dtype)
             for _ in range(abs(exponent)):
                 factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
                 where, number = f"{scope}/own{number}", number + 1
@@ -366,19 +367,20 @@ class Converter:
         if not batch.follows(tensor) or len(batches) != 1 or self.communicator.processes == 1:
             return None
         source = batch.source_of([tensor], batches.pop())
-        home, rows = self.context.home(self.context.graph.producer(tensor)), sum(map(rows_each, layout.blocks or ()))
-        each = self.division.of_each_process(source, home)
+        task_graph = self.context.task_graph_of(self.context.graph.producer(tensor))
+        rows = sum(map(rows_each, layout.blocks or ()))
+        each = self.division.of_each_process(source, task_graph)
         if rows == 1:
             return each
         if (each, rows) not in self._rows:
-            scope = self.context.name("division", f"{self.context.flat(source)}_t{home}_rows{rows}")
+            scope = self.context.name("division", f"{self.context.flat(source)}_t{task_graph}_rows{rows}")
             factor = self.nodes.const(rows, scope + "/factor", tf.int32, self.context.host)
             self._rows[each, rows] = self.nodes.binary("Mul", each, factor, scope, tf.int32, self.context.host)
         return self._rows[each, rows]
 
-    def times_mini_batches(self, name: str, tensor: int, home: int, place: Clone) -> str:
-        dtype, device = self.context.dtype(tensor), self.context.device(home, place)
-        key = (name, "mini-batches", home, place)
+    def times_mini_batches(self, name: str, tensor: int, task_graph: int, place: Clone) -> str:
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        key = (name, "mini-batches", task_graph, place)
         if key not in self._converted:
             scope = f"{self.context.scope(place)}/times_mini_batches_{self.context.flat(tensor)}"
             count = self.nodes.const(self.division.mini_batches, scope + "/count", dtype, device)

@@ -76,7 +76,7 @@ def draw_whole(context: Context, converter: Converter) -> None:
         sizes = axis.counted(op.inputs[0])
         if sizes is not None and context.region.contains(graph.producer(op.inputs[0])):
             shape = converter.convert(
-                graph.tensor_name(op.inputs[0]), op.inputs[0], Whole(tuple(sizes)), context.home(op), Clone(0, 0, 0), op)
+                graph.tensor_name(op.inputs[0]), op.inputs[0], Whole(tuple(sizes)), context.task_graph_of(op), Clone(0, 0, 0), op)
             context.edit.move_input(op.name, 0, shape)
 
 
@@ -85,7 +85,7 @@ def take_rows(context: Context, converter: Converter, op: Op, clone: Clone) -> N
     tensor = op.outputs[0]
     layout = context.region.batch.layout(tensor)
     whole = context.graph.tensor_name(tensor)
-    rows = converter.convert(whole, tensor, Slice(layout.dim, layout.blocks or (1,)), context.home(op), clone, op)
+    rows = converter.convert(whole, tensor, Slice(layout.dim, layout.blocks or (1,)), context.task_graph_of(op), clone, op)
     node = context.edit.node(f"{context.scope(clone)}/{op.name}")
     waits = [edge for edge in node.input if edge[0] == "^"]
     node.op = "Identity"

@@ -49,7 +49,7 @@ def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, aft
     grouped = groups(context.region)  # these may also wait for what the script reads of the variables themselves
     for op in (graph.ops[index] for index in context.region.ops if index not in context.region.batch_level):
         context.edit.move_waits(op.name, [graph.ops[wait].name for wait in op.control_inputs if wait in grouped], ())
-    waits = {wait: control_for(context, wait, context.home(op), ORIGINAL, after)
+    waits = {wait: control_for(context, wait, context.task_graph_of(op), ORIGINAL, after)
              for op in copied for wait in op.control_inputs if wait not in members and wait not in grouped}
     names = context.edit.clone(
         [context.tf_ops[op.id] for op in copied], scope, input_map={graph.tensor_name(t): value for t, value in tensors.items()},

@@ -30,17 +30,17 @@ def check_loops(context: Context) -> None:
     Raises:
         UnsupportedOpError: a loop has ops of two TaskGraphs, or draws random numbers that all clones must share.
     """
-    home: Dict[str, int] = {}
+    task_graph: Dict[str, int] = {}
     shared = context.region.drawn_once
     for index, frame in frames(context.graph).items():
         op = context.graph.ops[index]
         if not context.region.contains(op):
             continue
-        if home.setdefault(frame[0], context.home(op)) != context.home(op):
+        if task_graph.setdefault(frame[0], context.task_graph_of(op)) != context.task_graph_of(op):
             raise UnsupportedOpError(
-                f"the while loop {frame[0]!r} has ops of TaskGraphs {context.plan.task_graphs[home[frame[0]]].name!r} "
-                f"and {context.plan.task_graphs[context.home(op)].name!r} ({op.name!r} is one of them); a loop runs on one "
-                "VirtualDevice: put the whole tf.while_loop under one annotation")
+                f"the while loop {frame[0]!r} has ops of TaskGraphs {context.plan.task_graphs[task_graph[frame[0]]].name!r} "
+                f"and {context.plan.task_graphs[context.task_graph_of(op)].name!r} ({op.name!r} is one of them); a loop runs on "
+                "one VirtualDevice: put the whole tf.while_loop under one annotation")
         if index in shared:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the same on "

@@ -42,17 +42,17 @@ class Operands:
     def of(self, op: Op, position: int, place: Place) -> str:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
         tensor = op.inputs[position]
-        home = self.context.home(op)
-        name = self.value(tensor, home, place, op.shard)
+        task_graph = self.context.task_graph_of(op)
+        name = self.value(tensor, task_graph, place, op.shard)
         if isinstance(place, Clone):
             if self.reads is not None:
                 name = self.reads.of_op(op.id, tensor, name, place)
             if (op.id, position) in self.context.region.batch.localise:
                 return self.converter.localised(op, position, place, name)
             for conversion in self.context.region.batch.conversions.get((op.id, position), ()):
-                name = self.converter.convert(name, tensor, conversion, home, place, op)
+                name = self.converter.convert(name, tensor, conversion, task_graph, place, op)
             if (op.id, position) in self.converter.division.rescaled:
-                name = self.converter.times_mini_batches(name, tensor, home, place)
+                name = self.converter.times_mini_batches(name, tensor, task_graph, place)
         return name
 
     def value(self, tensor: int, task_graph: int, place: Place, shard: int = 0) -> str:
@@ -85,5 +85,5 @@ class Operands:
 
     def variable(self, producer: Op, place: Place) -> Optional[str]:
         """The copy of a variable that a place reads; None: ``producer`` is not a variable that may have copies."""
-        home = self.context.variables.get(producer.id)
-        return None if home is None else self.variable_copies[producer.id, self.context.copy_for(home, place)]
+        task_graph = self.context.variables.get(producer.id)
+        return None if task_graph is None else self.variable_copies[producer.id, self.context.copy_for(task_graph, place)]

@@ -217,7 +217,7 @@ class Order:
         if position is None:
             return Wait(op.id, name, name)
         tensor, shard = op.outputs[position], op.shard
-        device = self._context.device(self._context.home(op), place, shard)
+        device = self._context.device(self._context.task_graph_of(op), place, shard)
         end = self._nodes.identity(
             self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device)
         return Wait(op.id, end, name)

@@ -70,7 +70,7 @@ def _riders(context: Context, captured: Captured) -> Dict[int, Set[int]]:
 
 
 def _share(context: Context, recipes: Recipes, communicator: Communicator, tensor: int, writes: Set[int]) -> Shared:
-    device = context.device(context.home(context.graph.producer(tensor)), ORIGINAL)
+    device = context.device(context.task_graph_of(context.graph.producer(tensor)), ORIGINAL)
     value = communicator.sum_if_together(
         Member(recipes.part(tensor), device), recipes.whole(tensor), context.host, context.name("shared", context.flat(tensor)),
         context.dtype(tensor))

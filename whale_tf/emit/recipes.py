@@ -93,7 +93,7 @@ class Recipes:
         processes."""
         if self._communicator.processes == 1:
             return self.whole(tensor)
-        return self._for_copy(tensor, self._context.home(self._context.graph.producer(tensor)), Copy(0, 0),
+        return self._for_copy(tensor, self._context.task_graph_of(self._context.graph.producer(tensor)), Copy(0, 0),
                               self.lowering.of_all_processes(tensor))
 
     def for_update(self, tensor: int, task_graph: int, copy: Copy) -> str:

@@ -64,7 +64,7 @@ def move_controls(context: Context, after: Set[int]) -> None:
         moved = [graph.ops[c] for c in op.control_inputs if c in region.batch_level or (inside and c in after and c not in kept)]
         if moved:
             clones = [] if inside else [
-                context.op_in(waited, clone) for waited in moved for clone in context.clones(context.home(waited))]
+                context.op_in(waited, clone) for waited in moved for clone in context.clones(context.task_graph_of(waited))]
             context.edit.move_waits(op.name, [waited.name for waited in moved], clones)
 
 

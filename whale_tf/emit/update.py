@@ -14,17 +14,17 @@ from whale_tf.program import UPDATE
 
 
 def copy_variables(context: Context, variables: Mapping[int, int]) -> Dict[Tuple[int, Copy], str]:
-    """Stages a copy of each variable for every copy of its home TaskGraph; returns the tensor name of each."""
+    """Stages a copy of each variable for every copy of its TaskGraph; returns the tensor name of each."""
     names: Dict[Tuple[int, Copy], str] = {}
-    for home in range(len(context.plan.task_graphs)):
-        own = [index for index, task_graph in variables.items() if task_graph == home]
+    for number in range(len(context.plan.task_graphs)):
+        own = [index for index, task_graph in variables.items() if task_graph == number]
         waits: Dict[str, Optional[str]] = {
             context.graph.ops[c].name: None for index in own for c in context.graph.ops[index].control_inputs}
-        for copy in context.copies(home):
+        for copy in context.copies(number):
             names.update({(index, copy): context.tensor_in(context.graph.ops[index].outputs[0], copy) for index in own})
             if copy != ORIGINAL and own:
                 context.edit.clone([context.tf_ops[index] for index in own], context.scope(copy), control_map=waits,
-                                   device=context.placement(home, copy), edit=_share_nothing)
+                                   device=context.placement(number, copy), edit=_share_nothing)
     return names
 
 

@@ -25,7 +25,7 @@ class Update(NamedTuple):
 
     Attributes:
         task_graph: op number -> TaskGraph, for the APPLY ops that run on every copy.
-        variables: op number -> home TaskGraph, for every variable that has copies: the region's variables and their slots.
+        variables: op number -> TaskGraph, for every variable that has copies: the region's variables and their slots.
     """
 
     task_graph: Dict[int, int]
@@ -83,8 +83,8 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
     """Find the APPLY ops that belong to a single TaskGraph.
 
     Args:
-        variables: op number -> home TaskGraph, for the region's variables.
-        gradients: gradient tensor -> home TaskGraph of its variable.
+        variables: op number -> TaskGraph, for the region's variables.
+        gradients: gradient tensor -> TaskGraph of its variable.
     """
     task_graph = {index: region.task_graph[index] for index in region.ops}
     single, homes = owned(region.graph, task_graph, variables, gradients)

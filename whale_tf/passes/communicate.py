@@ -100,12 +100,12 @@ def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
     made: Dict[int, int] = {}
     for tensor in sorted({tensor for _, tensor in readers}):
         source = body_of[step.graph.tensors[tensor].op]
-        home = program.bodies[source].task_graph
+        task_graph = program.bodies[source].task_graph
         made[tensor] = len(program.calls) + len(calls)
-        value = Value(tensor, tuple(number[source, clone] for clone in clones(plan, home)))
-        first = plan.task_graphs[home].devices[0][:1]
+        value = Value(tensor, tuple(number[source, clone] for clone in clones(plan, task_graph)))
+        first = plan.task_graphs[task_graph].devices[0][:1]
         calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), first, (value,)))
-        bodies.append(Body(unique(f"t{home}_whole", bodies), home, WHOLE, (), (tensor,), (tensor,)))
+        bodies.append(Body(unique(f"t{task_graph}_whole", bodies), task_graph, WHOLE, (), (tensor,), (tensor,)))
 
     def fed(call: Call) -> Call:
         found = tuple(Value(tensor, (made[tensor],)) for body, tensor in readers if body == call.body)

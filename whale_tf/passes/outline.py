@@ -94,15 +94,15 @@ def _without_groups(step: TrainingStep) -> TrainingStep:
 def _weight(region: Region) -> Set[int]:
     """Backward ops for which neither another TaskGraph waits, nor a loop for which one waits.  There are none in a TaskGraph for
     which no other one waits."""
-    graph, home = region.graph, region.task_graph
+    graph, task_graph = region.graph, region.task_graph
     late = {index for index in region.late if step_of(region, index) == BACKWARD}
     units = inseparable(region)
     crossing = {before for op in graph.ops if region.contains(op) for before in graph.predecessors(op)
-                if home[before] != home[op.id]}
+                if task_graph[before] != task_graph[op.id]}
     sent = reached(crossing & late, lambda index: late.intersection(graph.predecessors(graph.ops[index])).union(
         *(unit for unit in units if index in unit)))
-    waited = {home[index] for index in sent}
-    return {index for index in late - sent if home[index] in waited}
+    waited = {task_graph[index] for index in sent}
+    return {index for index in late - sent if task_graph[index] in waited}
 
 
 def _rounds(region: Region) -> Dict[int, int]:

@@ -64,8 +64,8 @@ def orders_of(plan: Plan) -> List[Sequence[Step]]:
     """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds the batch part of another one
     has the order of that TaskGraph."""
     whole = [task for task in plan.task_graphs if task.batch_of is None]
-    homes = places_of([task.devices for task in whole]) if schedule_of(plan.schedule).homes else None
-    found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], homes))
+    positions = places_of([task.devices for task in whole]) if schedule_of(plan.schedule).folding else None
+    found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], positions))
     for number, task in enumerate(plan.task_graphs):
         if task.batch_of is not None:
             order = next(order for order in found if any(step.task_graph == task.batch_of for step in order))

@@ -114,7 +114,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
-    if schedule_of(config.pipeline.schedule).homes is not None:
+    if schedule_of(config.pipeline.schedule).folding is not None:
         homes = places_of(rows)
         warmups = in_flight(orders(config.pipeline.schedule, micro_batches, (1,) * len(homes), homes), len(homes))
     elif len(used) > len(set(used)):
@@ -199,7 +199,7 @@ def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tupl
         AnnotationError: there is no such number, or the TaskGraphs cannot share devices.
     """
     name = config.pipeline.schedule
-    folded = schedule_of(name).homes
+    folded = schedule_of(name).folding
     if folded is None:
         return ()
     counts = {total if spec.device_count is None else spec.device_count for spec in specs}

@@ -106,7 +106,7 @@ def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
 
 def _of_shape(shape: _Shape, costs: StageCosts, like: Candidate, schedule: str,
               micro_batches: Optional[int]) -> Iterator[Candidate]:
-    fold = schedule_of(schedule).homes
+    fold = schedule_of(schedule).folding
     assert fold is not None
     for each in (2,) if schedule == TWO_EACH else range(2, MOST_EACH + 1):
         if shape.stages * each > costs.num_layers:

@@ -356,7 +356,7 @@ class Joint:
                 self._searched[plain] = list(reversed(list(kept.values())))
             except InfeasibleError as error:
                 self._searched[plain], self.errors[plain] = [], error
-        if schedule_of(measures.schedule).homes is None:
+        if schedule_of(measures.schedule).folding is None:
             return self._searched[plain]
         if measures not in self._searched:
             self._searched[measures] = self.model.folded(self._searched[plain], measures)
@@ -411,7 +411,7 @@ class Joint:
 
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
         if not found and not self.errors and allowed.schedule not in ("backward_first", AUTO):
-            what = "several stages" + " on each device" * (schedule_of(allowed.schedule).homes is not None)
+            what = "several stages" + " on each device" * (schedule_of(allowed.schedule).folding is not None)
             raise InfeasibleError(f"the searches found no plan of {self.model.name!r} with {what}, as schedule "
                                   f"{allowed.schedule!r} needs; use another schedule or search, more layers, or fewer devices")
         if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):

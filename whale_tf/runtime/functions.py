@@ -356,7 +356,7 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
             elif any(context.graph.tensors[tensor].op in elsewhere for tensor in record.inputs) and record.id not in owned:
                 continue  # a read that nobody uses
             if record.id in context.region.batch_level:
-                names = [context.op_in(record, clone) for clone in context.clones(context.home(record))]
+                names = [context.op_in(record, clone) for clone in context.clones(context.task_graph_of(record))]
         found.update(dict.fromkeys(names))
     return [context.tf_graph.get_operation_by_name(name) for name in found]
 

@@ -360,7 +360,7 @@ class Fetches:
         context, edit = rewritten.context, rewritten.begin_edit()
         if isinstance(fetch, tf.Operation):
             op = context.graph.op(fetch.name)
-            clones = [context.op_in(op, clone) for clone in context.clones(context.home(op))]
+            clones = [context.op_in(op, clone) for clone in context.clones(context.task_graph_of(op))]
             name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
         else:
             tensor = context.graph.tensor(fetch.name)

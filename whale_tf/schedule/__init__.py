@@ -51,7 +51,7 @@ Order = Tuple[Step, ...]
 
 def _each(one: Callable[[int, int], Iterator[Step]]) -> Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]:
     """The orders of all stages, for a schedule in which each stage's order follows from its own warm-up."""
-    return lambda homes, num_micro_batch, warmups: [
+    return lambda positions, num_micro_batch, warmups: [
         [step._replace(task_graph=stage) for step in one(num_micro_batch, warmup)] for stage, warmup in enumerate(warmups)]
 
 
@@ -62,19 +62,19 @@ class Schedule(NamedTuple):
         order: (place of every TaskGraph, micro-batches, warm-ups) -> the order of every place.
         policy: warm-up policy; None means that of the configuration (see :func:`warmup_depths`).
         splits: whether gradients of weights are separate steps.
-        homes: (TaskGraphs, TaskGraphs per device) -> their places; None means one TaskGraph per device.
+        folding: (TaskGraphs, TaskGraphs per device) -> their positions; None means one TaskGraph per device.
     """
 
     order: Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]
     policy: Optional[str] = None
     splits: bool = False
-    homes: Optional[Callable[[int, int], Tuple[int, ...]]] = None
+    folding: Optional[Callable[[int, int], Tuple[int, ...]]] = None
 
 
 SCHEDULES: Dict[str, Schedule] = {
     "backward_first": Schedule(_each(backward_first)),
     "gpipe": Schedule(_each(gpipe)),
-    "interleaved": Schedule(interleaved, homes=lambda count, each: tuple(t % (count // each) for t in range(count))),
+    "interleaved": Schedule(interleaved, folding=lambda count, each: tuple(t % (count // each) for t in range(count))),
     "zero_bubble_h1": Schedule(zero_bubble, "PA", True),
     "zero_bubble_h2": Schedule(zero_bubble, "PB", True),
     "zero_bubble_v": Schedule(zero_bubble_v, None, True, lambda count, each: tuple(min(t, count - 1 - t) for t in range(count))),
@@ -93,19 +93,20 @@ def schedule_of(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-def orders(name: str, num_micro_batch: int, warmups: Sequence[int], homes: Optional[Sequence[int]] = None) -> Tuple[Order, ...]:
+def orders(name: str, num_micro_batch: int, warmups: Sequence[int],
+           positions: Optional[Sequence[int]] = None) -> Tuple[Order, ...]:
     """The order of steps at each place.
 
     Args:
         name: a key of :data:`SCHEDULES`.
         warmups: for each TaskGraph, the number of forward micro-batches started before the first backward one.
             :func:`check_warmups` says which depths go together.
-        homes: the place of each TaskGraph, numbered from 0 in order of first appearance; None means one place each.
+        positions: the place of each TaskGraph, numbered from 0 in order of first appearance; None means one place each.
 
     Raises:
         PlanError: the schedule is unknown, a number is out of range, or TaskGraphs are on other places than the schedule uses.
     """
-    folded, places = schedule_of(name).homes, tuple(range(len(warmups)) if homes is None else homes)
+    folded, places = schedule_of(name).folding, tuple(range(len(warmups)) if positions is None else positions)
     if num_micro_batch < 1 or not warmups or min(warmups) < 1:
         raise PlanError(f"num_micro_batch is {num_micro_batch} and warmups are {tuple(warmups)}, expected at least 1 each")
     if folded is not None:
@@ -123,8 +124,8 @@ def places_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def _orders(name: str, num_micro_batch: int, warmups: Tuple[int, ...], homes: Tuple[int, ...]) -> Tuple[Order, ...]:
-    return tuple(map(tuple, SCHEDULES[name].order(homes, num_micro_batch, warmups)))
+def _orders(name: str, num_micro_batch: int, warmups: Tuple[int, ...], positions: Tuple[int, ...]) -> Tuple[Order, ...]:
+    return tuple(map(tuple, SCHEDULES[name].order(positions, num_micro_batch, warmups)))
 
 
 def in_flight(orders_of_places: Sequence[Sequence[Step]], count: int) -> Tuple[int, ...]:

@@ -22,23 +22,23 @@ from whale_tf.schedule.greedy import Done, greedy
 from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 
 
-def interleaved(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
+def interleaved(positions: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
     """The order of every device.  ``warmups`` has no effect here."""
-    devices = max(homes) + 1
+    devices = max(positions) + 1
 
     def turn(kind: str, task_graph: int, done: Done) -> Tuple[int, int]:
         """Rounds of as many micro-batches as there are devices, in each round TaskGraph by TaskGraph."""
         return done[kind, task_graph] // devices, task_graph if kind == FORWARD else -task_graph
 
     def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
-        place = homes[step.task_graph]
-        mine = range(place, len(homes), devices)
+        place = positions[step.task_graph]
+        mine = range(place, len(positions), devices)
         own = turn(step.kind, step.task_graph, done)
         if own > min(turn(step.kind, one, done) for one in mine if done[step.kind, one] < num_micro_batch):
             return None
         if step.kind != FORWARD:
             return (1,)
         held = sum(done[FORWARD, one] - done[BACKWARD, one] for one in mine)
-        return None if held > 2 * (devices - place - 1) + len(homes) - devices else (0,)
+        return None if held > 2 * (devices - place - 1) + len(positions) - devices else (0,)
 
-    return greedy(homes, num_micro_batch, rank, splits=False)
+    return greedy(positions, num_micro_batch, rank, splits=False)

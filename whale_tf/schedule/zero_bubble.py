@@ -31,7 +31,7 @@ from whale_tf.schedule.greedy import Done, greedy
 from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 
 
-def zero_bubble(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
+def zero_bubble(positions: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
     """The order of every stage.  Stage ``i`` has at most ``warmups[i]`` micro-batches before B, and ``warmups[0]`` before W."""
 
     def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
@@ -41,4 +41,4 @@ def zero_bubble(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[in
             return None
         return ((FORWARD, BACKWARD, WEIGHT).index(step.kind),)
 
-    return greedy(homes, num_micro_batch, rank, splits=True)
+    return greedy(positions, num_micro_batch, rank, splits=True)

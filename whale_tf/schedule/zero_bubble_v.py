@@ -24,9 +24,9 @@ from whale_tf.schedule.greedy import Done, greedy
 from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 
 
-def zero_bubble_v(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
+def zero_bubble_v(positions: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
     """The order of every device.  ``warmups`` has no effect here."""
-    count = len(homes)
+    count = len(positions)
 
     def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
         mine = step.task_graph, count - 1 - step.task_graph
@@ -36,4 +36,4 @@ def zero_bubble_v(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[
             return None if held >= count - (not is_second) else (0, not is_second)
         return (1, not is_second) if step.kind == BACKWARD else (2, is_second)
 
-    return greedy(homes, num_micro_batch, rank, splits=True)
+    return greedy(positions, num_micro_batch, rank, splits=True)

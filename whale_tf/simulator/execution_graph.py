@@ -226,11 +226,11 @@ class Unfolder:
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
         last: Dict[BlockKey, int] = {}  # block -> its last micro-batch
-        homes = homes_of(strategy)
-        for place, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, homes)):
+        positions = homes_of(strategy)
+        for place, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, positions)):
             chain: List[Tuple[BlockKey, int]] = [((step.task_graph, step.kind), step.micro_batch) for step in steps]
             last.update(chain)
-            chain += [((number, UPDATE), 0) for number, home in enumerate(homes) if home == place]
+            chain += [((number, UPDATE), 0) for number, home in enumerate(positions) if home == place]
             for key, micro_batch in chain:
                 offsets[key][micro_batch] = total
                 total += len(self.templates[key])
@@ -344,12 +344,12 @@ def homes_of(strategy: CompleteStrategy) -> Tuple[int, ...]:
     Raises:
         PlanError: the schedule runs several stages at each place, but the strategy has one at each.
     """
-    homes = places_of([stage.devices for stage in strategy.stages])
-    if schedule_of(strategy.schedule).homes is not None and max(homes) == len(homes) - 1:
+    positions = places_of([stage.devices for stage in strategy.stages])
+    if schedule_of(strategy.schedule).folding is not None and max(positions) == len(positions) - 1:
         raise PlanError(
             f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, but this plan has one; use backward_first "
             "or zero_bubble_h1, or a plan with more TaskGraphs than devices")
-    return homes
+    return positions
 
 
 def _micro_batch_factors(strategy: CompleteStrategy) -> Optional[List[float]]:

@@ -60,7 +60,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
             "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
             "the graph, or simulate the plan of wh.current_plan()")
     complete = propagate_configs(model, configs)
-    groups = device_groups(complete) if schedule_of(plan.schedule).homes is None else _by_task_graph(plan, model, aliases or {})
+    groups = device_groups(complete) if schedule_of(plan.schedule).folding is None else _by_task_graph(plan, model, aliases or {})
     stages = tuple(
         StrategyStage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
         for ops, devices in groups)
@@ -129,7 +129,7 @@ def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[StrategyStage, ...]
 
 def _stage_numbers(plan: Plan, stages: Sequence[StrategyStage]) -> List[int]:
     """The stage of every TaskGraph."""
-    if schedule_of(plan.schedule).homes is not None:
+    if schedule_of(plan.schedule).folding is not None:
         return list(range(len(stages)))
     stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
     return [stage_of[task.devices[0][0]] for task in plan.task_graphs]

@@ -170,8 +170,8 @@ class Recipes(CallFacts, abc.ABC):
         waits = frozenset(self.on(part.device, waits) | {part.task})
         key = part.tensor, part.m, device, waits
         if key not in self._sent:
-            home = self.tasks.blocks[part.task][0] if part.task != START else 0
-            about = About(self._name(part.tensor), SEND_RECV, home, part.m)
+            task_graph = self.tasks.blocks[part.task][0] if part.task != START else 0
+            about = About(self._name(part.tensor), SEND_RECV, task_graph, part.m)
             group = Group(tuple(sorted((part.device, device))), ((part.device, device, 1.0),))
             task = self.tasks.communicate(SEND_RECV, group, part.size, FEATURE, sorted(waits), about)
             buffer = part.buffer

@@ -229,10 +229,10 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
     named = {name: number for number, task in enumerate(plan.task_graphs) for name in task.ops}
     ops: List[StepOp] = []
     for op in graph.ops:
-        home = named.get(op.origin, named.get(op.follows))
-        if home is None:
-            home = min((ops[source].task_graph for source, _ in op.inputs if ops[source].step == op.step), default=0)
-        ops.append(op._replace(task_graph=home))
+        task_graphs = named.get(op.origin, named.get(op.follows))
+        if task_graphs is None:
+            task_graphs = min((ops[source].task_graph for source, _ in op.inputs if ops[source].step == op.step), default=0)
+        ops.append(op._replace(task_graph=task_graphs))
     variables = tuple(one._replace(task_graph=named.get(one.name, 0)) for one in graph.variables)
     return graph._replace(ops=tuple(ops), variables=variables)
 
@@ -240,29 +240,29 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
 def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
     """The training step from which the passes make a Program.  Tensors have no shapes, except the update's scalars.  Decisions
     that need other shapes (which gradients a bucket may hold, lean bodies of calls) were made where the graph was captured."""
-    ops, home, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
+    ops, task_graphs, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
     for row in graph.ops:
         kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code
         outputs = [(() if row.step == UPDATE and one.bytes <= NUMBER_BYTES else (1,), "float32") for one in row.outputs]
         op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs], outputs, row.waits,
                      phase=PHASES.get(row.step, Phase.FORWARD), attrs={SHARD_ATTR: row.shard})
-        home.append(row.task_graph)
+        task_graphs.append(row.task_graph)
         layouts.update((tensor, Layout(one.layout)) for tensor, one in zip(op.outputs, row.outputs))
     variables: Dict[int, int] = {}
     for one in graph.variables:
         if one.name not in ops:
             ops.add(one.name, "VarHandleOp", outputs=[((1,), "float32")])
-            home.append(one.task_graph)
+            task_graphs.append(one.task_graph)
         variables[ops.op(one.name).id] = one.task_graph
     pull = "IteratorGetNext" if graph.pulls else "Placeholder"
     source = ops.add("inputs", pull, outputs=[((1,), "float32")], phase=Phase.INPUT)
-    home.append(-1)
+    task_graphs.append(-1)
     batch = BatchAxis(ops, {source.outputs[0]: 0}, graph.batch)
     batch.layouts = {tensor: layout for tensor, layout in layouts.items() if not layout.is_replicated}
     batch.conversions = {(number, place): (Reduce("sum"),) for number, row in enumerate(graph.ops) for place in row.whole}
     members = [op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     of = {step: {number for number, row in enumerate(graph.ops) if row.step == step} for step in BATCH_LEVEL}
-    region = Region(ops, tuple(members), set().union(*of.values()), home, of[BACKWARD], of[EARLY], batch,
+    region = Region(ops, tuple(members), set().union(*of.values()), task_graphs, of[BACKWARD], of[EARLY], batch,
                     sections=frozenset(of[SECTION]))
     gradients = tuple((ops.ops[number].outputs[place], ops.op(name).id) for name, number, place in graph.gradients)
     update = find_update(region, variables, {tensor: variables[variable] for tensor, variable in gradients})

@@ -106,7 +106,7 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
         raise PlanError(f"zero is {zero!r}, which divides state over data-parallel replicas, but dp is 1; use more replicas, or "
                         "zero 'none'")
     known = schedule_of(schedule)
-    homes = known.homes(pp * chunks, chunks) if known.homes is not None else tuple(range(pp))
+    positions = known.folding(pp * chunks, chunks) if known.folding is not None else tuple(range(pp))
     depths = tuple(warmups) if warmups is not None else warmup_depths(known.policy or policy, pp, None, num_micro_batch)
     if len(depths) != pp:
         raise PlanError(f"{len(depths)} warm-up depths for {pp} stages")
@@ -117,21 +117,21 @@ def uniform_3d(model: ModelGraph, dp: int = 1, tp: int = 1, pp: int = 1, num_mic
     tree = StrategyTree(model)
     tree.order = schedule
     tree.zero, tree.offload = zero, offload
-    if parts is not None and len(parts) != len(homes):
-        raise PlanError(f"ops are given for {len(parts)} stages, expected {len(homes)}")
-    parts = parts or balanced_stages(model, len(homes))
+    if parts is not None and len(parts) != len(positions):
+        raise PlanError(f"ops are given for {len(parts)} stages, expected {len(positions)}")
+    parts = parts or balanced_stages(model, len(positions))
     divided = ops_of(model, split)
-    for home, ops in zip(homes, parts):
-        part = placed[home * dp * tp : (home + 1) * dp * tp]
+    for position, ops in zip(positions, parts):
+        part = placed[position * dp * tp : (position + 1) * dp * tp]
         rest = [number for number in ops if number not in divided]
         tree.configs.update(stage_configs(model, rest, part, (OpAxis(dp, "b"),), tp, dp * tp))
         tree.configs.update(split_configs(model, [number for number in ops if number in divided], part))
         for block in {model.ops[number].path[0] for number in ops}:
-            tree.schedule(block, ScheduleConfig(num_micro_batch, depths[home]))
+            tree.schedule(block, ScheduleConfig(num_micro_batch, depths[position]))
     strategy = recomputing(tree.propagate(), recompute)
-    if known.homes is None:
+    if known.folding is None:
         return strategy
-    devices_of = [strategy.stages[home].devices for home in homes]
+    devices_of = [strategy.stages[position].devices for position in positions]
     return strategy._replace(stages=tuple(StrategyStage(ops, row, 1) for ops, row in zip(parts, devices_of)))
 
 

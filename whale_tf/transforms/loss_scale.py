@@ -252,10 +252,10 @@ class _Scaler:
         for number, tensor in enumerate(sorted(first)):
             producer = graph.producer(tensor)
             reader = next((graph.ops[r] for r, _ in graph.consumers(tensor) if graph.ops[r].forward >= 0), producer)
-            home = graph.ops[reader.forward].task_graph if reader.forward >= 0 else -1
-            if home not in reads:
-                reads[home] = self._read(handle, f"scale_{home + 1}", home)
-            factor, dtype = reads[home], graph.tensors[tensor].dtype
+            task_graph = graph.ops[reader.forward].task_graph if reader.forward >= 0 else -1
+            if task_graph not in reads:
+                reads[task_graph] = self._read(handle, f"scale_{task_graph + 1}", task_graph)
+            factor, dtype = reads[task_graph], graph.tensors[tensor].dtype
             if dtype != "float32":
                 factor = self._add("Cast", f"low_{number}", [factor], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
             product = self._add("Mul", f"first_{number}", [graph.tensor_name(tensor), factor], graph.tensors[tensor].shape)
@@ -338,10 +338,10 @@ class _Scaler:
         self._assign(f"{handle}:0", self._const(first, f"{name}/value"), f"{name}/first")
         return handle
 
-    def _read(self, handle: str, name: str, home: int = -1) -> str:
+    def _read(self, handle: str, name: str, task_graph: int = -1) -> str:
         read = self._add("ReadVariableOp", name, [handle], dtype=tf.float32)
-        if home >= 0:
-            self._edit.node(read.partition(":")[0]).attr[TASK_GRAPH_ATTR].i = home
+        if task_graph >= 0:
+            self._edit.node(read.partition(":")[0]).attr[TASK_GRAPH_ATTR].i = task_graph
         return read
 
     def _assign(self, handle: str, value: str, name: str) -> str:

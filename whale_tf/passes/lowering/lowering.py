@@ -214,12 +214,12 @@ class Lowering:
         """What the local script would have computed from this process's mini-batches."""
         if tensor not in self._whole:
             scope, device = f"merged/{TENSOR}", self.merged_on(tensor)
-            layout, home = self._values.layout(tensor), self._step.task_graph_of(tensor)
-            every, waits = clones(self._plan, home), []  # type: List[Clone], List[Primitive]
+            layout, task_graph = self._values.layout(tensor), self._step.task_graph_of(tensor)
+            every, waits = clones(self._plan, task_graph), []  # type: List[Clone], List[Primitive]
             if layout.is_partial:
                 value = self._values.added(self.sums(tensor), device, scope)
                 if exponents_of(layout.power) and self._step.processes > 1:
-                    value = Primitive(SCALE_PROCESS, tensor, device, (value,), scope, detail=layout.power, task_graph=home)
+                    value = Primitive(SCALE_PROCESS, tensor, device, (value,), scope, detail=layout.power, task_graph=task_graph)
             elif layout.is_sharded:
                 value = self._values.rows(tensor, device, scope)
             elif layout.kind in EXTREMES:
@@ -229,7 +229,7 @@ class Lowering:
                 terms = total, self._values.value(tensor, every[0])
                 value = Primitive(LESS_SURPLUS, tensor, device, terms, scope, detail=len(every) - 1)
             else:
-                value = self._values.scaled(self._values.value(tensor, every[0]), layout.power, every[0], home, scope)
+                value = self._values.scaled(self._values.value(tensor, every[0]), layout.power, every[0], task_graph, scope)
                 # an update must not write a variable that another clone has yet to read
                 waits = list(dict.fromkeys(self._values.value(tensor, clone) for clone in every[1:] if clone != every[0]))
             self._whole[tensor] = Primitive(IDENTITY, tensor, device, (value,), scope + "/value", waits=waits)
@@ -241,10 +241,10 @@ class Lowering:
         if self._step.processes == 1:
             return self.whole(tensor)
         self._lower_synchronised()
-        home = self._step.task_graph_of(tensor)
-        if (tensor, home) not in self._everywhere:
-            self._synchronise(home, (tensor,), FETCHED)
-        return self._everywhere[tensor, home][ORIGINAL]
+        task_graph = self._step.task_graph_of(tensor)
+        if (tensor, task_graph) not in self._everywhere:
+            self._synchronise(task_graph, (tensor,), FETCHED)
+        return self._everywhere[tensor, task_graph][ORIGINAL]
 
     def is_synchronised(self, tensor: int, task_graph: int) -> bool:
         """Whether each copy of a TaskGraph gets its own value of a tensor over all copies and processes."""
@@ -353,8 +353,8 @@ class Lowering:
 
     def _across(self, tensor: int, layout: Layout, number: int) -> Primitive:
         """The value over all processes of a tensor that is not a sum, on the first device of its TaskGraph."""
-        home = self._step.task_graph_of(tensor)
-        scope, device = f"processes/{TENSOR}", device_at(self._plan, home, ORIGINAL)
+        task_graph = self._step.task_graph_of(tensor)
+        scope, device = f"processes/{TENSOR}", device_at(self._plan, task_graph, ORIGINAL)
         if layout.is_sharded and layout.blocks is not None and len(layout.blocks) > 1:
             return self._values.examples(tensor, self._values.pieces(tensor, scope), device, scope, Rows(self._is_static), number)
         if layout.is_sharded:
@@ -373,9 +373,9 @@ class Lowering:
         """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph and all
         processes, or the examples of all of them."""
         if (tensor, how) not in self._combined:
-            scope, home = f"reduce_{how.kind}/{TENSOR}", self._step.task_graph_of(tensor)
-            device = device_at(self._plan, home, ORIGINAL, self._graph.producer(tensor).shard)
-            every = clones(self._plan, home)[:1 if how.kind == SAME else None]
+            scope, task_graph = f"reduce_{how.kind}/{TENSOR}", self._step.task_graph_of(tensor)
+            device = device_at(self._plan, task_graph, ORIGINAL, self._graph.producer(tensor).shard)
+            every = clones(self._plan, task_graph)[:1 if how.kind == SAME else None]
             pieces = self._values.comparable(tensor, every, how.power, how.offset, scope)
             if how.kind == EXAMPLES:
                 found = self._values.examples(tensor, pieces, device, scope, Rows())

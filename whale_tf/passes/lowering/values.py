@@ -77,10 +77,10 @@ class Values:
 
     def comparable(self, tensor: int, pieces: Sequence[Clone], power: Exponent, offset: Offsets, scope: str) -> List[Primitive]:
         """The clones' values of a tensor, times ``w^power``, with positions that count from the mini-batch's first example."""
-        home, found = self.step.task_graph_of(tensor), []
+        task_graph, found = self.step.task_graph_of(tensor), []
         for place, clone in enumerate(pieces):
-            value = self.shifted(self.value(tensor, clone), offset, clone, home, f"{scope}/offset{place}")
-            found.append(self.scaled(value, power, clone, home, f"{scope}/{place}"))
+            value = self.shifted(self.value(tensor, clone), offset, clone, task_graph, f"{scope}/offset{place}")
+            found.append(self.scaled(value, power, clone, task_graph, f"{scope}/{place}"))
         return found
 
     def pieces(self, tensor: int, scope: str) -> List[Primitive]:
@@ -104,16 +104,16 @@ class Values:
         """``pieces``: the clones' values if the parts are all the rows that these have together."""
         if len(parts) == 1:
             return parts[0]
-        home = self.step.task_graph_of(tensor)
-        return Primitive(CONCAT, tensor, device, parts, scope, task_graph=home, detail=tuple(pieces), call=number)
+        task_graph = self.step.task_graph_of(tensor)
+        return Primitive(CONCAT, tensor, device, parts, scope, task_graph=task_graph, detail=tuple(pieces), call=number)
 
     def blocks(self, tensor: int, pieces: Sequence[Primitive], index: int, scope: str) -> List[Primitive]:
         """Block ``index`` of each clone's value."""
         blocks = self.layout(tensor).blocks
         if blocks is None or len(blocks) == 1:
             return list(pieces)
-        home = self.step.task_graph_of(tensor)
-        return [Primitive(BLOCK, tensor, piece.device, (piece,), f"{scope}_{place}", piece.clone, home, index)
+        task_graph = self.step.task_graph_of(tensor)
+        return [Primitive(BLOCK, tensor, piece.device, (piece,), f"{scope}_{place}", piece.clone, task_graph, index)
                 for place, piece in enumerate(pieces)]
 
     def examples(self, tensor: int, pieces: Sequence[Primitive], device: int, scope: str, how: Rows,
@@ -136,8 +136,8 @@ class Values:
     def between(self, kind: str, here: Primitive, device: int, scope: str, how: Union[Reduction, Rows],
                  number: int = FETCHED) -> Primitive:
         """A collective between processes, to which each contributes one value."""
-        home = self.step.task_graph_of(here.tensor)
-        made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=home, detail=how, call=number)
+        task_graph = self.step.task_graph_of(here.tensor)
+        made = Primitive(kind, here.tensor, device, (here,), scope, task_graph=task_graph, detail=how, call=number)
         if number != FETCHED:
             self.collectives.setdefault(number, []).append(made)
         return made

@@ -32,12 +32,12 @@ def assignment_of(answer: Answer) -> Assignment:
     for variable in problem.scope.variables:
         spread = _spread(problem, variable, choice)
         if spread.is_shard:
-            result.variables[variable], result.home[variable] = spread, HOME
+            result.variables[variable], result.task_graph[variable] = spread, HOME
             spreads[problem.graph.ops[variable].outputs[0]] = spread
     for op in problem.graph.ops:
         strategy = _strategy(problem, op, choice, spreads)
         if strategy is not None and strategy.how != ONCE:
-            result.strategies[op.id], result.home[op.id] = strategy, HOME
+            result.strategies[op.id], result.task_graph[op.id] = strategy, HOME
             spreads.update({t: give for t, give in zip(op.outputs, strategy.gives) if give not in (once, everywhere)})
     result.choices.extend(_choices(problem, choice))
     return result

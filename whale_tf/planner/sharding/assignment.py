@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
     """Attributes:
     strategies: op -> strategy, for all ops that are not simply computed once.
     variables: variable op -> the spread in which it is stored, for sharded variables.
-    home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
+    task_graph: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
     choices: the choices for the ops worth dividing.
     settled: tensor -> the spread into which it is brought as soon as it is made, for all its readers.
     reseeded: names of the ops that draw other initial values than the local script.
@@ -52,7 +52,7 @@ class Assignment(NamedTuple):
 
     strategies: Dict[int, Strategy]
     variables: Dict[int, Spread]
-    home: Dict[int, int]
+    task_graph: Dict[int, int]
     choices: List[Choice]
     settled: Dict[int, Spread] = {}
     reseeded: Sequence[str] = ()
@@ -96,7 +96,8 @@ def assign(problem: ShardingProblem, force: object = None, shards: Optional[Mapp
 
 def _is_asked(problem: ShardingProblem, number: int) -> bool:
     """Whether a layout divides a variable of a TaskGraph."""
-    return any(spread.is_divided and _home(problem, root, number) == number for root, spread in problem.asked.items())
+    return any(spread.is_divided and _task_graph_of_root(problem, root, number) == number
+               for root, spread in problem.asked.items())
 
 
 def _stored(problem: ShardingProblem, root: int, spread: Spread) -> Stored:
@@ -190,17 +191,18 @@ def _follow(problem: ShardingProblem, result: Assignment, spreads: Mapping[int, 
     states: Dict[int, ShardingState] = {}
     for number in problem.splits:
         states[number] = ShardingState(problem, number)
-        states[number].spreads.update({root: s for root, s in spreads.items() if _home(problem, root, number) == number})
+        states[number].spreads.update({root: spread for root, spread in spreads.items()
+                                       if _task_graph_of_root(problem, root, number) == number})
     for op in problem.graph.ops:
-        home = _home_of_op(problem, op, states)
-        if home is None or op.type in VARIABLES:
+        task_graph = _task_graph_of(problem, op, states)
+        if task_graph is None or op.type in VARIABLES:
             continue
-        state = states[home]
+        state = states[task_graph]
         if problem.is_read(op):
             spread = state.spread(op.inputs[0])
             if spread != once:
                 result.strategies[op.id] = Strategy("read", "shards", (spread,), (spread,))
-                result.home[op.id] = home
+                result.task_graph[op.id] = task_graph
             continue
         if problem.whole and op.phase is not Phase.APPLY:
             strategy = _beside_whole(problem, state, op)
@@ -212,15 +214,15 @@ def _follow(problem: ShardingProblem, result: Assignment, spreads: Mapping[int, 
             strategy = _least(problem, state, op, divided) if divided or not state.is_plain(op) else None
         if strategy is not None:
             state.take(op, strategy, 0.0)
-            result.strategies[op.id], result.home[op.id] = strategy, home
+            result.strategies[op.id], result.task_graph[op.id] = strategy, task_graph
         for tensor in op.outputs if op.phase is Phase.BACKWARD else ():
             if tensor in problem.gradients:
-                _settle(problem, state, result, tensor, home)
+                _settle(problem, state, result, tensor, task_graph)
     for number, state in states.items():
         for root, spread in state.spreads.items():
             if problem.is_variable(root) and spread != once:
                 variable = problem.graph.tensors[root].op
-                result.variables[variable], result.home[variable] = spread, number
+                result.variables[variable], result.task_graph[variable] = spread, number
 
 
 def _beside_whole(problem: ShardingProblem, state: ShardingState, op: Op) -> Optional[Strategy]:
@@ -230,33 +232,33 @@ def _beside_whole(problem: ShardingProblem, state: ShardingState, op: Op) -> Opt
     return _least(problem, state, op, False) if takes_part or (op.id not in problem.whole and not state.is_plain(op)) else None
 
 
-def _settle(problem: ShardingProblem, state: ShardingState, result: Assignment, tensor: int, home: int) -> None:
+def _settle(problem: ShardingProblem, state: ShardingState, result: Assignment, tensor: int, task_graph: int) -> None:
     """Brings gradients into their variables' layout before the update begins, whose ops then run where the variable is."""
     wanted = state.spreads.get(_target(problem, tensor), once)
     if state.spread(tensor) != wanted:
         result.settled[tensor] = state.spreads[tensor] = wanted
-        result.home.setdefault(problem.graph.tensors[tensor].op, home)
+        result.task_graph.setdefault(problem.graph.tensors[tensor].op, task_graph)
 
 
-def _home(problem: ShardingProblem, root: int, default: int) -> int:
+def _task_graph_of_root(problem: ShardingProblem, root: int, default: int) -> int:
     """The TaskGraph of a variable.  A slot belongs to its variable's TaskGraph."""
     variable = problem.graph.tensors[root].op
-    home = problem.variables.get(variable, -1)
+    task_graph = problem.variables.get(variable, -1)
     if variable in problem.factored:
-        home = problem.variables.get(problem.factored[variable].variable, default)
-    if home < 0:
-        home = problem.variables[problem.owners[variable]] if variable in problem.owners else default
-    return home
+        task_graph = problem.variables.get(problem.factored[variable].variable, default)
+    if task_graph < 0:
+        task_graph = problem.variables[problem.owners[variable]] if variable in problem.owners else default
+    return task_graph
 
 
-def _home_of_op(problem: ShardingProblem, op: Op, states: Mapping[int, ShardingState]) -> Optional[int]:
+def _task_graph_of(problem: ShardingProblem, op: Op, states: Mapping[int, ShardingState]) -> Optional[int]:
     """The split TaskGraph of an op.  An optimizer's op joins that of the divided tensors it reads, if there is only one."""
     if problem.task_graph[op.id] >= 0:
         return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
     if op.phase is not Phase.APPLY or traits(op.type).state is Effect.IS_INITIALIZED:  # which asks one part
         return None
-    homes = [number for number, state in states.items() if any(state.spread(t) != once for t in op.inputs)]
-    return homes[0] if len(homes) == 1 else None
+    numbers = [number for number, state in states.items() if any(state.spread(t) != once for t in op.inputs)]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _least(problem: ShardingProblem, state: ShardingState, op: Op, divided: bool) -> Strategy:

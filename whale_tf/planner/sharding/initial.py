@@ -32,21 +32,21 @@ def with_initial_values(graph: OpGraph, initializers: Mapping[int, int], assignm
         if variable in initializers:
             walk.variable(graph.ops[variable], graph.ops[initializers[variable]], spread)
     return assignment._replace(
-        strategies={**assignment.strategies, **walk.strategies}, home={**assignment.home, **walk.home},
+        strategies={**assignment.strategies, **walk.strategies}, task_graph={**assignment.task_graph, **walk.task_graph},
         reseeded=tuple(walk.reseeded))
 
 
 class _Walk:
     def __init__(self, graph: OpGraph, assignment: Assignment) -> None:
-        self._graph, self._homes = graph, assignment.home
+        self._graph, self._homes = graph, assignment.task_graph
         self._view = Sizes(graph)
         self.strategies: Dict[int, Strategy] = {}
-        self.home: Dict[int, int] = {}
+        self.task_graph: Dict[int, int] = {}
         self.reseeded: List[str] = []
 
     def variable(self, variable: Op, write: Op, spread: Spread) -> None:
         self.strategies[write.id] = Strategy("initial", SHARDS, (spread,) * len(write.inputs), (spread,) * len(write.outputs))
-        self.home[write.id] = home = self._homes[variable.id]
+        self.task_graph[write.id] = task_graph = self._homes[variable.id]
         pending = [(write.inputs[1], spread)]
         while pending:
             tensor, need = pending.pop()
@@ -58,7 +58,7 @@ class _Walk:
                 continue
             if strategy is None:
                 raise UnsupportedOpError(_whole(variable, op))
-            self.strategies[op.id], self.home[op.id] = strategy, home
+            self.strategies[op.id], self.task_graph[op.id] = strategy, task_graph
             if strategy.how == RESEEDED:
                 self.reseeded.append(op.name)
             pending += [(t, s) for t, s in zip(op.inputs, strategy.needs) if s.is_shard]

@@ -201,10 +201,10 @@ class ShardingProblem:
             UnsupportedOpError: a variable with such a layout cannot be divided.
         """
         found = {}
-        for variable, home in self.variables.items():
+        for variable, task_graph in self.variables.items():
             op = self.graph.ops[variable]
-            if LAYOUT_ATTR in op.attrs and home in self.splits:
-                found[op.outputs[0]] = self._spread_of(op, op.attrs["shape"], self.splits[home])
+            if LAYOUT_ATTR in op.attrs and task_graph in self.splits:
+                found[op.outputs[0]] = self._spread_of(op, op.attrs["shape"], self.splits[task_graph])
         return found
 
     def _spread_of(self, op: Op, shape: Shape, split: SplitTaskGraph) -> Spread:
@@ -295,8 +295,8 @@ class ShardingState:
 
     def is_free(self, tensor: int) -> bool:
         root = self.problem.root(tensor)
-        home = self.problem.variables.get(self.problem.graph.tensors[root].op)
-        return root not in self.spreads and home in (self.task_graph, -1)
+        task_graph = self.problem.variables.get(self.problem.graph.tensors[root].op)
+        return root not in self.spreads and task_graph in (self.task_graph, -1)
 
     def is_plain(self, op: Op) -> bool:
         """Whether nothing that the op reads is divided or could be."""

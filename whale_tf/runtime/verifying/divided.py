@@ -50,7 +50,7 @@ def view_of(done: Parallelized) -> View:
         return not (name in done.replaced or name + ":0" in done.replaced)
 
     inexact = {graph.ops[item.op].name: item.reason for item in region.batch.inexact
-               if len(context.clones(context.home(graph.ops[item.op]))) > 1}
+               if len(context.clones(context.task_graph_of(graph.ops[item.op]))) > 1}
     return View(layout, can_take, runs, inexact)
 
 

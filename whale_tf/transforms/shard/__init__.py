@@ -75,7 +75,7 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int],
 
 def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> DividedVariable:
     return DividedVariable(graph.get_operation_by_name(op.name), tuple(names), assignment.variables[op.id],
-                           assignment.home[op.id], op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype,
+                           assignment.task_graph[op.id], op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype,
                            tuple(op.attrs["shape"]))
 
 

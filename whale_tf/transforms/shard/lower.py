@@ -90,8 +90,8 @@ class Lowering:
 
     def _settle(self, tensor: int, spread: Spread) -> None:
         value, op = self.values.table.get(tensor), self.graph.tensors[tensor].op
-        home = value.task_graph if value is not None else self.assignment.home.get(op, self.task_graph[op])
-        self.values.put(tensor, spread, self.values.parts(tensor, spread, home), home)
+        task_graph = value.task_graph if value is not None else self.assignment.task_graph.get(op, self.task_graph[op])
+        self.values.put(tensor, spread, self.values.parts(tensor, spread, task_graph), task_graph)
 
     # -- variables ----------------------------------------------------------------------------------------------------
     def _variable(self, op: Op, spread: Spread) -> None:
@@ -103,7 +103,7 @@ class Lowering:
             node.attr["shared_name"].s = node.name.encode()
             names.append(node.name)
         self.variables[op.id] = names
-        self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
+        self.values.put(op.outputs[0], spread, names, self.assignment.task_graph[op.id])
 
     def _handle(self, op: Op, i: int, part: Tile) -> NodeDef:
         """A part's handle in a tf.function, where the variable's own handle is a placeholder."""
@@ -111,42 +111,42 @@ class Lowering:
                  "shared_name": ""}
         node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
         replica = part.replica if self.assignment.variables[op.id].is_tiles else None
-        self.stages[self.assignment.home[op.id]].tag(node.name, part.device, replica=replica)
+        self.stages[self.assignment.task_graph[op.id]].tag(node.name, part.device, replica=replica)
         return node
 
     # -- ops ----------------------------------------------------------------------------------------------------------
     def _op(self, op: Op, strategy: Strategy) -> None:
-        home = self.assignment.home[op.id]
-        stage = self.stages[home]
+        task_graph = self.assignment.task_graph[op.id]
+        stage = self.stages[task_graph]
         stage.is_backward = op.phase is Phase.BACKWARD
-        stage.controls = self._controls(op, home)
+        stage.controls = self._controls(op, task_graph)
         recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes,
                   CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
         if recipe is not None:
-            recipe(op, strategy, home)
+            recipe(op, strategy, task_graph)
         else:
-            self._parts(op, strategy, home)
+            self._parts(op, strategy, task_graph)
         stage.controls = ()
 
-    def _parts(self, op: Op, strategy: Strategy, home: int) -> None:
+    def _parts(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         needs = self._needs(op, strategy)
-        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, needs)]
+        operands = [self.values.parts(t, need, task_graph) for t, need in zip(op.inputs, needs)]
         results, localised = [], {local.position for local in strategy.localise}
-        parts = _parts_of(strategy, self.counts[home])
+        parts = _parts_of(strategy, self.counts[task_graph])
         for i, part in enumerate(parts):
             inputs = [names[i if need.is_tiles else part.device] for names, need in zip(operands, needs)]
             for position in localised:
                 inputs[position] = self._localised(
-                    op, position, [x for x in strategy.localise if x.position == position], home, i)
+                    op, position, [x for x in strategy.localise if x.position == position], task_graph, i)
             same_attrs = strategy.how != RESEEDED and op.type not in SHAPE_ATTRS and op.type not in DROPS_ONES
             node = self._clone(op, i, inputs, same_attrs, part)
             if op.type in DROPS_ONES and not node.attr["squeeze_dims"].list.i:
                 whole = self.graph.tensors[op.inputs[0]].shape or ()
                 node.attr["squeeze_dims"].list.i.extend(dim for dim, size in enumerate(whole) if size == 1)
             if strategy.how == ROWS:
-                self._keep_rows(op, node.name, inputs, part, home, i)
+                self._keep_rows(op, node.name, inputs, part, task_graph, i)
             if strategy.how == RESEEDED:
-                self._reseed(op, node, home, i)
+                self._reseed(op, node, task_graph, i)
             if op.type in SHAPE_ATTRS and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
             results.append(node.name)
@@ -154,18 +154,18 @@ class Lowering:
         for index, tensor in enumerate(op.outputs):
             names = [f"{name}:{index}" for name in results]
             if strategy.weights:
-                names = [self._weighted(name, tensor, weight, home, i, part.device)
+                names = [self._weighted(name, tensor, weight, task_graph, i, part.device)
                          for i, (name, weight, part) in enumerate(zip(names, strategy.weights, parts))]
             if strategy.how == EXTREME or (strategy.how == ON_TILES and strategy.gives[index] == once):
-                names = [self._combined(op, names, self._dtype(tensor), home)]
-            self.values.put(tensor, strategy.gives[index], names, home)
+                names = [self._combined(op, names, self._dtype(tensor), task_graph)]
+            self.values.put(tensor, strategy.gives[index], names, task_graph)
 
-    def _combined(self, op: Op, names: Sequence[str], dtype: tf.DType, home: int) -> str:
+    def _combined(self, op: Op, names: Sequence[str], dtype: tf.DType, task_graph: int) -> str:
         """What the results of a reduction of parts amount to, on the first device."""
         kind, scope = {"Max": "Maximum", "Min": "Minimum"}.get(op.type), self._scope(op, "combined")
         if kind is not None:
-            return combine(self.nodes[home], kind, names, scope, dtype)
-        return self.nodes[home].add_n(names, scope, dtype, "0")
+            return combine(self.nodes[task_graph], kind, names, scope, dtype)
+        return self.nodes[task_graph].add_n(names, scope, dtype, "0")
 
     def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
         """What an op's parts read: for shape operands the whole shape, which is localised."""
@@ -176,21 +176,21 @@ class Lowering:
 
     def _clone(self, op: Op, i: int, inputs: Sequence[str], same_attrs: bool = True, part: Optional[Tile] = None) -> NodeDef:
         """Stages device ``i``'s copy of an op, or that for part number ``i``; ``same_attrs``: see :meth:`StagedEdit.copy`."""
-        home = self.assignment.home.get(op.id, self.task_graph[op.id])
+        task_graph = self.assignment.task_graph.get(op.id, self.task_graph[op.id])
         if op.id not in self._templates:
             self._templates[op.id], = self.edit.templates([self._definitions.node(op.name)])
-        controls = self._controls(op, home, i) if op.control_inputs else ()
+        controls = self._controls(op, task_graph, i) if op.control_inputs else ()
         node = self.edit.copy(
             self._templates[op.id], self.part_name(op, i), inputs, control_inputs=controls, same_attrs=same_attrs)
-        self.stages[home].is_backward = op.phase is Phase.BACKWARD
+        self.stages[task_graph].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
         device = i if part is None else part.device
-        self.stages[home].tag(node.name, device, self.forward_name(forward, device) if forward is not None else "")
+        self.stages[task_graph].tag(node.name, device, self.forward_name(forward, device) if forward is not None else "")
         return node
 
-    def _moved_again(self, tensor: int, home: int) -> bool:
+    def _moved_again(self, tensor: int, task_graph: int) -> bool:
         op = self.graph.producer(tensor)
-        return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == home and bool(op.inputs)
+        return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == task_graph and bool(op.inputs)
 
     def _move_again(self, op: Op, i: int, operand: str) -> str:
         return self._clone(op, i, [operand] + [self.values.whole(tensor) for tensor in op.inputs[1:]]).name
@@ -205,7 +205,7 @@ class Lowering:
             return self.part_name(op, i) if op.id in self.variables else op.name
         return names[i if i < len(names) else 0][0].partition(":")[0]
 
-    def _controls(self, op: Op, home: int, i: int = -1) -> List[str]:
+    def _controls(self, op: Op, task_graph: int, i: int = -1) -> List[str]:
         """What an op's parts wait for: the same device's part of an op that is divided in the same way, else all parts."""
         found: List[str] = []
         for control in op.control_inputs:
@@ -213,32 +213,33 @@ class Lowering:
             parts = self.done.get(other.name)
             if parts is None:
                 found.append(other.name)
-            elif i >= 0 and self.assignment.home[other.id] == home and self._are_alike(op, other, home):
+            elif i >= 0 and self.assignment.task_graph[other.id] == task_graph and self._are_alike(op, other, task_graph):
                 found.extend(parts[i])
             else:
                 found.extend(name for names in parts for name in names)
         return [name.partition(":")[0] for name in found]
 
-    def _are_alike(self, op: Op, other: Op, home: int) -> bool:
+    def _are_alike(self, op: Op, other: Op, task_graph: int) -> bool:
         """Whether both ops have a part on each device, or one for each tile."""
         own, before = (self.assignment.strategies.get(one.id) for one in (op, other))
         if own is None or before is None:
             return False
-        counts = [_parts_of(one, self.counts[home]) for one in (own, before)]
+        counts = [_parts_of(one, self.counts[task_graph]) for one in (own, before)]
         return counts[0] == counts[1] and len(self.done[other.name]) == len(counts[0])
 
     # -- operands -----------------------------------------------------------------------------------------------------
-    def _localised(self, op: Op, position: int, changes: Sequence[Localise], home: int, i: int) -> str:
+    def _localised(self, op: Op, position: int, changes: Sequence[Localise], task_graph: int, i: int) -> str:
         """A shape operand with this device's sizes instead of the whole's."""
         tensor = op.inputs[position]
         value = self.view.value(tensor)
         assert value is not None, "strategies need shapes that are known where they change"
         sizes = {change.element: change.sizes[i] for change in changes}
-        return self._changed(tensor, value, sizes, self.values.whole(tensor), home, i, self._scope(op, f"shape{position}_{i}"))
+        scope = self._scope(op, f"shape{position}_{i}")
+        return self._changed(tensor, value, sizes, self.values.whole(tensor), task_graph, i, scope)
 
-    def _changed(self, tensor: int, value: Value, sizes: Dict[int, int], whole: str, home: int, i: int, scope: str) -> str:
+    def _changed(self, tensor: int, value: Value, sizes: Dict[int, int], whole: str, task_graph: int, i: int, scope: str) -> str:
         """An integer vector with some elements replaced; the others are constants, or taken from ``whole`` at run time."""
-        nodes, dtype = self.nodes[home], self._dtype(tensor)
+        nodes, dtype = self.nodes[task_graph], self._dtype(tensor)
         flat = list(value.flat)
         new = [sizes[j] if j in sizes and not (not isinstance(old, Size) and old == -1) else old for j, old in enumerate(flat)]
         if not any(isinstance(element, Size) for element in new):
@@ -248,20 +249,20 @@ class Lowering:
         kept = nodes.binary("Mul", whole, nodes.const(keep, scope + "/keep", dtype, str(i)), scope + "/kept", dtype, str(i))
         return nodes.binary("Add", kept, nodes.const(add, scope + "/sizes", dtype, str(i)), scope, dtype, str(i))
 
-    def _weighted(self, name: str, tensor: int, weight: float, home: int, i: int, device: int) -> str:
-        nodes, dtype = self.nodes[home], self._dtype(tensor)
+    def _weighted(self, name: str, tensor: int, weight: float, task_graph: int, i: int, device: int) -> str:
+        nodes, dtype = self.nodes[task_graph], self._dtype(tensor)
         scope = "{}/weighted{}/{}".format(self.root, i, self.graph.tensor_name(tensor).replace(":", "_"))
         factor = nodes.const(weight, scope + "/weight", dtype, str(device))
         return nodes.binary("Mul", name, factor, scope, dtype, str(device))
 
-    def _keep_rows(self, op: Op, name: str, inputs: Sequence[str], part: Tile, home: int, i: int) -> None:
+    def _keep_rows(self, op: Op, name: str, inputs: Sequence[str], part: Tile, task_graph: int, i: int) -> None:
         """Filters the row numbers and values of a sparse update of divided rows to those of a part."""
         dims = rule_for(op, self.graph, self.view).inputs
         listed = [p for p, d in enumerate(dims) if isinstance(d, tuple) and d[:1] == (("i0",),)]
         number = next(p for p in listed if self._dtype(op.inputs[p]).is_integer)
         key = op.inputs[number], part
         if key not in self._rows:
-            self._rows[key] = Rows(self.nodes[home], inputs[number], self._dtype(op.inputs[number]), part,
+            self._rows[key] = Rows(self.nodes[task_graph], inputs[number], self._dtype(op.inputs[number]), part,
                                    self._scope(op, f"rows{i}"))
         own = self._rows[key]
         for p in listed:
@@ -269,66 +270,68 @@ class Lowering:
             self.edit.move_input(name, p, own.kept(values, self._dtype(op.inputs[p]), what))
 
     # -- initial values -----------------------------------------------------------------------------------------------
-    def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
+    def _cut(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         value, spread = self._definitions.node(op.name).attr["value"].tensor, strategy.gives[0]
-        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, f"cut{i}")) for i in range(self.counts[home])]
-        self._put(op, 0, spread, parts, home)
+        nodes = self.nodes[task_graph]
+        parts = [cut(nodes, value, spread, i, self._scope(op, f"cut{i}")) for i in range(self.counts[task_graph])]
+        self._put(op, 0, spread, parts, task_graph)
         self.done[op.name] = [[part] for part in parts]
 
-    def _advanced(self, op: Op, strategy: Strategy, home: int) -> None:
+    def _advanced(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         shape, spread, dtype = self.view.shape(op.outputs[0]) or (), strategy.gives[0], self._dtype(op.outputs[0])
         operands = [self.values.whole(tensor) for tensor in op.inputs]
-        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, f"drawn{i}"), str(i)).part(
-            [size or 0 for size in shape], spread, i) for i in range(self.counts[home])]
-        self._put(op, 0, spread, parts, home)
+        parts = [Stream(self.nodes[task_graph], op, operands, dtype, self._scope(op, f"drawn{i}"), str(i)).part(
+            [size or 0 for size in shape], spread, i) for i in range(self.counts[task_graph])]
+        self._put(op, 0, spread, parts, task_graph)
         self.done[op.name] = [[part] for part in parts]
 
-    def _reseed(self, op: Op, node: NodeDef, home: int, i: int) -> None:
+    def _reseed(self, op: Op, node: NodeDef, task_graph: int, i: int) -> None:
         """Makes a part draw its own numbers."""
         reseed(node, node.name)
         if "seed" not in op.attrs:  # the seed is an operand
-            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, f"seed{i}")
+            nodes, seed, scope = self.nodes[task_graph], op.inputs[1], self._scope(op, f"seed{i}")
             dtype = self._dtype(seed)
             own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
             self.edit.move_input(node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
 
     # -- recipes ------------------------------------------------------------------------------------------------------
-    def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:
+    def _softmax_of(self, op: Op, spread: Spread, task_graph: int) -> Softmax:
         tensor = op.inputs[0]
-        return Softmax(self.nodes[home], self.values.parts(tensor, spread, home), self.view.need_rank(tensor),
+        return Softmax(self.nodes[task_graph], self.values.parts(tensor, spread, task_graph), self.view.need_rank(tensor),
                        self._dtype(tensor), self._scope(op, "softmax"))
 
-    def _loss(self, op: Op, strategy: Strategy, home: int) -> None:
-        softmax = self._softmax_of(op, strategy.needs[0], home)
-        labels = self.values.parts(op.inputs[1], strategy.needs[1], home)
+    def _loss(self, op: Op, strategy: Strategy, task_graph: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], task_graph)
+        labels = self.values.parts(op.inputs[1], strategy.needs[1], task_graph)
         if op.type.startswith("Sparse"):
             loss, gradient = softmax.sparse_cross_entropy(labels, self._dtype(op.inputs[1]), strategy.needs[0])
         else:
             loss, gradient = softmax.cross_entropy(labels)
-        self._put(op, 0, once, [loss], home)
-        self._put(op, 1, strategy.gives[1], gradient, home)
+        self._put(op, 0, once, [loss], task_graph)
+        self._put(op, 1, strategy.gives[1], gradient, task_graph)
         self.done[op.name] = [[loss] + gradient]
 
-    def _softmax(self, op: Op, strategy: Strategy, home: int) -> None:
-        softmax = self._softmax_of(op, strategy.needs[0], home)
+    def _softmax(self, op: Op, strategy: Strategy, task_graph: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], task_graph)
         parts = softmax.probabilities() if op.type == "Softmax" else softmax.log_probabilities()
-        self._put(op, 0, strategy.gives[0], parts, home)
+        self._put(op, 0, strategy.gives[0], parts, task_graph)
         self.done[op.name] = [[part] for part in parts]
 
-    def _look_up(self, op: Op, strategy: Strategy, home: int) -> None:
+    def _look_up(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         rows = strategy.needs[0]
-        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, strategy.needs)]
+        operands = [self.values.parts(t, need, task_graph) for t, need in zip(op.inputs, strategy.needs)]
         result, dtype = op.outputs[0], self._dtype(op.outputs[0])
         parts = []
-        for i in range(self.counts[home]):
-            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows.parts[i], self._scope(op, f"rows{i}"))
+        for i in range(self.counts[task_graph]):
+            scope = self._scope(op, f"rows{i}")
+            own = Rows(self.nodes[task_graph], operands[1][i], self._dtype(op.inputs[1]), rows.parts[i], scope)
             node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
             trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
             parts.append(own.or_zero(node.name, trailing, dtype))
-        self._put(op, 0, strategy.gives[0], parts, home)
+        self._put(op, 0, strategy.gives[0], parts, task_graph)
         self.done[op.name] = [[part] for part in parts]
 
-    def _sizes(self, op: Op, strategy: Strategy, home: int) -> None:
+    def _sizes(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         """Stages ``Shape`` and similar ops of a divided tensor: they return the whole's sizes."""
         names = []
         for index, tensor in enumerate(op.outputs):
@@ -338,12 +341,12 @@ class Lowering:
                 raise UnsupportedOpError(f"op {op.name!r} ({op.type}) asks for the shape of "
                                          f"{self.graph.tensor_name(measured)!r}, whose rank is not known; set it with "
                                          "tf.ensure_shape")
-            names.append(self._size_vector(op, tensor, measured, shape, home))
-            self.values.put(tensor, once, names[-1:], home)
+            names.append(self._size_vector(op, tensor, measured, shape, task_graph))
+            self.values.put(tensor, once, names[-1:], task_graph)
         self.done[op.name] = [names]
 
-    def _size_vector(self, op: Op, tensor: int, measured: int, shape: Tuple, home: int) -> str:
-        nodes, dtype, scope = self.nodes[home], self._dtype(tensor), self._scope(op, "sizes")
+    def _size_vector(self, op: Op, tensor: int, measured: int, shape: Tuple, task_graph: int) -> str:
+        nodes, dtype, scope = self.nodes[task_graph], self._dtype(tensor), self._scope(op, "sizes")
         if op.type == "Rank":
             return nodes.const(len(shape), scope, dtype, "0")
         value = as_value(np.array([-1 if size is None else size for size in shape]))
@@ -357,16 +360,16 @@ class Lowering:
             marked = value.copy()
             for d, size in enumerate(shape):
                 marked[d] = Size.of(("dim", measured, d)) if size is None else size
-            whole = self._changed(tensor, marked, {part.spread.dim: sum(part.spread.sizes)}, local, home, 0, scope)
+            whole = self._changed(tensor, marked, {part.spread.dim: sum(part.spread.sizes)}, local, task_graph, 0, scope)
         if op.type != "Size":
             return whole
         axis = nodes.const([0], scope + "/axis", tf.int32, "0")
         return nodes.add("Prod", scope + "/product", [whole, axis], "0", T=dtype, Tidx=tf.int32, keep_dims=False)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
-    def _put(self, op: Op, index: int, spread: Spread, names: List[str], home: int) -> None:
+    def _put(self, op: Op, index: int, spread: Spread, names: List[str], task_graph: int) -> None:
         if index < len(op.outputs):
-            self.values.put(op.outputs[index], spread, names, home)
+            self.values.put(op.outputs[index], spread, names, task_graph)
 
     def _scope(self, op: Op, what: str) -> str:
         return f"{self.root}/{op.name}/{what}"

@@ -72,7 +72,7 @@ class Divisible:
 
     def _obstacle_along(self, variable: int, dim: int) -> str:
         shape = _shape(self._captured, variable)
-        count = _count(self._plan, self._captured.variable_homes[variable])
+        count = _count(self._plan, self._captured.variable_task_graph[variable])
         if not 0 <= dim < len(shape) or shape[dim] < count:
             return f"its shape {list(shape)} has no dimension {dim} with at least {count} elements"
         if dim == 0 and variable in self._sparse:
@@ -126,7 +126,7 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
     for number, task in enumerate(plan.task_graphs):
         for name, dim in task.parts.items():
             variable = captured.graph.op(name).id if name in captured.graph else -1
-            if captured.variable_homes.get(variable) != number:
+            if captured.variable_task_graph.get(variable) != number:
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has parts of variable {name!r}, but not the variable")
             reason = divisible.why_not(variable, dim)
             if reason:
@@ -155,12 +155,12 @@ def _assignment(captured: Captured, region: Region, plan: Plan, dims: Mapping[in
     """Args:
     dims: variable -> the dimension along which it is divided.
     """
-    homes = {captured.variable_homes[variable] for variable in dims}
-    shares = {number: (1,) * _count(plan, number) for number in sorted(homes)}
+    numbers = {captured.variable_task_graph[variable] for variable in dims}
+    shares = {number: (1,) * _count(plan, number) for number in sorted(numbers)}
     whole: FrozenSet[int] = frozenset(region.batch_level).union(
         op.id for op in captured.graph.ops if op.type in CONTROL_FLOW and region.contains(op))
     spreads: Dict[int, Spread] = {}
     for variable, dim in dims.items():
-        parts = shares[captured.variable_homes[variable]]
+        parts = shares[captured.variable_task_graph[variable]]
         spreads[variable] = spread.shard(dim, apportion(parts, _shape(captured, variable)[dim], 1))
     return assign_parts(sharding_problem(captured, {}, shares, only=set(dims), whole=whole), spreads)

@@ -34,8 +34,8 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
     inside = in_bodies(captured)
-    trained = {op: home for op, home in captured.variable_homes.items()
-               if home in shares and op not in inside and (only is None or op in only)}
+    trained = {op: task_graph for op, task_graph in captured.variable_task_graph.items()
+               if task_graph in shares and op not in inside and (only is None or op in only)}
     _check_layouts(captured, shares, trained, inside)
     slots = {op: [slot for slot in found if slot not in inside] for op, found in _slots(captured, trained).items()}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
@@ -44,7 +44,7 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
         {target.tensors[0]: target.variable for target in captured.phases.targets
          if target.is_sparse is is_sparse and (only is None or target.variable in only)} for is_sparse in (False, True))
     others = {variable.op for variable in captured.phases.variables
-              if variable.op not in captured.variable_homes and variable.op not in inside}
+              if variable.op not in captured.variable_task_graph and variable.op not in inside}
     factored = {slot: found for slot, found in factored_slots(
         captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
@@ -92,7 +92,7 @@ def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]
     the same op updates, those that lead to its update (Keras 3's optimizers consist of elementary ops), or those that are named
     after it (``w/Adam``), which is the only sign for the sparse updates of some optimizers."""
     variables = captured.phases.variables
-    named = {variables[other].name: other for other in captured.variable_homes}
+    named = {variables[other].name: other for other in captured.variable_task_graph}
     updated: Dict[int, List[int]] = {}  # variable -> trained variables whose updates write it
     for op in trained:
         for slot in variables[op].slots:
@@ -102,7 +102,7 @@ def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]
             updated.setdefault(slot, []).append(op)
     found: Dict[int, List[int]] = {op: [] for op in trained}
     for other in variables:
-        if other.op in captured.variable_homes:
+        if other.op in captured.variable_task_graph:
             continue
         owners = {*updated.get(other.op, ()), *_owners(other.name, named)}
         for owner in owners:

@@ -152,8 +152,8 @@ class Values:
 
     def _maker(self, tensor: int, task_graph: int) -> int:
         """The ``replicate`` TaskGraph that computes a tensor, else ``task_graph``."""
-        home = self._task_graph[self._graph.tensors[tensor].op]
-        return home if tensor not in self.table and home in self._replicated else task_graph
+        own = self._task_graph[self._graph.tensors[tensor].op]
+        return own if tensor not in self.table and own in self._replicated else task_graph
 
     def _converted(self, tensor: int, value: ShardedValue, need: Spread, task_graph: int, where: int) -> List[str]:
         """Args:
