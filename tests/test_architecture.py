@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "whale_tf"
 
 # top floor first: a module imports only from its own floor and from those after it
-FLOORS = ("cli", "viz", "measure", "api", "runtime", "parallelize", "processes", "decide", "emit", "transforms", "capture",
+FLOORS = ("cli", "viz", "measure", "epl", "api", "runtime", "parallelize", "processes", "decide", "emit", "transforms", "capture",
           "communicators", "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program",
           "residence", "plan", "ir", "cluster", "config", "documents", "errors", "garbage", "version", "_typing_compat")

@@ -129,6 +129,12 @@ class Io(Record):
         "own",
         description="Under nested data parallelism: each model replica takes its own mini-batch (own), or the replicas divide "
         "one mini-batch (divide).")
+    batch: Literal["mini", "micro"] = field(
+        "mini",
+        description="What a batch of the input pipeline of a Session's graph is. mini: a mini-batch, which num_micro_batch "
+        "divides. micro: a micro-batch, as in EPL: every micro-batch of every model replica takes a batch of its own, so a step "
+        "has num_micro_batch times as many examples. What is fed is divided either way. wh.explain() says how many examples a "
+        "step has.")
     slicing: Union[bool, Literal["file"]] = field(
         True, description="How several processes share a tf.data pipeline. true: each takes its own mini-batches, the i-th of "
         "every n, and a remainder at the end is dropped. file: each reads only its own files, the i-th of every n, if the "

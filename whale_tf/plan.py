@@ -168,7 +168,7 @@ class Plan(Record):
         micro_batch_slices: relative sizes of the micro-batches; None means equal.
         schedule: a name of :data:`SCHEDULES`; see ``whale_tf.schedule``.
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
-            mini-batch is divided over them.
+            mini-batch is divided over them; ``micro``: every micro-batch of every model replica is a mini-batch of its own.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
         random: random numbers that depend on the examples: each clone draws its ``own``, or one op draws all as in the ``local``
@@ -191,7 +191,7 @@ class Plan(Record):
     num_micro_batch: int = field(1, at_least=1)
     micro_batch_slices: Optional[Tuple[int, ...]] = None
     schedule: str = field("backward_first", among=SCHEDULES)
-    nested_batch: str = field("own", among=("own", "divide"))
+    nested_batch: str = field("own", among=("own", "divide", "micro"))
     sync_batch_norm: bool = False
     task_graphs: Tuple[TaskGraphPlan, ...] = field()
     inputs: Tuple[InputPlan, ...] = ()

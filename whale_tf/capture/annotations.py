@@ -89,6 +89,7 @@ class Annotations:
             variables.
         checkpoints: names of tensors that are kept for the backward pass while others are computed again.
         axes: tensor -> the dimension along the batch that the user states; None: it has none.
+        collected: tensor -> how its values in all clones become one when it is fetched (``COLLECTED``).
         shapes: input of unknown rank -> its shape in the first mini-batch.
         remembered: names of annotations that Keras layers remembered, or entered themselves.
         made_in: placeholder of a variable's handle in a function -> index of the annotation in which the variable was made.
@@ -107,6 +108,7 @@ class Annotations:
         self.trains = self.evaluates = False
         self.checkpoints: List[str] = []
         self.axes: Dict[str, Optional[int]] = {}
+        self.collected: Dict[str, str] = {}
         self.shapes: Dict[str, Tuple[int, ...]] = {}
         self._open: Optional[Annotation] = None
         self._count = 0

@@ -18,6 +18,7 @@ for _command in (
     app.command()(_command)
 # everything after the script's name belongs to the script
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.command("epl-launch")(run.epl_launch)
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # click's UsageError; typer has its own copy of click since 0.20
 WRONG = 2  # exit status: the command line makes no sense

@@ -24,6 +24,7 @@ from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import tf_configs_at
 from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
+from whale_tf.epl.installed import PATH, check
 from whale_tf.errors import ClusterError, ConfigError
 
 POLL_S = 0.1
@@ -56,6 +57,7 @@ def run(
     config: Optional[str] = typer.Option(None, help="configuration for wh.init() calls that give none: JSON text or a file"),
     replicate: bool = typer.Option(False, "--replicate", help="for a script without whale_tf lines: train it data parallel"),
     auto: bool = typer.Option(False, "--auto", help="for a script without whale_tf lines: search for the fastest plan"),
+    epl: bool = typer.Option(False, "--epl", help="for a script written for EPL: `import epl` is whale_tf.epl (docs/epl.md)"),
     verify: bool = typer.Option(False, "--verify", help="compare the first training step with the local one (docs/verify.md)"),
     grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
     max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
@@ -70,7 +72,10 @@ def run(
         room = _room(rdzv, nodes, hosts)
         places = _places(hosts, ssh, workers)
         configured = _configured(config, replicate, auto)
-        variables = {VERIFIED: "1"} if verify else {}
+        if epl and (replicate or auto):
+            raise ConfigError("--epl is for a script that calls epl.init, and --replicate and --auto for one that calls nothing; "
+                              "give one of them")
+        variables = dict({VERIFIED: "1"} if verify else {}, **(_with_epl() if epl else {}))
         if room is None:
             variables.update(_variables(len(places), devices_per_worker, cluster, configured))
         elif cluster is not None:
@@ -87,8 +92,60 @@ def run(
         addresses = [address for host in hosts_met for address in host.addresses]
         return Job(addresses, sum(len(one.ports) for one in hosts_met[:own]),
                    dict(variables, **_variables(len(addresses), devices_per_worker, cluster, configured)))
-    start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
+    start = ["-m", "whale_tf.cli.start"] if replicate or auto else ["-m", "whale_tf.epl"] if epl else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
+    _started(command, places, meet, grace, max_restarts)
+
+
+def epl_launch(
+    training_script: str = typer.Argument(..., help="Python or bash script; its argument is the worker's directory"),
+    num_workers: int = typer.Option(..., "--num_workers", min=1, help="processes"),
+    gpu_per_worker: int = typer.Option(..., "--gpu_per_worker", min=1, help="devices of each"),
+    machine_rank: Optional[int] = typer.Option(None, "--machine_rank", min=0, help="number of this host in the machine list"),
+    machine_list: Optional[str] = typer.Option(None, "--machine_list", help="HOST:PORT of each worker, one on each host"),
+    task_label: Optional[str] = typer.Option(None, "--task_label", help="end of the directory's name"),
+    log_dir: Optional[str] = typer.Option(None, "--log_dir", help="directory; default: experiments/..., as in EPL"),
+    debug: Optional[str] = typer.Option(None, "--debug", help="changes nothing: all output is shown"),
+    cluster: Optional[str] = typer.Option(None, help="devices of all workers, as for whale run; default: CPU devices"),
+) -> None:
+    """EPL's epl-launch, as `whale run --epl`: its arguments are the same.
+
+    A worker's directory, LOG_DIR/RANK, is made before it starts.  Output is shown here, each line with the number of its worker.
+    """
+    with reported(2):
+        hosts = machine_list.split(",") if machine_list else []
+        if hosts and (machine_rank is None or machine_rank >= len(hosts) or len(hosts) != num_workers):
+            raise ClusterError(f"--machine_list has {len(hosts)} host(s) for --num_workers {num_workers}, and --machine_rank is "
+                               f"{machine_rank}; give one host for each worker, and run this command on each with its number")
+        name = "{}_{}w{}g_{}{}".format(time.strftime("%Y-%m-%d"), num_workers, gpu_per_worker,
+                                       os.path.basename(training_script).split(".")[0], f"_{task_label}" if task_label else "")
+        directory = os.path.abspath(log_dir or os.path.join("experiments", name))
+        room = Room(split_meeting_point(hosts[0]), len(hosts)) if len(hosts) > 1 else None
+        variables = dict(_variables(num_workers, gpu_per_worker, cluster, None), **_with_epl())
+
+    def meet(ports: Sequence[int]) -> Job:
+        if room is None:
+            return Job([f"127.0.0.1:{port}" for port in ports], 0, variables)
+        met, own = room.meet(Host(socket.gethostname(), tuple(ports), gpu_per_worker), 300.0)
+        return Job([address for host in met for address in host.addresses], own, variables)
+
+    command = [sys.executable, "-u", "-m", "whale_tf.epl", "--task", directory, training_script]
+    _started(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, 0)
+
+
+def _with_epl() -> Dict[str, str]:
+    """Environment variables under which `import epl` is whale_tf.epl, also in processes that a script starts.
+
+    Raises:
+        MissingPackageError: another package epl is installed.
+    """
+    check()
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [PATH, os.environ.get("PYTHONPATH", "")]))}
+
+
+def _started(command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job], grace: float,
+             max_restarts: int) -> None:
+    """Starts processes until they end well, and leaves with their status."""
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:

@@ -57,8 +57,8 @@ def decide(local: Captured, request: Request) -> Decision:
 
 
 def _takes_own_mini_batches(decision: Decision, request: Request) -> bool:
-    """Whether every model replica, or every process, takes its own mini-batch."""
+    """Whether every model replica, every micro-batch of it, or every process takes its own mini-batch."""
     plan = decision.plan
     if len(request.parts) > 1 and not plan.spans_processes:
         return True
-    return plan.num_model_replicas > 1 and takes_own(decision.captured.step(decision.region), plan)
+    return takes_own(decision.captured.step(decision.region), plan)

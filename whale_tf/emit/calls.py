@@ -176,9 +176,10 @@ class Calls:
     def _numbers(self, body: Body, clone: Clone) -> Hashable:
         """Numbers in which the functions of a body's clones differ."""
         facts, found = self._facts_of(body), []
-        position = self._operands.converter.division.position(body.task_graph, clone)
+        division = self._operands.converter.division
+        position, number = division.position(body.task_graph, clone), division.mini_batch(clone)
         for source in facts.sources:
-            share = self._operands.converter.division.shares(source, body.task_graph, clone.g)
+            share = division.shares(source, body.task_graph, number)
             start = share.starts[position] if facts.calls_functions else None  # in other bodies it is an argument
             found.append(tuple(None if isinstance(n, str) else n for n in (share.sizes[position], share.total, start)))
         return tuple(found), (clone.g, clone.r) if facts.is_seeded else None

@@ -11,6 +11,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.passes.communicate import pulls_each
 from whale_tf.passes.homes import Homes
 from whale_tf.passes.lowering.primitive import TENSOR
 from whale_tf.passes.owners import Owners
@@ -162,6 +163,18 @@ class Context:
     def all_replicas(self) -> int:
         """The number of model replicas of all steps side by side."""
         return self.plan.num_model_replicas * max(1, len(self.processes.steps))
+
+    @property
+    def mini_batches(self) -> range:
+        """This step's mini-batches from an input pipeline among those of all steps side by side, if model replicas or
+        micro-batches take their own."""
+        each, replicas = pulls_each(self.plan), self.replicas
+        return range(replicas.start * each, replicas.stop * each)
+
+    @property
+    def all_mini_batches(self) -> int:
+        """The number of these mini-batches of all steps side by side."""
+        return self.all_replicas * pulls_each(self.plan)
 
     # -------------------------------------------------------------------------------------------------------- names
     def scope(self, place: Tuple[int, ...]) -> str:

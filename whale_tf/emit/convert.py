@@ -149,7 +149,7 @@ class Converter:
         producer, region = self.context.graph.producer(tensor).id, self.context.region
         is_once = producer not in region.batch_level or producer in region.sections  # so it is the same in all clones
         sources = tuple(self.source_of_op(op, batch) for batch in batches)
-        key = (tensor if is_once else name, conversion, of_all, sources, place.g if self.division.own else 0)
+        key = (tensor if is_once else name, conversion, of_all, sources, self.division.mini_batch(place))
         if key not in self._compared:
             scope = self.context.name("guard", self.context.flat(tensor))
             totals = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)[2] for batch in batches}
@@ -395,7 +395,8 @@ class Converter:
     def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
         """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
         source = self.source_of_op(op, batch)
-        return self.division.shares(source, task_graph, place.g), self.division.position(task_graph, place)
+        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
+        return share, self.division.position(task_graph, place)
 
     def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str,
              batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
@@ -413,12 +414,13 @@ class Converter:
     def before(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
         """How many examples the mini-batches before a clone's own have, including those of other processes."""
         source = self.source_of_op(op, batch)
-        key = ("before", source, task_graph, place.g)
+        own = self.division.mini_batch(place)
+        key = ("before", source, task_graph, own)
         if key not in self._before:
-            scope = self.context.name("division", f"{self.context.flat(source)}_before{place.g}")
+            scope = self.context.name("division", f"{self.context.flat(source)}_before{own}")
             count = self.division.before_this_process(source, task_graph)
-            for g in range(place.g if self.division.own else 0):
-                count = self.plus(count, self.division.shares(source, task_graph, g).total, f"{scope}/{g}")
+            for number in range(own):
+                count = self.plus(count, self.division.shares(source, task_graph, number).total, f"{scope}/{number}")
             self._before[key] = count
         return self._before[key]
 
@@ -430,8 +432,7 @@ class Converter:
             self.division.is_together and shape is not None and shape[conversion.dim] is None)
 
     def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:
-        """The number of examples of each model replica's mini-batch, or of the one that they share, and of the mini-batches of
-        other processes."""
+        """The number of examples of each mini-batch, and of those of other processes together."""
         source = self.source_of_op(op, batch)
         here = [self.division.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
         elsewhere = self.division.elsewhere(source, task_graph)
@@ -442,12 +443,14 @@ class Converter:
 
     def size(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
         """How many examples of a batch a clone works on, if possible from an input that the tensor depends on."""
-        share = self.division.shares(self.context.region.batch.source_of([tensor], batch), task_graph, place.g)
+        source = self.context.region.batch.source_of([tensor], batch)
+        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
         return share.sizes[self.division.position(task_graph, place)]
 
     def start(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
         """The first of them."""
-        share = self.division.shares(self.context.region.batch.source_of([tensor], batch), task_graph, place.g)
+        source = self.context.region.batch.source_of([tensor], batch)
+        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
         return share.starts[self.division.position(task_graph, place)]
 
     def scalar(self, value: Number) -> str:

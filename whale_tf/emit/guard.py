@@ -58,10 +58,10 @@ class Guard:
         return [position for position, tensor in enumerate(op.inputs) if not later.isdisjoint(follows.get(tensor, ()))]
 
     def _mini_batches(self, place: Place) -> Iterable[int]:
-        """The model replicas whose mini-batches a place works on."""
-        if not self._division.own:
-            return (0,)
-        return range(self._division.mini_batches_here) if place.g == ALL else (place.g,)
+        """Numbers of the mini-batches on which a place works."""
+        if place.g == ALL:
+            return range(self._division.mini_batches_here)
+        return (self._division.mini_batch(place),)
 
     def _check(self, pair: Pair, g: int, op: int) -> str:
         if (pair, g) not in self._checks:

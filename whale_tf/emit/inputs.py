@@ -1,4 +1,5 @@
-"""How the mini-batch gets to the clones: iterators are read once per model replica, and tensors are divided into parts.
+"""How the mini-batch gets to the clones: iterators are read once per model replica, or once for each of its micro-batches, and
+tensors are divided into parts.
 
 ::
 
@@ -39,17 +40,17 @@ class Inputs:
         self._taken: Dict[int, str] = {}
         division.name_of = self.whole
 
-    def whole(self, tensor: int, g: int) -> str:
-        """An undivided tensor of the input side (or of anything outside the region) as model replica ``g`` sees it."""
+    def whole(self, tensor: int, number: int) -> str:
+        """An undivided tensor of the input side (or of anything outside the region) in a mini-batch of this step."""
         if self._takes_rows and tensor in self.sources:
             return self._rows_of_step(tensor)
-        return self._pulled_by(tensor, self._context.replicas[g])
+        return self._pulled_as(tensor, self._context.mini_batches[number])
 
-    def _pulled_by(self, tensor: int, replica: int) -> str:
-        """A tensor as a model replica of any step sees it."""
+    def _pulled_as(self, tensor: int, number: int) -> str:
+        """A tensor in a mini-batch of any step."""
         name = self._context.graph.tensor_name(tensor)
-        if replica and self._context.graph.tensors[tensor].op in self._pulled:
-            return "{}/{}".format(self._context.name("input", f"g{replica}"), name)
+        if number and self._context.graph.tensors[tensor].op in self._pulled:
+            return "{}/{}".format(self._context.name("input", f"g{number}"), name)
         return name
 
     def _rows_of_step(self, source: int) -> str:
@@ -86,19 +87,20 @@ class Inputs:
 
     def part(self, source: int, task_graph: int, clone: Clone) -> str:
         """A clone's part of a batch input."""
-        key = (source, task_graph, clone.g if self.division.own else 0)
+        number = self.division.mini_batch(clone)
+        key = (source, task_graph, number)
         if key not in self._parts:
-            layout, whole = self._context.region.batch.layout(source), self.whole(source, clone.g)
+            layout, whole = self._context.region.batch.layout(source), self.whole(source, number)
             blocks = layout.blocks or (1,)
-            share = self._shares_of(source, blocks[0], task_graph, clone.g) or self.division.shares(source, task_graph, clone.g)
+            share = self._shares_of(source, blocks[0], task_graph, number) or self.division.shares(source, task_graph, number)
             scope = self._context.name("input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}")
             if len(share.sizes) > 1:
-                share = share._replace(check=share.check + self.division.checks(source, task_graph, clone.g, scope))
+                share = share._replace(check=share.check + self.division.checks(source, task_graph, number, scope))
             self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(
-                whole, source, share, task_graph, clone.g, scope)
+                whole, source, share, task_graph, number, scope)
         return self._parts[key][self.division.position(task_graph, clone)]
 
-    def _divided(self, whole: str, source: int, share: Shares, task_graph: int, g: int, scope: str) -> List[str]:
+    def _divided(self, whole: str, source: int, share: Shares, task_graph: int, number: int, scope: str) -> List[str]:
         """All clones' parts of a batch input.  Each block of its examples (such as each half of the labels of two batches) is
         divided separately::
 
@@ -114,10 +116,10 @@ class Inputs:
             each = nodes.const(rows, name + "/rows", tf.int32, device)
             return of.vector if rows == 1 else nodes.binary("Mul", of.vector, each, name + "/sizes", tf.int32, device)
 
-        share = share._replace(check=share.check + self._compared(source, share, task_graph, g, scope))
+        share = share._replace(check=share.check + self._compared(source, share, task_graph, number, scope))
         if len(blocks) == 1:
             return nodes.split(whole, sizes(share, rows_each(blocks[0]), scope), count, dim, scope, dtype, device, share.check)
-        of_each = [self._shares_of(source, block, task_graph, g) or share for block in blocks]
+        of_each = [self._shares_of(source, block, task_graph, number) or share for block in blocks]
         lengths: Union[str, List[int]] = list(map(rows_each, blocks))  # only their ratios matter if they are equal
         if len({(rows_each(block), batch_of(block)) for block in blocks}) > 1:
             totals = [self._times(of.total, rows_each(block), f"{scope}/length{number}")
@@ -131,17 +133,17 @@ class Inputs:
             parts.append(nodes.split(part, sizes(of, rows_each(block), name), count, dim, name, dtype, device, share.check))
         return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
 
-    def _compared(self, source: int, share: Shares, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
+    def _compared(self, source: int, share: Shares, task_graph: int, number: int, scope: str) -> Tuple[str, ...]:
         """Ops that fail at run time if an input does not have the rows of all its blocks."""
         nodes, context, host = self._nodes, self._context, self._context.host
         blocks = context.region.batch.layout(source).blocks or (1,)
         if share.vector is None or blocks == (1,) or sum(map(rows_each, blocks)) == 1 or -1 in map(rows_each, blocks):
             return ()
-        of_each = [self._shares_of(source, block, task_graph, g) for block in blocks]
+        of_each = [self._shares_of(source, block, task_graph, number) for block in blocks]
         terms = [str(self._times((of or share).total, rows_each(block), f"{scope}/expected{number}"))
                  for number, (of, block) in enumerate(zip(of_each, blocks))]
         expected = nodes.add_n(terms, scope + "/expected", tf.int32, host)
-        found = nodes.scalar(self.division.rows(source, g), scope + "/found", tf.int32, host)
+        found = nodes.scalar(self.division.rows(source, number), scope + "/found", tf.int32, host)
         own = context.graph.tensor_name(source)
         batches = context.region.batch.batches
         others = dict.fromkeys(repr(context.graph.tensor_name(batches[batch_of(block)][0]))
@@ -155,12 +157,12 @@ class Inputs:
                     f"multiple of {each}, or say with wh.batch_axis(tensor, 0) that each of its rows is an example")
         return (check_equal(nodes, found, expected, text, scope + "/guard", host),)
 
-    def _shares_of(self, source: int, block: Block, task_graph: int, g: int) -> Optional[Shares]:
+    def _shares_of(self, source: int, block: Block, task_graph: int, number: int) -> Optional[Shares]:
         """The shares in a block of an input that has the examples of several batches; None: it has those of one."""
         batch = self._context.region.batch
         if len(set(map(batch_of, batch.layout(source).blocks or ()))) < 2:
             return None
-        return self.division.shares(batch.source_of([source], batch_of(block)), task_graph, g)
+        return self.division.shares(batch.source_of([source], batch_of(block)), task_graph, number)
 
     def _times(self, total: Number, rows: int, scope: str) -> Number:
         if isinstance(total, int) or rows == 1:
@@ -185,7 +187,7 @@ class Inputs:
         """A tensor of the input side with the rows that all steps side by side take."""
         if self._context.graph.tensors[tensor].op not in self._pulled:
             return self._context.graph.tensor_name(tensor)
-        names = [self._pulled_by(tensor, number) for number in range(self._context.all_replicas)]
+        names = [self._pulled_as(tensor, number) for number in range(self._context.all_mini_batches)]
         return self._joined(tensor, names, "of_all_steps")
 
     def _joined(self, tensor: int, names: List[str], what: str) -> str:
@@ -200,8 +202,8 @@ class Inputs:
     def last_pulls(self) -> List[str]:
         """Ops that take the last of the mini-batches that all steps side by side take.  A step takes those of the other steps,
         too, so that each step's are the same in all processes."""
-        last = self._context.all_replicas - 1
-        if not self._pulled or last in self._context.replicas:
+        last = self._context.all_mini_batches - 1
+        if not self._pulled or last in self._context.mini_batches:
             return []
         scope = self._context.name("input", f"g{last}")
         return [f"{scope}/{op.name}" for op in self._pulled.values() if op.type in PULLS]
@@ -216,7 +218,7 @@ class Inputs:
 
     def _pull_again(self) -> Dict[int, Op]:
         """Clones every op that takes elements from an input pipeline, and the ops after it on the input side, once for each
-        further model replica of all steps side by side; the iterators and queues are shared."""
+        further model replica, or micro-batch, of all steps side by side; the iterators and queues are shared."""
         graph = self._context.graph
         pulled: Dict[int, Op] = {}
         for op in graph.ops:
@@ -224,9 +226,9 @@ class Inputs:
             if op.type in PULLS or (op.phase is Phase.INPUT and follows):
                 pulled[op.id] = op
         ops = [self._context.tf_ops[i] for i in pulled]
-        for g in range(1, self._context.all_replicas):
+        for g in range(1, self._context.all_mini_batches):
             before = "" if g == 1 else self._context.name("input", f"g{g - 1}") + "/"
-            # in order, so that model replica g always gets the same mini-batch of a step
+            # in order, so that mini-batch g is always the same one of a step
             waits = {op.name: [before + op.name] for op in pulled.values() if op.type in PULLS}
             self._context.edit.clone(ops, self._context.name("input", f"g{g}"), device=self._context.host,
                                      edit=_drop_colocation, control_inputs=waits)

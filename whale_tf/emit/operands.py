@@ -81,7 +81,7 @@ class Operands:
             return context.tensor_in(tensor, place)
         if place.g == ALL and tensor in self.inputs.sources:
             return self.converter.input_of_all(tensor, task_graph)
-        return self.variable(producer, place) or self.inputs.whole(tensor, 0 if place.g == ALL else place.g)
+        return self.variable(producer, place) or self.inputs.whole(tensor, self.converter.division.mini_batch(place))
 
     def variable(self, producer: Op, place: Place) -> Optional[str]:
         """The copy of a variable that a place reads; None: ``producer`` is not a variable that may have copies."""

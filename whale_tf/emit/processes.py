@@ -150,12 +150,16 @@ class Runs:
         elsewhere: variables that other processes keep.
         stand_ins: ops that stand for writes.
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
+
+    Attributes:
+        beside: ops that wait for other processes and are fetched only together with an update, in all processes.
     """
 
     def __init__(self, communicator: Communicator, follow: Collection[str], elsewhere: Collection[str],
                  stand_ins: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
         self._communicator, self._alone = communicator, alone
         self._follow, self._elsewhere, self._stand_ins = frozenset(follow), frozenset(elsewhere), frozenset(stand_ins)
+        self.beside: Set[str] = set()
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
@@ -185,6 +189,7 @@ class Runs:
             found = {op.name for op in needed if op.name in collectives}
             updated = {op.name for op in ancestors([op for op in needed if self._is_write(op)])}
             vain = found - updated - self._follow
+            vain -= self.beside if found & updated else set()
             refused = sorted(vain - set(together))
             if refused:
                 raise UnsupportedOpError(

@@ -13,6 +13,7 @@ import numpy as np
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import CollectiveCommunicator, Communicator, Member, pack, unpack
 from whale_tf.emit.checks import check_equal
+from whale_tf.emit.collected import Collected
 from whale_tf.emit.context import Context, Copy
 from whale_tf.emit.convert import Converter, of_inputs
 from whale_tf.emit.shares import Number
@@ -121,6 +122,10 @@ class Recipes:
     def combined(self, tensor: int, how: Reduce) -> str:
         """The whole batch's value of a tensor, which every clone reads."""
         return self.of(self.lowering.combined(tensor, how))
+
+    def collected(self, tensor: int, collection: str, is_together: bool) -> str:
+        """The value of a tensor in one of EPL's collections; see :meth:`Collected.value`."""
+        return Collected(self._context, self._converter, self._communicator).value(tensor, collection, is_together)
 
     # ---------------------------------------------------------------------------------------------------- operands
     def _value(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:

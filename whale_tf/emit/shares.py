@@ -22,8 +22,10 @@ from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
+from whale_tf.passes.communicate import MICRO, pulls_each
 from whale_tf.passes.lowering.levels import agreed_batch, divide, levels
 from whale_tf.plan import Plan
+from whale_tf.program import ALL, Copy
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
 Counted = Tuple[Tuple[int, int], ...]  # inputs whose examples are counted together, and how often
@@ -61,16 +63,18 @@ def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> 
                 low, high = batch // parts * parts, -(-batch // parts) * parts
                 fix = f"use a batch size of {low} or {high}, or give slice sizes in the plan"
             replicas = "" if own else f"{plan.num_model_replicas} model replicas x "
+            micro = "" if own and plan.nested_batch == MICRO else f"{plan.num_micro_batch} micro-batches x "
             raise PlanError(
                 f"a mini-batch of {batch} examples does not divide over {parts} parts of TaskGraph {task.name!r} ({replicas}"
-                f"{plan.num_micro_batch} micro-batches x {task.replica_count} replicas); {fix}")
+                f"{micro}{task.replica_count} replicas); {fix}")
 
 
 class BatchShares:
-    """Shares of every TaskGraph in every mini-batch (with ``own`` one mini-batch per model replica, else a single one).
+    """Shares of every TaskGraph in every mini-batch, which has a number.  There is a single one, number 0; with ``own`` there is
+    one for each model replica, or one for each of its micro-batches.
 
     Args:
-        own: model replicas take their own mini-batches.
+        own: model replicas, or micro-batches, take their own mini-batches.
         batch: examples of a mini-batch; None: known only at run time.
         sources: batch input tensors and their batch dimension.
         communicator: adds up the examples of all processes, each of which takes its own mini-batches.
@@ -78,7 +82,7 @@ class BatchShares:
     Attributes:
         is_together: sections put the examples of all mini-batches together.
         rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
-        name_of: the tensor of a source for a model replica (:class:`whale_tf.emit.inputs.Inputs` sets it).
+        name_of: the tensor of a source in a mini-batch (:class:`whale_tf.emit.inputs.Inputs` sets it).
     """
 
     name_of: Callable[[int, int], str]
@@ -102,16 +106,23 @@ class BatchShares:
     @property
     def mini_batches_here(self) -> int:
         """How many mini-batches this process takes in a step."""
-        return self._context.plan.num_model_replicas if self.own else 1
+        return self._context.plan.num_model_replicas * pulls_each(self._context.plan) if self.own else 1
+
+    def mini_batch(self, place: Union[Clone, Copy]) -> int:
+        """Number of the mini-batch from which a place has its examples; for one of several, that of the first."""
+        if not self.own or place.g == ALL:
+            return 0
+        each, m = pulls_each(self._context.plan), place.m if isinstance(place, Clone) else ALL
+        return place.g * each + (0 if each == 1 or m == ALL else m)
 
     @property
     def mini_batches(self) -> int:
         """How many mini-batches all processes take in a step."""
         return self.mini_batches_here * self._communicator.processes
 
-    def shares(self, source: int, task_graph: int, g: int) -> Shares:
-        """Shares in the mini-batch that model replica ``g`` takes of ``source``."""
-        key = (source, task_graph, g if self.own else 0)
+    def shares(self, source: int, task_graph: int, number: int) -> Shares:
+        """Shares in mini-batch ``number`` of ``source``."""
+        key = (source, task_graph, number)
         if key not in self._shares:
             totals = levels(self._context.plan, task_graph, self.own)
             batch = self.batch if self.batch is not None else self._static(source)
@@ -119,10 +130,10 @@ class BatchShares:
                 sizes = divide(batch, totals)
                 starts = [0] + list(itertools.accumulate(sizes))[:-1]
                 vector = None if self.batch is not None else self._nodes.const(
-                    sizes, self._scope(source, task_graph, f"g{g if self.own else 0}"), tf.int32, self._context.host)
+                    sizes, self._scope(source, task_graph, f"g{number}"), tf.int32, self._context.host)
                 self._shares[key] = Shares(batch, tuple(sizes), tuple(starts), vector)
             else:
-                self._shares[key] = self._at_run_time(source, task_graph, g, totals)
+                self._shares[key] = self._at_run_time(source, task_graph, number, totals)
         return self._shares[key]
 
     def _static(self, source: int) -> Optional[int]:
@@ -143,17 +154,18 @@ class BatchShares:
         """Position of a clone in the shares of its mini-batch."""
         plan = self._context.plan
         count = plan.task_graphs[task_graph].replica_count
-        return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
+        m = 0 if self.own and plan.nested_batch == MICRO else clone.m
+        return ((0 if self.own else clone.g) * plan.num_micro_batch + m) * count + clone.r
 
     def weight(self, counted: Counted, task_graph: int, clone: Clone, dtype: tf.DType) -> Union[float, str]:
         """``w_i = b_i / B``, of the examples of one batch or of several together: a number, or the name of a scalar."""
-        position = self.position(task_graph, clone)
+        position, number = self.position(task_graph, clone), self.mini_batch(clone)
         if self.batch is not None:
-            return float(self.shares(counted[0][0], task_graph, clone.g).sizes[position]) / (self.batch * self.mini_batches)
+            return float(self.shares(counted[0][0], task_graph, number).sizes[position]) / (self.batch * self.mini_batches)
         key = (counted, task_graph, dtype.name)
         if key not in self._weights:
             self._weights[key] = self._weights_at_run_time(counted, task_graph, dtype)
-        return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
+        return self._weights[key][position + number * self._per_mini_batch(task_graph)]
 
     def elsewhere(self, source: int, task_graph: int) -> Number:
         """How many examples the other processes take in this step."""
@@ -251,14 +263,14 @@ class BatchShares:
 
     def _per_mini_batch(self, task_graph: int) -> int:
         plan = self._context.plan
-        count = plan.num_micro_batch * plan.task_graphs[task_graph].replica_count
-        return count if self.own else count * plan.num_model_replicas
+        count = plan.num_micro_batch * plan.task_graphs[task_graph].replica_count * plan.num_model_replicas
+        return count // self.mini_batches_here
 
-    def _at_run_time(self, source: int, task_graph: int, g: int, totals: Sequence[Sequence[int]]) -> Shares:
-        nodes, device, name = self._nodes, self._context.host, self.name_of(source, g)
-        scope = self._scope(source, task_graph, f"g{g if self.own else 0}")
+    def _at_run_time(self, source: int, task_graph: int, number: int, totals: Sequence[Sequence[int]]) -> Shares:
+        nodes, device, name = self._nodes, self._context.host, self.name_of(source, number)
+        scope = self._scope(source, task_graph, f"g{number}")
         rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
-        sizes, total = self.examples(source, g)
+        sizes, total = self.examples(source, number)
         for depth, level in enumerate(totals):
             sizes = self._divide_at_run_time(sizes, level, f"{scope}/level{depth}", device)
         count = self._per_mini_batch(task_graph)
@@ -267,27 +279,27 @@ class BatchShares:
         check = check_examples(nodes, sizes, total, count, name, rows, self._is_computed(source), scope, device)
         return Shares(total, of_each, starts, sizes, (check,))
 
-    def examples(self, source: int, g: int) -> Tuple[str, str]:
-        """How many examples model replica ``g`` takes of an input, known only at run time: int32 `[1]` and a scalar."""
-        key = (source, g if self.own else 0)
+    def examples(self, source: int, number: int) -> Tuple[str, str]:
+        """How many examples of an input a mini-batch has, known only at run time: int32 `[1]` and a scalar."""
+        key = (source, number)
         if key not in self._examples:
             nodes, device = self._nodes, self._context.host
             scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
             rows = sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
-            batch = self.rows(source, g)
+            batch = self.rows(source, number)
             if rows > 1:
                 each = nodes.const(rows, scope + "/rows", tf.int32, device)
                 batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
             self._examples[key] = batch, nodes.scalar(batch, scope + "/total", tf.int32, device)
         return self._examples[key]
 
-    def rows(self, source: int, g: int) -> str:
-        """How many rows model replica ``g`` takes of an input: int32 `[1]`."""
-        key = (source, g if self.own else 0)
+    def rows(self, source: int, number: int) -> str:
+        """How many rows of an input a mini-batch has: int32 `[1]`."""
+        key = (source, number)
         if key not in self._rows:
             nodes, device = self._nodes, self._context.host
             scope = self._context.name("division", f"{self._context.flat(source)}_g{key[1]}")
-            shape = nodes.shape(self.name_of(source, g), scope + "/shape", self._context.dtype(source), device)
+            shape = nodes.shape(self.name_of(source, number), scope + "/shape", self._context.dtype(source), device)
             self._rows[key] = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
         return self._rows[key]
 
@@ -315,15 +327,14 @@ class BatchShares:
         producer = self._context.graph.producer(source)
         return traits(producer.type).role is Role.HOST and bool(producer.inputs)
 
-    def checks(self, source: int, task_graph: int, g: int, scope: str) -> Tuple[str, ...]:
-        """Ops that fail at run time if an input of open size does not have the rows of a mini-batch of static size, in model
-        replica ``g``."""
+    def checks(self, source: int, task_graph: int, number: int, scope: str) -> Tuple[str, ...]:
+        """Ops that fail at run time if an input of open size does not have the rows of a mini-batch of static size."""
         shape, dim = self._context.graph.tensors[source].shape, self._sources[source]
         if self.batch is None or shape is None or shape[dim] is not None:
             return ()
         rows = self.batch * sum(map(rows_each, self._context.region.batch.layout(source).blocks or (1,)))
         dtype, host = self._context.dtype(source), self._context.host
-        return (check_rows(self._nodes, self.name_of(source, g), dim, dtype, rows, scope + "/rows", host),)
+        return (check_rows(self._nodes, self.name_of(source, number), dim, dtype, rows, scope + "/rows", host),)
 
     def _together(self, numbers: Sequence[str], counted: Counted, scope: str) -> str:
         """Numbers of examples of several inputs, or vectors of them, added up as often as each input counts."""
@@ -358,9 +369,13 @@ def find_division(context: Context, nodes: Nodes, captured: Captured, sums: Comm
     """
     plan, graph, sources = context.plan, context.graph, captured.sources
     pulled = {tensor for tensor in sources if pulls_behind(graph, tensor)}
-    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
+    own = plan.num_model_replicas * pulls_each(plan) > 1 and plan.nested_batch != "divide" and bool(pulled)
     if own and len(pulled) < len(sources):
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
+        if plan.nested_batch == MICRO:
+            raise PlanError(
+                f"micro-batches take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.batch to "
+                "'mini', so that one mini-batch is divided, or take everything from the input pipeline")
         raise PlanError(
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
             f"to 'divide', so that one mini-batch is divided over the {plan.num_model_replicas} model replicas")

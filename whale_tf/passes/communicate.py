@@ -10,20 +10,23 @@ from whale_tf.passes.replicate import clones, is_bridged
 from whale_tf.plan import Plan
 from whale_tf.program import ALL, BRIDGE, CLONED, DIVIDE, WHOLE, Body, Call, Clone, Program, Value
 
+MICRO = "micro"  # nested_batch: micro-batches take mini-batches of their own from the input pipeline
+
 
 def divide(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Gives every clone its part of a mini-batch: one that all model replicas divide, or one that its model replica took from the
-    input pipeline."""
-    own = takes_own(step, plan)
+    """Gives every clone its part of a mini-batch: one that all model replicas divide, or one that its model replica, or its
+    micro-batch, took from the input pipeline."""
+    own, each = takes_own(step, plan), pulls_each(plan)
+    taken = [(g, m if each > 1 else ALL) for g in range(plan.num_model_replicas) for m in range(each)] if own else [(ALL, ALL)]
     bodies: List[Body] = []
     calls: List[Call] = []
-    number: Dict[Tuple[int, int], int] = {}  # (TaskGraph, mini-batch) -> call
+    number: Dict[Tuple[int, Tuple[int, int]], int] = {}  # (TaskGraph, mini-batch) -> call
     for task_graph in range(len(plan.task_graphs)):
         readers = [body for body in program.bodies if body.task_graph == task_graph and body.step in CLONED]
         sources = tuple(sorted({t for body in readers for t in body.inputs if t in step.sources}))
-        for g in (range(plan.num_model_replicas) if own else [ALL]) if sources else ():
-            number[task_graph, g] = len(program.calls) + len(calls)
-            calls.append(Call(len(program.bodies) + len(bodies), Clone(g, ALL, ALL), ()))
+        for g, m in taken if sources else ():
+            number[task_graph, (g, m)] = len(program.calls) + len(calls)
+            calls.append(Call(len(program.bodies) + len(bodies), Clone(g, m, ALL), ()))
         if sources:
             bodies.append(Body(f"t{task_graph}_divide", task_graph, DIVIDE, (), sources, sources))
 
@@ -31,16 +34,21 @@ def divide(program: Program, step: TrainingStep, plan: Plan) -> Program:
         body = program.bodies[call.body]
         if body.step not in CLONED:
             return call
-        g = call.clone.g if own else ALL
-        parts = [Value(t, (number[body.task_graph, g],)) for t in body.inputs if t in step.sources]
+        place = (call.clone.g if own else ALL, call.clone.m if own and each > 1 else ALL)
+        parts = [Value(t, (number[body.task_graph, place],)) for t in body.inputs if t in step.sources]
         return call._replace(takes=(*parts, *call.takes))
 
     return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
 
 
 def takes_own(step: TrainingStep, plan: Plan) -> bool:
-    """Whether every model replica takes its own mini-batch from the input pipeline."""
-    return plan.num_model_replicas > 1 and plan.nested_batch == "own" and step.is_pulled
+    """Whether every model replica, or every micro-batch of it, takes its own mini-batch from the input pipeline."""
+    return plan.num_model_replicas * pulls_each(plan) > 1 and plan.nested_batch != "divide" and step.is_pulled
+
+
+def pulls_each(plan: Plan) -> int:
+    """Mini-batches of a model replica that takes its own."""
+    return plan.num_micro_batch if plan.nested_batch == MICRO else 1
 
 
 def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:

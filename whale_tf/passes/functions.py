@@ -17,7 +17,7 @@ from typing import AbstractSet, Dict, List, Mapping, Sequence, Tuple
 
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.passes.communicate import takes_own
+from whale_tf.passes.communicate import pulls_each, takes_own
 from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.program import Body
@@ -108,7 +108,8 @@ def _gradient_bytes(step: TrainingStep, sizes: OpGraph, body: Body) -> Dict[int,
 def taken_bytes(step: TrainingStep, plan: Plan, sizes: OpGraph, body: Body) -> Dict[int, float]:
     """Tensor that one clone's call of a body takes from other clones' calls -> its bytes."""
     batch, task = step.region.batch, plan.task_graphs[body.task_graph]
-    parts = plan.num_micro_batch * task.replica_count * (1 if takes_own(step, plan) else plan.num_model_replicas)
+    parts = plan.num_micro_batch * task.replica_count * plan.num_model_replicas
+    parts //= plan.num_model_replicas * pulls_each(plan) if takes_own(step, plan) else 1
     share = EXAMPLES if batch.batch is None else 1.0 / parts
     return {tensor: share * tensor_bytes(sizes, tensor) for tensor in body.inputs
             if tensor in batch.layouts and batch.layout(tensor).is_sharded}

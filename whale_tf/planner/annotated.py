@@ -37,7 +37,8 @@ def annotated_plan(facts: ModelFacts, cluster: Cluster, config: Config, processe
     _check_count(specs, config)
     rows = placed(specs, cluster, config, processes)
     micro_batches = config.pipeline.num_micro_batch or 1
-    decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate(), processes=tuple(processes))
+    nested = config.io.batch if config.io.batch == "micro" else config.io.nested_batch
+    decision = Decision(rows, micro_batches, nested, Estimate(), processes=tuple(processes))
     return assemble(facts, cluster, config, decision)
 
 

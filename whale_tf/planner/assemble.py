@@ -122,7 +122,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     else:
         chosen = None if schedule_of(config.pipeline.schedule).policy else decision.warmups
         warmups = chosen or _warmups(facts, rows, counts, cluster, config, micro_batches)
-    parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
+    parts = {"own": micro_batches, "divide": micro_batches * replicas, "micro": 1}[decision.nested_batch]
     batch = static_batch(graph, inputs)
     slices = decision.slices or tuple(
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)

@@ -12,11 +12,14 @@ from rich.console import Console, OverflowMethod
 from rich.table import Table
 
 from whale_tf.cluster.processes import JOB, process_of
-from whale_tf.errors import seconds_text
+from whale_tf.errors import PlanError, seconds_text
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import pulls_behind
+from whale_tf.passes.communicate import pulls_each
 from whale_tf.passes.form import Form
+from whale_tf.passes.lowering.levels import agreed_batch
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.idle import Parameter, divided, told
@@ -52,6 +55,7 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
            form: Optional[Form], too_large: Mapping[str, str], parameters: Sequence[Parameter]) -> Iterator[Union[str, Table]]:
     """The lines and tables of :func:`explain_plan`."""
     yield _title(plan)
+    yield from _examples(plan, region)
     share = divided(region, plan, parameters) if region is not None else None
     if share is not None and told(share):
         yield told(share)
@@ -138,6 +142,26 @@ def _title(plan: Plan) -> str:
     used = {d for task in plan.task_graphs for row in task.devices for d in row}
     return (f"{len(plan.task_graphs)} TaskGraph(s) on {len(used)} of {plan.num_devices} devices, {plan.num_model_replicas} model "
             f"replica(s), {plan.num_micro_batch} micro-batch(es), schedule {plan.schedule}, found by {plan.estimate.search}")
+
+
+def _examples(plan: Plan, region: Optional[Region]) -> List[str]:
+    """How many examples a step has, and from how many batches of the input pipeline."""
+    if region is None or len(region.batch.batches) != 1:
+        return []
+    sources, replicas, each = region.batch.sources, plan.num_model_replicas, pulls_each(plan)
+    try:
+        batch = agreed_batch(region.graph, sources, {tensor: region.batch.layout(tensor) for tensor in sources})
+    except PlanError:  # inputs disagree, and nothing is divided
+        return []
+    is_pulled = any(pulls_behind(region.graph, tensor) for tensor in sources)
+    others = max(1, len(plan.data_parallel_processes))
+    count = replicas * each if is_pulled and plan.nested_batch != "divide" else others
+    how = "one for each process" if count == others > 1 else f"one for each of {replicas} model replicas" if each == 1 else (
+        f"one for each of {each} micro-batches of {replicas} model replica(s) (io.batch: micro)")
+    what, how = ("mini-batch", "") if count == 1 else ("mini-batches", f", {how}")
+    if batch is None:
+        return [f"A step takes {count} {what} of open size{how}."]
+    return [f"A step has {count * batch} examples: {count} {what} of {batch}{how}."]
 
 
 def _estimate(estimate: Estimate) -> List[str]:

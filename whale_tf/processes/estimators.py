@@ -22,12 +22,13 @@ TRAIN, EVALUATOR = "train", "evaluator"
 
 
 def local_settings(tf_config: Dict[str, Any], processes: Processes) -> Dict[str, Any]:
-    """What a RunConfig may know of TF_CONFIG.  A process that trains knows of no other.  An evaluator needs a chief: in a job
-    without one, the first worker."""
+    """What a RunConfig may know of TF_CONFIG.  A process that trains knows of no other, nor of itself as the only worker, which
+    TensorFlow refuses.  An evaluator needs a chief: in a job without one, the first worker."""
     task, cluster = tf_config.get("task", {}), tf_config.get("cluster", {})
     if task.get("type") == EVALUATOR and cluster and not {"chief", "master"} & set(cluster):
         return dict(tf_config, cluster={"chief": list(cluster.get("worker", ()))[:1]})
-    if processes.count > 1:
+    is_alone = set(cluster) == {"worker"} and len(cluster["worker"]) == 1 and task.get("type") == "worker"
+    if processes.count > 1 or is_alone:
         return {key: value for key, value in tf_config.items() if key not in ("cluster", "task")}
     return tf_config
 

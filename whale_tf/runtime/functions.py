@@ -181,6 +181,9 @@ def settings(config: Config, cluster: Cluster, processes: Processes, spans: bool
     """The configuration that functions run under: one copy of each variable, with its TaskGraph if devices have memories of their
     own or a model replica spans processes.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is
     divided over all model replicas like one that it is given, unless the user says otherwise."""
+    if config.io.batch == "micro":
+        raise ConfigError("config key 'io.batch' is 'micro', which is for input pipelines of graphs that train in Sessions; a "
+                          "tf.function is given whole mini-batches: set io.batch to 'mini'")
     divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
     has_memories = spans or (processes.count == 1 and not has_one_memory(cluster))
     moves = config.variables == STAGE or (config.variables == "auto" and has_memories)

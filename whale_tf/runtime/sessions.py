@@ -253,7 +253,7 @@ class Fetches:
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
                     "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
-        asks = self._shared or context.is_called or context.gathered.ops
+        asks = self._shared or context.is_called or context.gathered.ops or annotations_of(self._graph).collected
         writes = self._writes([_op_of(part) for group in parts for part in group]) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
 
@@ -325,6 +325,9 @@ class Fetches:
                 processes, and no call in the same run reads a variable again.
         """
         context = self._rewritten.context
+        collection = None if isinstance(fetch, tf.Operation) else annotations_of(self._graph).collected.get(fetch.name)
+        if collection is not None and fetch.op.name in context.graph:
+            return self._collected(fetch, collection, bool(writes))
         shared = self._shared.get(fetch.name)
         if shared is not None and any(self._is_among(index, writes) for index in shared.writes):
             return self._graph.get_tensor_by_name(tensor_name(shared.value))
@@ -340,6 +343,34 @@ class Fetches:
         key = fetch.name, bool(writes) and is_computed
         if key not in self._merged:
             self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
+            self._seen = self._graph.version
+        return self._merged[key]
+
+    def _collected(self, fetch: tf.Tensor, collection: str, trains: bool) -> tf.Tensor:
+        """The value of a tensor that is in a collection.
+
+        Raises:
+            UnsupportedOpError: the clones' values cannot be put together so.
+        """
+        context, key = self._rewritten.context, (f"{fetch.name} in {collection}", trains)
+        if self.parts is not None:
+            raise UnsupportedOpError(
+                f"tensor {fetch.name!r} is in the collection {collection!r}, but model replicas have devices of several "
+                "processes, and none has the values of all clones; leave it out of collections, which gives the local script's "
+                "value")
+        if key not in self._merged:
+            tensor = context.graph.tensor(fetch.name)
+            is_computed = context.graph.producer(tensor).id in context.region.batch_level and not context.is_returned(tensor)
+            rewritten = self._beside_update if trains and is_computed else self._rewritten
+            edit = rewritten.begin_edit()
+            if not context.is_in_place and is_computed and not context.is_exported(tensor):
+                rewritten.calls.export(tensor, rewritten.context if rewritten is self._beside_update else None)
+            staged = len(rewritten.communicator.collectives)
+            name = rewritten.recipes.collected(tensor, collection, trains)
+            self._runs.beside.update(rewritten.communicator.collectives[staged:])
+            with unfinalized(self._graph):
+                edit.commit()
+            self._merged[key] = self._graph.get_tensor_by_name(tensor_name(name))
             self._seen = self._graph.version
         return self._merged[key]
 

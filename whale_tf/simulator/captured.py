@@ -9,7 +9,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op
 from whale_tf.passes import compile_program
-from whale_tf.passes.communicate import takes_own
+from whale_tf.passes.communicate import pulls_each, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED
 from whale_tf.program import Program as Step
@@ -52,7 +52,7 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
                         "a larger cluster")
     step = training_step(graph, processes)
     parts = [replace(plan.local_part(rank), emit="inline") for rank in range(processes)]
-    own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # all mini-batches
+    own = plan.num_model_replicas * pulls_each(plan) if takes_own(step, parts[0]) else processes  # all mini-batches
     if global_batch is not None:
         if global_batch < 1 or global_batch % own:
             raise PlanError(f"the global batch is {global_batch}, expected a positive multiple of {own}, its number of "

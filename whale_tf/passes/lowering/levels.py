@@ -9,7 +9,7 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.passes.communicate import takes_own
+from whale_tf.passes.communicate import MICRO, takes_own
 from whale_tf.plan import Plan
 
 
@@ -19,11 +19,13 @@ def running(slices: Optional[Sequence[int]], count: int) -> List[int]:
 
 
 def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
-    """Running totals of each level at which a mini-batch is divided for a TaskGraph; ``own``: model replicas take their own
-    mini-batches."""
+    """Running totals of each level at which a mini-batch is divided for a TaskGraph; ``own``: model replicas, or micro-batches,
+    take their own mini-batches."""
     task = plan.task_graphs[task_graph]
     result = [] if own else [running(None, plan.num_model_replicas)]
-    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.batch_slices, task.replica_count)]
+    if not own or plan.nested_batch != MICRO:
+        result.append(running(plan.micro_batch_slices, plan.num_micro_batch))
+    return result + [running(task.batch_slices, task.replica_count)]
 
 
 def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:

@@ -7,6 +7,7 @@ from typing import List, Optional, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, MissingPackageError
+from whale_tf.passes.communicate import MICRO
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
@@ -41,6 +42,13 @@ def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -
         return config.auto.batch_size
     parts = len(cluster.devices) * (config.pipeline.num_micro_batch or 1)
     return -(-ASSUMED_BATCH // parts) * parts
+
+
+def mini_batches(config: Config, cluster: Cluster) -> int:
+    """How many mini-batches a step takes if each micro-batch takes one, and each TaskGraph has one device."""
+    if config.io.batch != MICRO:
+        return 1
+    return (config.pipeline.num_micro_batch or 1) * max(1, len(cluster.devices) // (config.pipeline.num_stages or 1))
 
 
 def request_of(config: Config, batch: int) -> Request:
@@ -83,7 +91,7 @@ def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) ->
         raise ConfigError(
             "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
             "leave it out, or annotate the model")
-    request, more = request_of(config, chain.batch), []  # type: Request, List[Candidate]
+    request, more = request_of(config, chain.batch * mini_batches(config, cluster)), []  # type: Request, List[Candidate]
     if request.method in ("all", RHINO):
         try:
             more = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
@@ -114,11 +122,13 @@ def decision_of(found: Candidate, cluster: Cluster, config: Config) -> Decision:
     """Devices and micro-batches of a plan.
 
     Model replicas divide the mini-batch, so that the plan computes what the local script computes, unless the configuration sets
-    ``io.nested_batch``.
+    ``io.nested_batch``, or ``io.batch`` to ``micro``.
     """
     assert found.profile is not None, "TaskGraphs are given in layers"
     plan = with_slices(found, found.profile, cluster, config.balance.algorithm)
-    nested = config.io.nested_batch if "io.nested_batch" in config.given else "divide"
+    nested: str = config.io.nested_batch if "io.nested_batch" in config.given else "divide"
+    if config.io.batch == MICRO:
+        nested = config.io.batch
     return Decision(
         rows=[stage.devices for stage in found.stages], micro_batches=found.micro_batches, nested_batch=nested,
         estimate=found.estimate, warmups=tuple(stage.warmup for stage in found.stages),

@@ -376,9 +376,9 @@ class SessionProof:
         return any(each in self._fetches._replaced for each in (name, name + ":0"))
 
     def _of_replicas(self, name: str) -> List[tf.Tensor]:
-        """An input as the second and the further model replicas take it from the input pipeline."""
+        """An input in the second and the further mini-batches that a step takes from the input pipeline."""
         context, found = context_of(self._done), []  # type: ignore[var-annotated]
-        for g in range(1, context.all_replicas):
+        for g in range(1, context.all_mini_batches):
             other = "{}/{}".format(context.name("input", f"g{g}"), name)
             try:
                 found.append(self._graph.get_tensor_by_name(other))
@@ -395,7 +395,7 @@ class SessionProof:
         return found
 
     def _concatenated(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The mini-batches of several model replicas as one."""
+        """The mini-batches of several model replicas or micro-batches as one."""
         batch = context_of(self._done).region.batch
         return in_one(name, parts, batch.sources.get(batch.graph.tensor(name)), "model replicas")
 
