@@ -25,7 +25,7 @@ hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True,
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # folders that test the half of the package which never imports TensorFlow
-PURE = ("balance", "bridges", "cluster", "ir", "papers", "patterns", "planner", "profiler", "schedule", "simulator")
+PURE = ("balance", "bridges", "cluster", "diagnosis", "ir", "papers", "patterns", "planner", "profiler", "schedule", "simulator")
 
 # folders whose many short trainings run without TensorFlow's graph optimizer
 SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit")

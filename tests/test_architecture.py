@@ -20,9 +20,9 @@ PACKAGE = "whale_tf"
 # top floor first: a module imports only from its own floor and from those after it
 FLOORS = ("cli", "viz", "measure", "epl", "api", "runtime", "parallelize", "processes", "decide", "emit", "transforms", "capture",
           "communicators", "graph_editor", "_tf_compat",
-          "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program",
+          "diagnosis", "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program",
           "residence", "plan", "ir", "cluster", "config", "documents", "errors", "garbage", "version", "_typing_compat")
-PURE = FLOORS[FLOORS.index("planner"):]
+PURE = FLOORS[FLOORS.index("diagnosis"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 
 

@@ -39,7 +39,7 @@ from whale_tf.errors import (
 __version__ = "0.1.0"
 
 _API = (
-    "checkpoint", "batch_axis", "current_plan", "current_program", "explain", "init", "op_graph", "parallelize",
+    "checkpoint", "batch_axis", "current_plan", "current_program", "doctor", "explain", "init", "op_graph", "parallelize",
     "replicate", "resume", "set_default_strategy", "shutdown", "split", "step_graph", "total_devices", "total_gpus",
     "verify")
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from whale_tf.api import checkpoint as checkpoint
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
+    from whale_tf.api import doctor as doctor
     from whale_tf.api import explain as explain
     from whale_tf.api import init as init
     from whale_tf.api import op_graph as op_graph

@@ -367,6 +367,28 @@ def has_kernel(op_type: str, device_type: str, dtype: Any = None) -> bool:
         for kernel in _kernels.get_registered_kernels_for_op(op_type).kernel)
 
 
+def function_graph(definition: FunctionDef, shapes: Sequence[Any]) -> Any:
+    """The graph of a function of the current graph's library.  ``shapes``: of its arguments."""
+    return _undocumented("framework.function_def_to_graph")[0].function_def_to_graph(definition, input_shapes=list(shapes))
+
+
+def profiled_space(path: str) -> Any:
+    """A file of TensorFlow's profiler, as an XSpace."""
+    for place in ("tensorflow.tsl.profiler.protobuf.xplane_pb2", "tsl.profiler.protobuf.xplane_pb2",
+                  "tensorflow.core.profiler.protobuf.xplane_pb2"):  # moved twice within 2.x
+        with contextlib.suppress(ImportError):
+            space = importlib.import_module(place).XSpace()
+            with open(path, "rb") as handle:
+                space.ParseFromString(handle.read())
+            return space
+    raise lacking(["tensorflow.tsl.profiler.protobuf.xplane_pb2"])
+
+
+def registered_kernels() -> Any:
+    """All KernelDefs of TensorFlow's registry."""
+    return _kernels.get_all_registered_kernels().kernel
+
+
 def has_xla(device_type: str) -> bool:
     """Whether XLA compiles a function that a PartitionedCall calls on devices of a type.  If so, XLA's kernels are registered,
     and :func:`has_kernel` knows them."""

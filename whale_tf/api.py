@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.capture import annotations as capture_annotations
@@ -24,20 +24,26 @@ from whale_tf.cluster import (
 )
 from whale_tf.config import Config
 from whale_tf.decide.facts import parameters
+from whale_tf.diagnosis.diagnose import diagnose
+from whale_tf.diagnosis.record import FOLDER, STEPS, Record, file_of, to_json
+from whale_tf.diagnosis.text import text_of
 from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
+from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained
 from whale_tf.program import Program
 from whale_tf.runtime import triggers
-from whale_tf.runtime.active import Active, Default, Observer, activate, current, observe, require, show, shown
+from whale_tf.runtime.active import Active, Default, Observer, activate, current, described, observe, require, show, shown
+from whale_tf.runtime.doctor import Collector
 from whale_tf.runtime.snapshots.loops import check_data, plain
 from whale_tf.runtime.triggers.sessions import SessionTriggers
-from whale_tf.runtime.verifying.compare import Comparison, check, summary, table
+from whale_tf.runtime.verifying.compare import check, summary, table
+from whale_tf.runtime.verifying.divided import Show
 from whale_tf.simulator import StepGraph
 
 
@@ -74,14 +80,18 @@ def init(
         parsed.undo_devices = make_logical_cpus(parsed.num_cpus)
         if parsed.runtime is not None:
             parsed.runtime.offer(parsed.num_cpus)
+    if FOLDER in os.environ:
+        doctor(int(os.environ.get(STEPS, "20")), path=file_of(os.environ[FOLDER], processes.rank))
     if processes.count > 1 or LAUNCHED in os.environ or parsed.snapshots is not None:
         parsed.termination.install(also_usr1=parsed.snapshots is not None)
 
 
 def _on_cpus(asked: Active, plan: Union[None, Plan, Mapping, str]) -> Active:
-    """The same request on as many logical CPU devices."""
-    cluster = asked.cluster if all(device.kind == "CPU" for device in asked.cluster.devices) else Cluster.parse(
-        f"cpu:{len(asked.cluster.devices)}")
+    """The same request for the described cluster, or on as many logical CPU devices."""
+    cluster = described()
+    if cluster is None:
+        cluster = asked.cluster if all(device.kind == "CPU" for device in asked.cluster.devices) else Cluster.parse(
+            f"cpu:{len(asked.cluster.devices)}")
     return Active(asked.config, cluster, Plan.by_name(plan) if plan is not None else {}, ONE_PROCESS)
 
 
@@ -101,6 +111,8 @@ def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> 
 def shutdown() -> None:
     """Remove every hook, so that TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
     state = current()
+    if state is not None and state.doctor is not None:
+        state.doctor.close()
     if state is not None:
         with contextlib.suppress(ProcessLostError):  # nobody reads values any more that a lost process held
             for fetches in list(state.fetches.values()):
@@ -130,9 +142,14 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def verifying(take: Callable[[Comparison, str], Any]) -> Iterator[None]:
-    """Call ``take`` with the comparison in float64 of the first step that a script divides, in place of this step."""
-    show(take)
+def verifying(take: Show, cluster: Optional[Cluster] = None) -> Iterator[None]:
+    """Call ``take`` in place of the first step that a script divides: with what makes its comparison in float64 with the local
+    one, what is compared, and the divided step.
+
+    Args:
+        cluster: divide the step for these devices, which this machine need not have; None: those of the script, as CPU devices.
+    """
+    show(take, cluster)
     try:
         yield
     finally:
@@ -183,6 +200,36 @@ def _step_of(model: Any, given: Any) -> Any:
     if hasattr(model, "_symbolic_build"):  # Keras 3: builds layers, metrics and optimizer as fit does
         model._symbolic_build(data_batch=given)
     return tf.function(lambda *data: model.train_step(data))
+
+
+def doctor(steps: int = 20, batch: Optional[int] = None, path: Optional[str] = None) -> None:
+    """Measure training steps after the first few, and print why they take as long as they do: the causes, each with what it
+    costs according to the simulator (docs/doctor.md).  Call it after ``wh.init`` and before the graph is built.
+
+    Args:
+        steps: number of steps to measure; about a third of them is traced, op by op.
+        batch: examples of a mini-batch, if the graph leaves them open; the sizes of messages follow from it.
+        path: write what was measured to this file, for ``whale doctor``, and print nothing.  Several processes need it.
+
+    Raises:
+        PlanError: the number of steps is below 6, or there are several processes and no path.
+    """
+    state = require("wh.doctor")
+    if steps < 6:
+        raise PlanError(f"wh.doctor(steps={steps}) measures too few steps to tell a cause from chance; give at least 6")
+    if state.processes.count > 1 and path is None:
+        raise PlanError("wh.doctor() in one of several processes sees only its own steps; start them with `whale run --doctor`, "
+                        "or give each a path and call `whale doctor` with these files")
+
+    def finished(record: Record) -> None:
+        if path is None:
+            print(text_of(record, diagnose(record)))
+            return
+        with open(path, "w", encoding="utf8") as handle:
+            handle.write(to_json(record))
+
+    assumed = batch_to_plan_for(state.config, state.cluster, None)
+    state.doctor = Collector(steps, batch, assumed, state.cluster, state.processes, finished)
 
 
 def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]] = None,

@@ -19,6 +19,7 @@ from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devi
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.decide.decide import decide_graph
+from whale_tf.decide.decision import Decision
 from whale_tf.decide.facts import parameters
 from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
@@ -47,11 +48,13 @@ class Parallelized(NamedTuple):
     variables: Optional[DividedVariables] = None
     too_large: Mapping[str, str] = {}  # see :class:`Division`
     renews: bool = False  # sessions that ran before begin anew
+    decision: Optional[Decision] = None  # what was decided, with its recording, if the caller keeps it
 
 
 def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
                 processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, early: Optional[Sequence[Early]] = None,
-                warn: Callable[[str, Type[Warning]], None] = warnings.warn) -> Optional[Parallelized]:
+                warn: Callable[[str, Type[Warning]], None] = warnings.warn,
+                keeps_decision: bool = False) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
     Args:
@@ -60,6 +63,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         keys: numbers of this process's collectives, if there are several processes.
         early: Sessions into which the graph has already been extended; None: there are none.
         warn: gives the warnings of inexact ops and idle devices.
+        keeps_decision: return the decision, too; its recording takes the memory of another graph.
 
     Returns:
         None if the graph has no optimizer's update yet, and ``plan`` was not made for it as a model without one.
@@ -73,7 +77,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         return None
     captured, region, plan, division = decision.captured, decision.region, decision.plan, decision.division
     done = Parallelized(captured._replace(recording=None), region, plan, assignment=division.assignment,
-                        too_large=division.too_large)
+                        too_large=division.too_large, decision=decision if keeps_decision else None)
     if plan.is_local:
         return done
     if plan.spans_processes:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -19,11 +20,13 @@ import typer
 
 from whale_tf.cli import keeper as module_of_keeper
 from whale_tf.cli.common import reported
+from whale_tf.cli.doctor import check_path, of_run
 from whale_tf.cli.keeper import PORT
 from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import tf_configs_at
 from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
+from whale_tf.diagnosis.record import FOLDER, STEPS
 from whale_tf.epl.installed import PATH, check
 from whale_tf.errors import ClusterError, ConfigError
 
@@ -59,6 +62,9 @@ def run(
     auto: bool = typer.Option(False, "--auto", help="for a script without whale_tf lines: search for the fastest plan"),
     epl: bool = typer.Option(False, "--epl", help="for a script written for EPL: `import epl` is whale_tf.epl (docs/epl.md)"),
     verify: bool = typer.Option(False, "--verify", help="compare the first training step with the local one (docs/verify.md)"),
+    doctor: bool = typer.Option(False, "--doctor", help="measure steps, and say at the end why they are slow (docs/doctor.md)"),
+    doctor_steps: int = typer.Option(20, min=6, help="how many steps to measure"),
+    record: Optional[str] = typer.Option(None, help="with --doctor: keep what was measured in this file"),
     grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
     max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
 ) -> None:
@@ -76,6 +82,13 @@ def run(
             raise ConfigError("--epl is for a script that calls epl.init, and --replicate and --auto for one that calls nothing; "
                               "give one of them")
         variables = dict({VERIFIED: "1"} if verify else {}, **(_with_epl() if epl else {}))
+        if doctor:
+            check_path(record)
+            if hosts is not None or room is not None:
+                raise ClusterError("--doctor reads the records of the processes of this machine; on several hosts call "
+                                   "wh.doctor(path=...) in the script, and whale doctor with the files of all")
+            folder = tempfile.TemporaryDirectory()
+            variables.update({FOLDER: folder.name, STEPS: str(doctor_steps)})
         if room is None:
             variables.update(_variables(len(places), devices_per_worker, cluster, configured))
         elif cluster is not None:
@@ -94,7 +107,12 @@ def run(
                    dict(variables, **_variables(len(addresses), devices_per_worker, cluster, configured)))
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else ["-m", "whale_tf.epl"] if epl else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
-    _started(command, places, meet, grace, max_restarts)
+    status = _status_of(command, places, meet, grace, max_restarts)
+    if doctor:
+        with reported():
+            typer.echo(of_run(folder.name, record))
+        folder.cleanup()
+    raise typer.Exit(status)
 
 
 def epl_launch(
@@ -130,7 +148,7 @@ def epl_launch(
         return Job([address for host in met for address in host.addresses], own, variables)
 
     command = [sys.executable, "-u", "-m", "whale_tf.epl", "--task", directory, training_script]
-    _started(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, 0)
+    raise typer.Exit(_status_of(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, 0))
 
 
 def _with_epl() -> Dict[str, str]:
@@ -143,9 +161,9 @@ def _with_epl() -> Dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [PATH, os.environ.get("PYTHONPATH", "")]))}
 
 
-def _started(command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job], grace: float,
-             max_restarts: int) -> None:
-    """Starts processes until they end well, and leaves with their status."""
+def _status_of(command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job], grace: float,
+               max_restarts: int) -> int:
+    """Starts processes until they end well, or too often; their exit status."""
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:
@@ -155,7 +173,7 @@ def _started(command: Sequence[str], places: Sequence[Place], meet: Callable[[Se
         status = group.wait()
         if status == 0 or group.interrupted:
             break
-    raise typer.Exit(status)
+    return status
 
 
 def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Room]:

@@ -39,6 +39,7 @@ from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.runtime.verifying.compare import Comparison
+from whale_tf.runtime.verifying.divided import Step
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
 
@@ -141,8 +142,7 @@ def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) 
     Raises:
         PlanError: there is no such script, it trains no graph, or the plan was made for another graph or cluster, or divides ops.
     """
-    if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
+    check_script(path)
     compiler = _Compiler(plan, cluster)
     _run_script(path, (), compiler)
     if compiler.program is None:
@@ -275,26 +275,41 @@ def verify_script(path: str, arguments: Sequence[str]) -> Tuple[Comparison, str]
     Raises:
         PlanError: there is no such script, or it divides nothing.
     """
-    if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
+    check_script(path)
     found: List[Tuple[Comparison, str]] = []
 
-    def take(comparison: Comparison, where: str) -> None:
-        found.append((comparison, where))
+    def take(compared: Callable[[], Comparison], where: str, step: Step) -> None:
+        found.append((compared(), where))
         raise _Done()
 
-    _run_in(api.verifying(take), path, arguments)
+    run_script_in(api.verifying(take), path, arguments)
     if not found:
         raise PlanError(f"{path!r} ended without a training step that whale_tf divides, so there is nothing to compare: it needs "
                         "wh.init() with a plan beyond one device, and a training step")
     return found[0]
 
 
+def check_script(path: str) -> None:
+    """Raises PlanError: there is no such script."""
+    if not path.endswith(".py") or not os.path.isfile(path):
+        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
+
+
+def end_script() -> None:
+    """Leaves the script that :func:`run_script_in` runs."""
+    raise _Done()
+
+
 def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:
-    _run_in(api.observing(observer), path, arguments)
+    run_script_in(api.observing(observer), path, arguments)
 
 
-def _run_in(context: ContextManager, path: str, arguments: Sequence[str]) -> None:
+def run_script_in(context: ContextManager, path: str, arguments: Sequence[str]) -> None:
+    """Runs a script in a context, until it ends or :func:`end_script` is called.
+
+    Args:
+        arguments: the script's own.
+    """
     before = sys.argv, list(sys.path)
     sys.argv = [path] + list(arguments)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))

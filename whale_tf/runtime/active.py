@@ -27,6 +27,7 @@ from whale_tf.processes.estimators import Estimators
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
+from whale_tf.runtime.doctor import Collector
 from whale_tf.runtime.feeds import Waiting
 from whale_tf.runtime.sessions import Fetches, with_devices
 from whale_tf.runtime.snapshots.runs import Runs
@@ -91,6 +92,7 @@ class Active:
             config.snapshot, processes, self.functions, self.runtime, self.variable_parts, self.termination, hooks.original_run)
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
+        self.doctor: Optional[Collector] = None  # measures steps
 
     @property
     def asked_for(self) -> Optional[str]:
@@ -149,6 +151,11 @@ class Active:
         """Numbers of this process's collectives, if there are several processes."""
         return None if self.runtime is None else self.runtime.keys
 
+    @property
+    def keeps_decisions(self) -> bool:
+        """Whether something plays a step's Program later."""
+        return shown() is not None or self.doctor is not None
+
     def session_config(self, config: Optional[v1.ConfigProto] = None) -> v1.ConfigProto:
         """The ConfigProto of a Session of this process."""
         kinds = [device.kind for device in self.own_devices]
@@ -202,6 +209,7 @@ class Active:
 _active: Optional[Active] = None
 _observer: Optional[Observer] = None
 _shown: Optional[Callable[..., Any]] = None
+_described: Optional[Cluster] = None
 
 
 def current() -> Optional[Active]:
@@ -220,6 +228,8 @@ def activate(state: Optional[Active]) -> None:
 def _leave() -> None:
     if _active is not None:
         _active.tell_untrained()
+        if _active.doctor is not None:
+            _active.doctor.close()
 
 
 def observer() -> Optional[Observer]:
@@ -237,9 +247,14 @@ def shown() -> Optional[Callable[..., Any]]:
     return _shown
 
 
-def show(new: Optional[Callable[..., Any]]) -> None:
-    global _shown
-    _shown = new
+def described() -> Optional[Cluster]:
+    """The cluster for which the step is divided, in place of the script's (``whale check``); this machine need not have it."""
+    return _described
+
+
+def show(new: Optional[Callable[..., Any]], cluster: Optional[Cluster] = None) -> None:
+    global _shown, _described
+    _shown, _described = new, cluster
 
 
 def require(caller: str) -> Active:

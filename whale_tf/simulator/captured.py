@@ -61,7 +61,8 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     tasks = Tasks(cluster, network, used)
     values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}
     costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch, values)
-    add_step(tasks, costs, step, [place.moved(compile_program(step, part), part) for place, part in zip(places, parts)])
+    programs = [place.moved(compile_program(step, part), part) for place, part in zip(places, parts)]
+    tasks.chains = add_step(tasks, costs, step, programs)
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
     for rank, place in enumerate(places):
         for one in graph.variables:

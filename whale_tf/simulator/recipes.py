@@ -55,11 +55,13 @@ class TensorPart(NamedTuple):
 
 class PlayedValue(NamedTuple):
     """The value of a tensor that an op reads: its parts, the tasks that must end before these leave their devices, and the call
-    (-1: none) of the recipe by which each device that reads the parts puts them together."""
+    (-1: none) of the recipe by which each device that reads the parts puts them together, with the tensor that it makes: a part
+    may be another tensor's, if an op passes on its operand."""
 
     parts: Tuple[TensorPart, ...] = ()
     waits: FrozenSet[int] = frozenset()
     recipe: int = -1
+    tensor: int = -1
 
     @property
     def tasks(self) -> FrozenSet[int]:
@@ -161,7 +163,7 @@ class Recipes(CallFacts, abc.ABC):
     def here(self, value: PlayedValue, device: int) -> List[TensorPart]:
         """A value's parts on a device."""
         if value.recipe >= 0:
-            value = self._played(self._lowered_on(value.recipe, value.parts[0].tensor, device), value.recipe)
+            value = self._played(self._lowered_on(value.recipe, value.tensor, device), value.recipe)
         return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
 
     def _send(self, part: TensorPart, device: int, waits: FrozenSet[int]) -> TensorPart:
@@ -206,7 +208,7 @@ class Recipes(CallFacts, abc.ABC):
         while first.kind in PASSED_ON:
             first = first.operands[0]
         value = together([self._played(operand, number) for operand in first.operands])
-        return value._replace(recipe=number if value.parts else -1)
+        return value._replace(recipe=number if value.parts else -1, tensor=tensor)
 
     def _readers_of(self, number: int) -> Sequence[int]:
         """The devices for which a recipe's call makes values."""

@@ -39,6 +39,7 @@ class Tasks:
     Attributes:
         names, blocks, lanes: of each task, as in :class:`whale_tf.simulator.instructions.Instruction`.
         limits: what limits each task's speed (:data:`whale_tf.simulator.calibration.MEMORY` or ``ARITHMETIC``).
+        chains: the ops of each call on each device, in the graph's order, if they are a step's.
     """
 
     def __init__(self, cluster: Cluster, network: Network, used: Optional[Sequence[int]] = None, in_queues: bool = True) -> None:
@@ -53,6 +54,7 @@ class Tasks:
         self.blocks: List[BlockKey] = []
         self.lanes: List[int] = []
         self.limits: List[str] = []
+        self.chains: Sequence[Sequence[int]] = ()
         self.matrix_flops: Dict[int, float] = dict.fromkeys(self.used, 0.0)  # of each device
         self.devices: List[Tuple[int, ...]] = []
         self._seconds: List[float] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import weakref
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Optional
 
 from whale_tf._tf_compat import relaxed_type, tf
 from whale_tf.capture import distribution, layers
@@ -16,7 +17,7 @@ from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
 from whale_tf.processes.watch import say
 from whale_tf.runtime import functions, refusals
-from whale_tf.runtime.active import Active, observer, shown
+from whale_tf.runtime.active import Active, described, observer, shown
 from whale_tf.runtime.feeds import named_errors
 from whale_tf.runtime.verifying.functions import FunctionProofs, traced
 
@@ -51,8 +52,24 @@ class FunctionTriggers:
             job = state.functions
             return original(given, captured) if job is None else job.call(function, lambda: original(given, captured))
 
-        with named_errors():
+        def made() -> Any:
             return state.function_proofs.call(function, run, given, captured) if state.verifies else run(given, captured)
+
+        with named_errors():
+            if state.doctor is None or state.doctor.is_over or not tf.executing_eagerly():
+                return made()
+            done = self._trained(function.graph)
+            return made() if done is None else state.doctor.call(done, made)
+
+    def _trained(self, graph: tf.Graph) -> Optional[Parallelized]:
+        """What was done to the function that a function's graph is, or calls."""
+        known = self._state.done
+        found = known.get(graph)
+        if found is not None and found.emitted is not None:
+            return found
+        called = [function.signature.name for function in graph.as_graph_def().library.function]
+        return next((done for other, done in known.items() if other.building_function and done.emitted is not None
+                     and any(re.match(rf"__inference_{re.escape(other.name)}_\d+$", name) for name in called)), None)
 
     def traced(self, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
         """Rewrites the function if it trains."""
@@ -99,7 +116,8 @@ class FunctionTriggers:
         before = traced(graph) if state.verifies else None
         with garbage_collection_paused():
             try:
-                done = parallelize(graph, state.cluster, config, plan, state.processes, state.keys, warn=state.say)
+                done = parallelize(graph, state.cluster, config, plan, state.processes, state.keys, warn=state.say,
+                                   keeps_decision=state.keeps_decisions)
             except OtherGraphError as error:
                 raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                                 "name them: wh.init(plan={'name of the function': plan})") from None
@@ -123,7 +141,8 @@ class FunctionTriggers:
         state = self._state
         job, spans_processes = state.functions, done.plan.spans_processes
         assert done.emitted is not None
-        functions.check_devices(graph.name, done.emitted.context)
+        if described() is None:
+            functions.check_devices(graph.name, done.emitted.context)
         if spans_processes and state.shares_input:
             raise refusals.shares_input(graph)
         if job is not None:

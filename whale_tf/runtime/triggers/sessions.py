@@ -6,6 +6,8 @@ import contextlib
 import weakref
 from typing import Any, Callable, ContextManager, Optional
 
+import numpy as np
+
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified
@@ -78,7 +80,8 @@ class SessionTriggers:
             try:
                 has_run = bool(annotations_of(graph).shapes)  # it was extended into a Session before its first training step
                 early = [known for session, known in state.early.items() if session.graph is graph] if has_run else None
-                done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, state.keys, early, state.say)
+                done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, state.keys, early, state.say,
+                                   state.keeps_decisions)
             except UnknownShapeError as error:
                 if not may_wait or state.processes.count > 1:
                     raise
@@ -202,7 +205,27 @@ class SessionTriggers:
                 proof = self._proof(graph, fetches)
                 if proof is not None:
                     return proof.run(session, original, *arguments)
-                return sessions.run(known, session, original, *arguments)
+                return self._watched(known, session, original, *arguments)
+
+    def _watched(self, known: Fetches, session: Any, original: Callable, fetches: Any, feed_dict: Any, options: Any,
+                 metadata: Any) -> Any:
+        """A run of a rewritten graph, which the doctor measures if it trains."""
+        doctor = self._state.doctor
+
+        def run(own_options: Any, own_metadata: Any) -> Any:
+            return sessions.run(known, session, original, fetches, feed_dict, options or own_options, metadata or own_metadata)
+
+        if doctor is None or doctor.is_over:
+            return run(None, None)
+        wanted = elements(session.graph, fetches)[1]
+        asked = session.graph, tuple(one.name for one in wanted)
+        if asked not in doctor.trains:
+            doctor.trains[asked] = trains(known.substitutes(wanted, {}))
+        if not doctor.trains[asked]:
+            return run(None, None)
+        fed = {getattr(key, "name", str(key)): np.shape(value) for key, value in (feed_dict or {}).items()
+               if not isinstance(key, (tuple, list))}
+        return doctor.run(self._state.done[session.graph], fed, run, options is None and metadata is None)
 
     def make_callable(self, session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:

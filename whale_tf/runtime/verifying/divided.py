@@ -1,7 +1,7 @@
 """What is known about a divided step by names of the local script, and the items that are compared."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -10,12 +10,31 @@ from whale_tf.emit.context import Context
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.parallelize import Parallelized
-from whale_tf.runtime.verifying.compare import GRADIENT, LOSS, TENSOR, VALUE, Item
+from whale_tf.runtime.verifying.compare import GRADIENT, LOSS, TENSOR, VALUE, Comparison, Item
 from whale_tf.runtime.verifying.cut import Cut, View
 from whale_tf.runtime.verifying.local import Outcome, Script, Values
 from whale_tf.transforms.shard import Pieces
 
 LOW = ("float16", "bfloat16")
+
+
+class Step(NamedTuple):
+    """A divided step that is about to run for the first time.
+
+    Attributes:
+        graph: the rewritten graph.
+        runs: names of the ops that the run or the function asks for.
+        given: values of inputs, by their names in the local script.
+    """
+
+    graph: tf.Graph
+    done: Parallelized
+    runs: Tuple[str, ...]
+    given: Values
+
+
+# what is shown instead of being run: what makes the comparison with the local step, what is compared, and the divided step
+Show = Callable[[Callable[[], Comparison], str, Step], Any]
 
 
 def context_of(done: Parallelized) -> Context:

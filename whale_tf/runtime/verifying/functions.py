@@ -34,7 +34,17 @@ from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.runtime.verifying import compare as comparing
 from whale_tf.runtime.verifying.compare import TOLERANCE, VALUE, Compared, Comparison, Item, compare, key, summary
 from whale_tf.runtime.verifying.cut import DRAWN, Cut, find_cut
-from whale_tf.runtime.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
+from whale_tf.runtime.verifying.divided import (
+    Show,
+    Step,
+    context_of,
+    items_of,
+    left_out,
+    local_config,
+    runs_on_gpu,
+    uses_tf32,
+    view_of,
+)
 from whale_tf.runtime.verifying.local import LocalStep, Outcome, Script, Values, make_variable, named, own_graphs
 from whale_tf.runtime.verifying.mini_batches import for_several
 from whale_tf.runtime.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
@@ -92,12 +102,12 @@ class FunctionProofs:
         parts: the variables that functions have in parts.
         config: gives the ConfigProto of a Session with the plan's devices.
         say: is told what was compared.
-        shown: takes the comparison in float64 of the first call, which is then not made; None: calls are made.
+        shown: is given what makes the comparison in float64 of the first call, which is then not made; None: calls are made.
         runtime, functions: this process, and what it runs together with others; None: there are none.
     """
 
     def __init__(self, parts: VariableParts, config: Callable[[], Any], say: Callable[[str], None],
-                 shown: Optional[Callable[[Comparison, str], Any]] = None, runtime: Optional[Runtime] = None,
+                 shown: Optional[Show] = None, runtime: Optional[Runtime] = None,
                  functions: Optional[Functions] = None) -> None:
         self._parts, self._config, self._say, self._shown = parts, config, say, shown
         self._runtime, self._functions = runtime, functions
@@ -137,7 +147,8 @@ class FunctionProofs:
 
     def _made(self, proof: _Proof, given: Values, run: Callable[[], Any]) -> Any:
         if self._shown is not None:
-            return self._shown(in_float64_if_possible(lambda wide: proof.compared(given, wide)), proof.where)
+            return self._shown(lambda: in_float64_if_possible(lambda wide: proof.compared(given, wide)), proof.where,
+                               proof.step(given))
         result = proof.call(given, run)
         if proof.is_open:
             self._open[proof.graph] = proof
@@ -266,6 +277,12 @@ class _Proof:
         graph = self._graph()
         assert graph is not None
         return graph
+
+    def step(self, given: Values) -> Step:
+        """The divided step, on values of the function's placeholders."""
+        graph = self.graph
+        runs = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+        return Step(graph, self._done, tuple(op.name for op in runs), given)
 
     @property
     def where(self) -> str:

@@ -21,7 +21,17 @@ from whale_tf.runtime.feeds import Fetch, elements, fed
 from whale_tf.runtime.verifying import compare as comparing
 from whale_tf.runtime.verifying.compare import Comparison, compare, key, summary
 from whale_tf.runtime.verifying.cut import INPUT, Cut, find_cut
-from whale_tf.runtime.verifying.divided import context_of, items_of, left_out, local_config, runs_on_gpu, uses_tf32, view_of
+from whale_tf.runtime.verifying.divided import (
+    Show,
+    Step,
+    context_of,
+    items_of,
+    left_out,
+    local_config,
+    runs_on_gpu,
+    uses_tf32,
+    view_of,
+)
 from whale_tf.runtime.verifying.local import SCOPE, LocalStep, Outcome, Script, Values, copied, named
 from whale_tf.runtime.verifying.mini_batches import for_several, in_one
 from whale_tf.runtime.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
@@ -77,12 +87,12 @@ class SessionProof:
 
     Args:
         say: is told what was compared.
-        shown: takes the comparison in float64 of the first run, which is then not made; None: runs are made.
+        shown: is given what makes the comparison in float64 of the first run, which is then not made; None: runs are made.
         job: the processes that train together; None: this one alone.
     """
 
     def __init__(self, graph: tf.Graph, script: Script, done: Parallelized, fetches: whale_session.Fetches,
-                 say: Callable[[str], None], shown: Optional[Callable[[Comparison, str], Any]] = None,
+                 say: Callable[[str], None], shown: Optional[Show] = None,
                  job: Optional[Job] = None) -> None:
         self._graph, self._script, self._done, self._fetches, self._say = graph, script, done, fetches, say
         self._shown, self._job = shown, job
@@ -124,8 +134,10 @@ class SessionProof:
         wanted = elements(self._graph, fetches)[1]
         cut = self._cut(self._asked(wanted))
         if self._shown is not None:
-            replayed = self._replayer(cut, session, original, wanted, feed_dict)
-            return self._shown(in_float64_if_possible(replayed), "this graph")
+            replayed, given = self._replayer(cut, session, original, wanted, feed_dict)
+            runs = [one if isinstance(one, tf.Operation) else one.op for one in self._fetches.substitutes(wanted, {})]
+            step = Step(self._graph, self._done, tuple(op.name for op in runs), given)
+            return self._shown(lambda: in_float64_if_possible(replayed), "this graph", step)
         extra = self._observed(cut, set(fed(self._graph, feed_dict)), wanted)
         local = self._local(cut, session, on_cpu=not runs_on_gpu(self._done)) if self._is_first else None
         try:
@@ -231,9 +243,9 @@ class SessionProof:
                         [ops.tensor(name) for name in asked.tensors], view_of(self._done))
 
     def _replayer(self, cut: Cut, session: Any, original: Callable, wanted: Sequence[Fetch],
-                  feed_dict: Optional[Dict]) -> Callable[[bool], Comparison]:
-        """Makes the comparison of both steps, each in a Session of its own on logical CPU devices, in float64 or not.  The user's
-        Session only gives the inputs and the variables."""
+                  feed_dict: Optional[Dict]) -> Tuple[Callable[[bool], Comparison], Values]:
+        """What makes the comparison of both steps, each in a Session of its own on logical CPU devices, in float64 or not, and
+        the mini-batch.  The user's Session only gives the inputs and the variables."""
         ops, fetches = self._script.ops, self._fetches
         fetches.prepare()
         fetches.initialise(session, original)
@@ -255,7 +267,8 @@ class SessionProof:
         here = {node.name for node in needed.node}
         initialised = self._initialised(session, original)
         return lambda wide: self._replayed(cut, session, original, Replayed(
-            needed, {name: value for name, value in initialised.items() if name in here}, names, updates, given, whole), wide)
+            needed, {name: value for name, value in initialised.items() if name in here}, names, updates, given, whole),
+            wide), whole
 
     def _replayed(self, cut: Cut, session: Any, original: Callable, step: Replayed, wide: bool) -> Comparison:
         def cast(values: Values) -> Values:

@@ -1,0 +1,128 @@
+"""``wh.doctor``, ``whale run --doctor`` and ``whale doctor``: what a small Session measures."""
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+import whale_tf as wh
+from tests.command_line import call
+from tests.multiprocess.launch import WHALE_RUN, Starter
+from whale_tf.cli import app
+from whale_tf.diagnosis.record import Record, parse
+from whale_tf.errors import PlanError
+from whale_tf.runtime.doctor import Event, stalled_seconds
+
+SCRIPT = '''
+import os, sys, time
+import numpy as np
+import tensorflow.compat.v1 as tf
+import whale_tf as wh
+tf.disable_eager_execution()
+wh.init({config}{cluster})
+{doctor}
+with tf.Graph().as_default():
+    x = tf.placeholder("float32", [{batch}, 6], name="x")
+    with wh.replicate({devices}):
+        h = tf.tanh(tf.matmul(x, tf.get_variable("w", [6, 6])), name="h")
+    with {second}:
+        loss = tf.reduce_mean(tf.square(tf.matmul(h, tf.get_variable("v", [6, 3]), name="product")))
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for step in range({steps}):
+            time.sleep({sleep})
+            session.run(h, {{x: np.ones([8, 6])}})
+            print("loss", session.run([loss, train], {{x: np.ones([8, 6])}})[0] >= 0)
+wh.shutdown()
+'''
+PIPELINE: Dict[str, Any] = {"config": {"num_micro_batch": 2}, "cluster": ", cluster='cpu:2'", "batch": 8, "devices": 1,
+                            "second": "wh.replicate(1)", "steps": 15, "sleep": 0}
+WORKERS: Dict[str, Any] = {**PIPELINE, "config": {}, "cluster": "", "devices": 2, "second": "tf.name_scope('rest')", "doctor": ""}
+
+
+def measured(tmp_path: Path, **changes: Any) -> Record:
+    """What the script's wh.doctor leaves."""
+    script, path = tmp_path / "train.py", tmp_path / "record.json"
+    text = SCRIPT.format(**{**PIPELINE, "doctor": f"wh.doctor(9, path={str(path)!r})", **changes})
+    script.write_text(text)
+    runpy.run_path(str(script), run_name="__main__")
+    return parse(str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [8, None], ids=["static", "open"])
+def test_session(tmp_path: Path, batch: Any) -> None:
+    found = measured(tmp_path, batch=batch)
+    process, = found.processes
+    assert (process.steps, process.traced, found.step.batch) == (6, 3, 8)
+    assert 0 < process.run_s <= process.period_s
+    runs = {(op.name, op.device): op.runs for op in process.ops if op.is_known and op.seconds > 0}
+    assert runs["MatMul", 0] == 2 and runs["product", 1] == 2, runs  # once for each micro-batch
+    assert ("MatMul", 1) not in runs and ("product", 0) not in runs
+    updates = {name.split("/")[1]: (device, count) for (name, device), count in runs.items() if "ApplyGradientDescent" in name}
+    assert not updates or updates["update_v"] == (1, 1)  # a variable is updated once, where it is
+    assert any(op.type.endswith("ApplyGradientDescent") and op.device == 1 and op.runs == 1 for op in process.ops)
+
+
+@pytest.mark.slow
+def test_slow_script_waits_for_its_input(tmp_path: Path) -> None:
+    record = measured(tmp_path, sleep=0.1, steps=13)
+    process, = record.processes
+    assert process.input_s > 0.09
+    trace = tmp_path / "trace.json"
+    called = call(app, "doctor", str(tmp_path / "record.json"), "--trace", str(trace))
+    assert called.exit_code == 0 and "1. input pipeline" in called.output, called.output
+    events = [one for one in json.loads(trace.read_text())["traceEvents"] if one["ph"] == "X" and one["name"] == "product"]
+    assert len(events) == 4  # two micro-batches, measured and simulated
+    as_json = json.loads(call(app, "doctor", str(tmp_path / "record.json"), "--json").stdout)
+    assert as_json["causes"][0]["kind"] == "input pipeline" and as_json["causes"][0]["gain_s"] > 0.09
+
+
+@pytest.mark.slow
+@pytest.mark.half
+def test_script_that_ends_early_is_measured_as_far_as_it_went(tmp_path: Path) -> None:
+    assert measured(tmp_path, steps=9).processes[0].steps < 6
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_whale_run_puts_the_processes_together(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(**WORKERS))
+    with Starter(anew=True) as starter:
+        run = starter.start(*WHALE_RUN, "--workers", "2", "--doctor", "--doctor-steps", "8", "--record", str(tmp_path / "r.json"),
+                            str(script))
+        assert run.wait(90) == 0, run.output
+        assert "2 processes, 2 devices" in run.output
+    found = parse(str(tmp_path / "r.json"))
+    assert [one.rank for one in found.processes] == [0, 1]
+    for rank, process in enumerate(found.processes):
+        assert {op.device for op in process.ops if op.name == "MatMul" and op.is_known} == {rank}
+
+
+def test_too_few_steps_are_refused() -> None:
+    wh.init(cluster="cpu:2")
+    try:
+        with pytest.raises(PlanError, match="at least 6"):
+            wh.doctor(3)
+    finally:
+        wh.shutdown()
+
+
+def test_stalls_are_what_no_op_covers() -> None:
+    """A message between processes is in a queue, too, and is no input."""
+    events = [Event(name, kind, "", start_s, seconds) for name, kind, start_s, seconds in (
+        ("next", "IteratorGetNext", 0.0, 10.0), ("a", "MatMul", 2.0, 3.0), ("b", "Add", 4.0, 2.0),
+        ("whale/part/receive", "QueueDequeueV2", 9.0, 20.0), ("c", "MatMul", 30.0, 1.0))]
+    assert stalled_seconds(events) == pytest.approx(6.0)
+
+
+def test_file_that_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    called = call(app, "doctor", str(path))
+    assert called.exit_code == 2 and "not what wh.doctor() writes" in called.stderr

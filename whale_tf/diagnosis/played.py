@@ -1,0 +1,183 @@
+"""The Program of a measured step, played by the simulator with the measured times of its ops, and again after a change.
+
+A device does one op at a time, in the order of the Program; devices beyond a machine's cores share these.  An op takes what it
+took on average on its device.  The ops that whale_tf added there (sums of gradients, parts of mini-batches) take together what
+they took together.  Messages take what the simulator gives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.diagnosis.record import HOST, OpTime, Record
+from whale_tf.ir.traits import Role, traits
+from whale_tf.plan import Plan
+from whale_tf.program import CLONED
+from whale_tf.simulator.captured import captured_step
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.engine import Times, run
+from whale_tf.simulator.instructions import COMPUTATION
+from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.simulate import gamma_of
+from whale_tf.simulator.step_graph import StepOp
+
+
+class Task(NamedTuple):
+    """An op on a device, or (``op`` None) a message, a sum or another part of a recipe."""
+
+    name: str
+    device: int
+    task_graph: int
+    lane: int
+    op: Optional[StepOp]
+    seconds: float
+
+
+class Played:
+    """A step that can be played again with other times.
+
+    Args:
+        plan: another plan of the same TaskGraphs; None: the one that was measured.
+        scale: (op, seconds of one run) -> seconds under the other plan.
+        added: device -> by what to multiply the simulator's times of added ops; None: by what was measured.
+
+    Attributes:
+        added: the same.
+    """
+
+    def __init__(self, record: Record, plan: Optional[Plan] = None,
+                 scale: Callable[[StepOp, float], float] = lambda op, seconds: seconds,
+                 added: Optional[Mapping[int, float]] = None) -> None:
+        plan = plan or record.plan
+        self._cluster, self._cores = record.cluster, record.cores
+        by_device, anywhere = _seconds(record)
+        graph = record.step
+        step = graph._replace(seconds={}, scratch={}).measured(graph.batch, {
+            op.origin: anywhere[op.name] for op in graph.ops if anywhere.get(op.name, 0.0) > 0})
+        self._network = Network(self._cluster)
+        costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), None)
+        plan = replace(plan, emit="inline")
+        _, _, tasks = captured_step(plan, step, self._cluster, self._network, costs)
+        self._chains = tasks.chains
+        self._shares = _shares_cores(self._cluster, tasks.used, self._cores)
+        if not self._shares:
+            tasks.take_turns(self._chains)
+        self._made = tasks
+        self._graph = tasks.graph(with_buffers=False)
+        ops = {op.name: op for op in graph.ops}
+        self.tasks: List[Task] = []
+        for number, (name, lane, seconds) in enumerate(zip(tasks.names, tasks.lanes, self._graph.seconds)):
+            devices = tasks.devices[number]
+            device = devices[0] if devices else HOST
+            op = ops.get(name) if lane == COMPUTATION else None
+            if op is not None:
+                seconds = scale(op, by_device.get((name, device), anywhere.get(name, seconds)))
+            self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds))
+        self.added = self._factors(record) if added is None else added
+        self.tasks = [task._replace(seconds=task.seconds * self.added.get(task.device, 1.0))
+                      if task.op is None and task.lane == COMPUTATION else task for task in self.tasks]
+
+    def _factors(self, record: Record) -> Dict[int, float]:
+        measured, simulated = {}, {}  # type: Dict[int, float], Dict[int, float]
+        for one in (op for process in record.processes for op in process.ops if _is_added(op)):
+            measured[one.device] = measured.get(one.device, 0.0) + one.seconds
+        for task in self.tasks:
+            if task.op is None and task.lane == COMPUTATION:
+                simulated[task.device] = simulated.get(task.device, 0.0) + task.seconds
+        return {device: measured[device] / seconds for device, seconds in simulated.items() if seconds > 0 and device in measured}
+
+    def scale(self, factor: float) -> None:
+        """Lets every op and added op take ``factor`` times as long."""
+        self.tasks = [task._replace(seconds=task.seconds * factor) if task.lane == COMPUTATION else task for task in self.tasks]
+
+    def seconds(self, change: Callable[[Task], float] = lambda task: task.seconds) -> float:
+        """Seconds of the step if each task takes what ``change`` says."""
+        return self.times(change).makespan
+
+    def times(self, change: Callable[[Task], float] = lambda task: task.seconds) -> Times:
+        graph = self._graph._replace(seconds=[change(task) for task in self.tasks])
+        if self._shares:
+            return self._made.times_on_cores(graph, self._cores, self._chains)
+        gammas = [gamma_of(self._cluster.devices[device], None) for device in graph.devices]
+        return run(graph, self._network.bandwidths, gammas)
+
+    def computes(self) -> Dict[int, float]:
+        """Device -> seconds of its ops in a step."""
+        found: Dict[int, float] = {}
+        for task in self.tasks:
+            if task.op is not None:
+                found[task.device] = found.get(task.device, 0.0) + task.seconds
+        return found
+
+    @property
+    def runs(self) -> int:
+        """The number of ops that run in a step, each once for each micro-batch."""
+        return sum(task.op is not None for task in self.tasks)
+
+
+def _is_added(op: OpTime) -> bool:
+    """Whether whale_tf has added an op that computes."""
+    row = traits(op.type)
+    return (not op.is_known and op.device != HOST and row.role in (Role.COMPUTE, Role.CONSTANT) and not row.is_write
+            and not op.type.startswith(COMMUNICATION))
+
+
+COMMUNICATION = ("_", "Collective", "Nccl", "MEMCPY")  # of TensorFlow's own ops that send and receive; _Mkl... are known ops
+
+
+def _shares_cores(cluster: Cluster, used: Sequence[int], cores: int) -> bool:
+    """Whether more CPU devices of a node compute than it has cores."""
+    counts: Dict[int, int] = {}
+    for device in (cluster.devices[number] for number in used):
+        if device.kind == "CPU":
+            counts[device.node] = counts.get(device.node, 0) + 1
+    return max(counts.values(), default=0) > cores
+
+
+def _seconds(record: Record) -> Tuple[Dict[Tuple[str, int], float], Dict[str, float]]:
+    """Seconds of one run of each op: by device, and over all devices."""
+    by_device: Dict[Tuple[str, int], float] = {}
+    totals: Dict[str, List[float]] = {}
+    for one in (op for process in record.processes for op in process.ops if op.runs > 0):
+        by_device[one.name, one.device] = one.seconds / one.runs
+        total = totals.setdefault(one.name, [0.0, 0.0])
+        total[0] += one.seconds
+        total[1] += one.runs
+    return by_device, {name: seconds / runs for name, (seconds, runs) in totals.items()}
+
+
+def launch_seconds(record: Record, most_bytes: float = 4096.0) -> float:
+    """What an op takes whatever its size: the median of those of at most ``most_bytes``, or of the shortest tenth."""
+    small = {op.name for op in record.step.ops if 0 < op.size_bytes <= most_bytes}
+    every = sorted(_each(op) for process in record.processes for op in process.ops if op.runs > 0 and op.is_known)
+    times = sorted(_each(op) for process in record.processes for op in process.ops if op.name in small and op.runs > 0)
+    if times:
+        return times[len(times) // 2]
+    return every[len(every) // 10] if every else 0.0
+
+
+def _each(op: OpTime) -> float:
+    return op.seconds / op.runs
+
+
+def with_micro_batches(record: Record, count: int, added: Mapping[int, float], slower: float = 1.0) -> Played:
+    """The step with another number of micro-batches.  What an op takes beyond its launch follows the examples.
+
+    Args:
+        added: see :class:`Played`.
+        slower: by what to multiply measured times.
+    """
+    factor, launch = record.plan.num_micro_batch / count, launch_seconds(record)
+
+    def scale(op: StepOp, seconds: float) -> float:
+        seconds *= slower
+        if op.step not in CLONED:
+            return seconds
+        fixed = min(seconds, launch)
+        return fixed + (seconds - fixed) * factor
+
+    return Played(record, replace(record.plan, num_micro_batch=count, micro_batch_slices=None), scale, added)
+

@@ -1,0 +1,31 @@
+"""The measured and the simulated step as timelines for Chrome's and Perfetto's viewers."""
+
+from __future__ import annotations
+
+from typing import List
+
+from whale_tf.diagnosis.played import Played
+from whale_tf.diagnosis.record import Record
+from whale_tf.program import BACKWARD, FORWARD, UPDATE
+from whale_tf.simulator.instructions import COMPUTATION, FEATURE
+from whale_tf.simulator.trace import Trace, TraceEvent
+
+KINDS = {BACKWARD: BACKWARD, UPDATE: UPDATE}
+RECEIVE = ("Recv", "Dequeue", "Collective", "Nccl")
+
+
+def traces_of(record: Record) -> List[Trace]:
+    """The traced step of each process above the simulated step of all."""
+    steps = {op.name: op.step for op in record.step.ops}
+    events: List[TraceEvent] = []
+    for process in record.processes:
+        for ran in process.timeline:
+            lane = FEATURE if any(mark in ran.type for mark in RECEIVE) else COMPUTATION
+            kind = KINDS.get(steps.get(ran.name, FORWARD), FORWARD) if lane == COMPUTATION else "send_recv"
+            events.append(TraceEvent(ran.name, kind, ran.device, 0, lane, -1, ran.start_s, ran.seconds))
+    played = Played(record)
+    times = played.times()
+    simulated = [TraceEvent(task.name, KINDS.get(task.op.step, FORWARD) if task.op is not None else "send_recv", task.device,
+                            task.task_graph, task.lane, -1, start, end - start)
+                 for task, start, end in zip(played.tasks, times.start, times.end) if task.lane >= 0]
+    return [Trace("measured", tuple(events), {}), Trace("simulated", tuple(simulated), {}, times.makespan)]
