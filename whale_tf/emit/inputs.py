@@ -170,6 +170,11 @@ class Inputs:
         each = self._nodes.const(rows, scope + "/rows", tf.int32, self._context.host)
         return self._nodes.binary("Mul", total, each, scope, tf.int32, self._context.host)
 
+    def has_own(self, tensor: int) -> bool:
+        """Whether model replicas, or their micro-batches, have mini-batches of their own of a batch input."""
+        is_pulled = self._context.graph.tensors[tensor].op in self._pulled
+        return is_pulled and tensor in self.sources and self.division.mini_batches_here > 1
+
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch inputs of which each model replica, or each step, has its own, and their uses outside the region."""
         graph, region = self._context.graph, self._context.region

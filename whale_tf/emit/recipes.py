@@ -6,7 +6,7 @@ numbers of examples that are known only when the step runs.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from whale_tf.emit.collected import Collected
 from whale_tf.emit.context import Context, Copy
 from whale_tf.emit.convert import Converter, of_inputs
 from whale_tf.emit.shares import Number
+from whale_tf.emit.sizes_outside import check_size
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Offset, Reduce
@@ -112,6 +113,16 @@ class Recipes:
         """Whether merged values have more rows than the graph's static shapes say, because model replicas or processes take their
         own mini-batches."""
         return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
+
+    def check_size(self, index: int) -> None:
+        """Refuses an op outside of the clones that a static batch size makes wrong; see :func:`check_size`."""
+        if self.is_larger:
+            check_size(self._context, self._converter.inputs, index)
+
+    def inputs_of_all(self, tensor: int) -> Optional[str]:
+        """All mini-batches of a batch input of which model replicas or micro-batches have their own; None: it has one."""
+        inputs = self._converter.inputs
+        return inputs.concatenated(tensor) if inputs.has_own(tensor) else None
 
     def staged(self) -> Dict[str, Tuple[int, bool]]:
         """Name of a merged value -> its tensor, and whether it covers the mini-batches of all processes."""

@@ -82,6 +82,7 @@ class Fetches:
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[Tuple[str, bool], Fetch] = {}
+        self._checked: Set[int] = set()  # fetched ops outside of the clones
         self._beside_update = rewritten.beside_update()
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
@@ -338,11 +339,26 @@ class Fetches:
         if writes and index in context.gathered.ops:
             return self._gathered(fetch)
         if index not in context.region.batch_level:
-            return fetch
+            if index not in self._checked:
+                self._rewritten.recipes.check_size(index)
+                self._checked.add(index)
+            return fetch if isinstance(fetch, tf.Operation) or self.parts is not None else self._input_of_all(fetch)
         is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
         key = fetch.name, bool(writes) and is_computed
         if key not in self._merged:
             self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
+            self._seen = self._graph.version
+        return self._merged[key]
+
+    def _input_of_all(self, fetch: tf.Tensor) -> tf.Tensor:
+        """The mini-batches of all model replicas, for a fetched batch input of which each has its own."""
+        key = fetch.name, False
+        if key not in self._merged:
+            edit = self._rewritten.begin_edit()
+            name = self._rewritten.recipes.inputs_of_all(self._rewritten.context.graph.tensor(fetch.name))
+            with unfinalized(self._graph):
+                edit.commit()
+            self._merged[key] = fetch if name is None else self._graph.get_tensor_by_name(tensor_name(name))
             self._seen = self._graph.version
         return self._merged[key]
 
