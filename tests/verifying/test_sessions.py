@@ -156,3 +156,26 @@ def test_tensors_of_unknown_rank_are_not_samples() -> None:
         known, unknown = tf.placeholder(tf.float32, [None, 2], "known"), tf.placeholder(tf.float32, None, "unknown")
     ops = record(graph)
     assert [ops.tensor_name(tensor) for tensor in sample([ops.tensor(unknown.name), ops.tensor(known.name)], ops)] == [known.name]
+
+
+@pytest.mark.parametrize("precision", ["none", "float16"])
+def test_static_sizes_of_several_mini_batches(precision: str, said: List[str]) -> None:
+    """The local step takes all mini-batches at once. What holds the size of one is replaced, also in ops of another type."""
+    wh.init({"amp.dtype": precision, "amp.loss_scale": 128} if precision != "none" else {}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            wh.set_default_strategy(wh.replicate(1))
+            rows = np.random.RandomState(0).rand(16, 8).astype(np.float32)
+            iterator = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(rows).batch(4, drop_remainder=True))
+            x = iterator.get_next()
+            hidden = tf.matmul(x, tf.get_variable("w", [8, 8], use_resource=True))
+            hidden = tf.reshape(tf.reshape(hidden, [4 * 2, 4]), [4, 8]) + 0.1
+            loss = tf.reduce_mean(tf.square(hidden))
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run([tf.global_variables_initializer(), iterator.initializer])
+                taken = session.run([loss, x, update])[1]
+    finally:
+        wh.shutdown()
+    np.testing.assert_array_equal(taken, rows[:8])
+    assert len(said) == 1 and "equals the local one" in said[0] and "Not compared" not in said[0]

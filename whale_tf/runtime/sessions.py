@@ -342,7 +342,7 @@ class Fetches:
             if index not in self._checked:
                 self._rewritten.recipes.check_size(index)
                 self._checked.add(index)
-            return fetch if isinstance(fetch, tf.Operation) or self.parts is not None else self._input_of_all(fetch)
+            return fetch if isinstance(fetch, tf.Operation) or self.parts is not None else self.input_of_all(fetch)
         is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
         key = fetch.name, bool(writes) and is_computed
         if key not in self._merged:
@@ -350,7 +350,7 @@ class Fetches:
             self._seen = self._graph.version
         return self._merged[key]
 
-    def _input_of_all(self, fetch: tf.Tensor) -> tf.Tensor:
+    def input_of_all(self, fetch: tf.Tensor) -> tf.Tensor:
         """The mini-batches of all model replicas, for a fetched batch input of which each has its own."""
         key = fetch.name, False
         if key not in self._merged:

@@ -5,6 +5,7 @@ that hold the size of one are replaced, as the analysis of the batch axis knows 
 """
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Optional, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from whale_tf.runtime.verifying.local import Script
 from whale_tf.transforms.attributes import open_shapes
 
 SCOPE = "whale_verify/together"
+LOW = re.compile(r"/(float16|bfloat16)_*$")  # of the name of an op in mixed precision
 
 
 def static_size(context: Context) -> Optional[int]:
@@ -54,7 +56,8 @@ def in_one(name: str, values: Sequence[np.ndarray], dim: Optional[int], takers: 
 
 
 def for_several(script: Script, context: Context, count: int) -> Script:
-    """The script for ``count`` mini-batches at once.  Only ops that no pass has replaced hold a size that is replaced."""
+    """The script for ``count`` mini-batches at once.  Only ops that no pass has replaced, or mixed precision alone, hold a size
+    that is replaced."""
     size = static_size(context)
     if count == 1 or size is None:
         return script
@@ -79,14 +82,29 @@ class _Sizes:
                     self._repeat(graph.ops[index], position, conversion.dim)
         for index, position in self._context.region.mean_divisors:
             self._multiply(graph.ops[index], position)
-        for index in {index for index, _ in batch.attributes}:
-            if graph.ops[index].name in self._nodes:
-                open_shapes(self._nodes[graph.ops[index].name], graph.ops[index], batch)
+        for op in (graph.ops[index] for index in {index for index, _ in batch.attributes}):
+            if self._has(op):
+                open_shapes(self._node(op), op, batch)
         return self._definition
+
+    def _script_name(self, op: Op) -> str:
+        """The name in the script of an op that mixed precision may have replaced."""
+        return op.name if op.name in self._nodes else LOW.sub("", op.name)
+
+    def _has(self, op: Op) -> bool:
+        return self._script_name(op) in self._nodes
+
+    def _node(self, op: Op) -> NodeDef:
+        return self._nodes[self._script_name(op)]
+
+    def _dtype(self, op: Op, position: int) -> str:
+        """The type of an operand in the script."""
+        dtype = self._context.graph.tensors[op.inputs[position]].dtype
+        return "float32" if dtype == self._context.plan.precision else dtype
 
     def _resize(self, op: Op, position: int, components: Sequence[Optional[SizeLike]]) -> None:
         graph, tensor = self._context.graph, op.inputs[position]
-        if op.name not in self._nodes:
+        if not self._has(op):
             return
         known = graph.producer(tensor).value
         values: List[int] = [] if known is None else [int(value) for value in np.reshape(known, -1)]
@@ -100,22 +118,22 @@ class _Sizes:
         self._set(op, position, name)
 
     def _multiply(self, op: Op, position: int) -> None:
-        if op.name in self._nodes:
-            dtype = self._context.graph.tensors[op.inputs[position]].dtype
+        if self._has(op):
+            dtype = self._dtype(op, position)
             count = self._const(np.array(self._count), dtype)
-            self._set(op, position, self._add("Mul", [self._nodes[op.name].input[position], count], T=dtype))
+            self._set(op, position, self._add("Mul", [self._node(op).input[position], count], T=dtype))
 
     def _repeat(self, op: Op, position: int, dim: int) -> None:
         """An operand of which every mini-batch takes the same rows."""
-        if op.name in self._nodes:
-            dtype, value = self._context.graph.tensors[op.inputs[position]].dtype, self._nodes[op.name].input[position]
+        if self._has(op):
+            dtype, value = self._dtype(op, position), self._node(op).input[position]
             axis = self._const(np.array(dim), "int32")
             name = self._add("ConcatV2", [value] * self._count + [axis], T=dtype, Tidx="int32")
             self._nodes[name.partition(":")[0]].attr["N"].i = self._count
             self._set(op, position, name)
 
     def _set(self, op: Op, position: int, name: str) -> None:
-        self._nodes[op.name].input[position] = name
+        self._node(op).input[position] = name
 
     def _const(self, value: np.ndarray, dtype: str) -> str:
         name = self._add("Const", [], dtype=dtype)

@@ -365,7 +365,8 @@ class SessionProof:
                 continue
             fetch = self._graph.get_tensor_by_name(name)
             if ops.producer(tensor).phase is Phase.INPUT:
-                found[name] = [fetch, *self._of_replicas(name)]
+                whole = fetch if self._fetches.parts is not None else self._fetches.input_of_all(fetch)
+                found[name] = [fetch, *self._of_replicas(name)] if whole is fetch else [whole]
             else:
                 try:
                     self._fetches.kind(self._fetches.substitutes([*wanted, fetch] if self._job is not None else [fetch], {}))
