@@ -61,7 +61,7 @@ def test_collections_cover_all_workers(tmp_path: Path) -> None:
 
 def launched(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     started = []
-    monkeypatch.setattr(run, "_started", lambda *given: started.append(given))
+    monkeypatch.setattr(run, "_status_of", lambda *given: started.append(given) or 0)
     result = CliRunner().invoke(app, [*arguments])
     return started[0] if started else result
 
