@@ -18,9 +18,11 @@ from whale_tf.emit.context import Context
 from whale_tf.emit.inputs import Inputs
 from whale_tf.errors import InexactWarning, UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.traits import types_where
 from whale_tf.ir.walk import reached
 
-DIVISIONS = ("Div", "RealDiv", "DivNoNan", "FloorDiv", "TruncateDiv", "Mul")
+SCALES = types_where(lambda row: row.rule == "elementwise.quotient" or row.value in ("multiply", "floor_divide"))
+SHAPES = types_where(lambda row: row.rule in ("shape.reshape", "shape.broadcast_to"))  # their result's shape is an operand
 
 
 class Sized(NamedTuple):
@@ -81,9 +83,9 @@ def sized_by_one(context: Context, inputs: Inputs, index: int) -> Optional[Sized
             for fixed in (graph.ops[number] for number in sorted({producer.id, *behind})):
                 if any((graph.tensors[each].shape or (0,))[0] == batch for each in fixed.outputs):
                     return Sized(op, fixed, True)
-            if op.type in ("Reshape", "BroadcastTo") and producer.value is not None and batch in producer.value.ravel()[:1]:
+            if op.type in SHAPES and producer.value is not None and batch in producer.value.ravel()[:1]:
                 return Sized(op, producer, True)
-            for fixed in (graph.ops[number] for number in sorted({producer.id, *behind})) if op.type in DIVISIONS else ():
+            for fixed in (graph.ops[number] for number in sorted({producer.id, *behind})) if op.type in SCALES else ():
                 if fixed.value is not None and _is_multiple(fixed.value, batch):  # if it is cast, it counts something
                     return Sized(op, fixed, fixed is not producer and fixed.value.dtype.kind in "iu")
     return None
