@@ -20,6 +20,9 @@ METRICS: Dict[str, Callable[[Any, Any, Any], Any]] = {
     "rows": lambda x, p, y: p,
     "input": lambda x, p, y: x,
     "accuracy": lambda x, p, y: tf.reduce_mean(tf.cast(tf.equal(tf.argmax(p, 1), tf.argmax(y, 1)), tf.float64)),
+    "axes": lambda x, p, y: tf.reduce_mean(tf.reshape(p, [-1, 3, 1, 1]), [0, 1, 2, 3]),
+    "weights": lambda x, p, y: tf.reduce_mean(x[:, :4] * np.array([0.1, 0.2, 0.3, 0.4])),
+    "class means": lambda x, p, y: tf.reshape(tf.reduce_mean(x[:, :4], 0) * np.array([0.1, 0.2, 0.3, 0.4]), [4, 1]),
     "loss": lambda x, p, y: tf.losses.absolute_difference(y, p),
     "by size": lambda x, p, y: tf.reduce_sum(p) / tf.cast(tf.size(p), tf.float64),
     "reshaped": lambda x, p, y: tf.reduce_max(tf.reshape(p, [BATCH, -1]), 1),
@@ -49,7 +52,7 @@ def trained(name: str, batch: int, is_static: bool, config: Optional[Dict[str, A
 
 
 @pytest.mark.parametrize("config", [{}, {"io.batch": "micro"}], ids=["own", "micro"])
-@pytest.mark.parametrize("name", ["mean", "sum", "rows", "input", "accuracy"])
+@pytest.mark.parametrize("name", ["mean", "sum", "rows", "input", "accuracy", "axes", "weights", "class means"])
 def test_equals_local_on_all_rows(name: str, config: Dict[str, Any]) -> None:
     found, told = trained(name, BATCH, True, config)
     for one, local in zip(found, trained(name, 2 * BATCH, True)[0]):

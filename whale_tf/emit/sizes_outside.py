@@ -10,15 +10,15 @@ rows than the script's graph says, and TensorFlow has put the number of rows of 
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple, Optional, Set
+from typing import NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
 from whale_tf.emit.context import Context
 from whale_tf.emit.inputs import Inputs
 from whale_tf.errors import InexactWarning, UnsupportedOpError
-from whale_tf.ir.graph import Op, Phase
-from whale_tf.ir.traits import types_where
+from whale_tf.ir.graph import Op, Phase, elements_of
+from whale_tf.ir.traits import traits, types_where
 from whale_tf.ir.walk import reached
 
 SCALES = types_where(lambda row: row.rule == "elementwise.quotient" or row.value in ("multiply", "floor_divide"))
@@ -29,7 +29,7 @@ class Sized(NamedTuple):
     """An op that reads rows of several mini-batches beside what is made for the rows of one.
 
     Attributes:
-        is_certain: this has a dimension of their number, and is not just a number that may be anything.
+        is_certain: it is made for their number, and is not just a number that may be anything.
     """
 
     op: Op
@@ -61,39 +61,60 @@ def sized_by_one(context: Context, inputs: Inputs, index: int) -> Optional[Sized
         index: the fetched op.
     """
     graph, region, batch = context.graph, context.region, inputs.division.batch
-    if not batch or batch < 2 or not _is_outside(context, graph.ops[index]):
+    if not batch or not _is_outside(context, graph.ops[index]):
         return None
     outside = reached([index], lambda number: (
         before for before in graph.predecessors(graph.ops[number]) if _is_outside(context, graph.ops[before])))
     entering = inputs.leaving()
-    rows: Set[int] = set()
+    follow: Set[int] = set()  # ops that follow from rows
+    rows: Set[int] = set()  # tensors whose first dimension still counts them
+    counts: Set[int] = set()  # numbers of their elements, according to the graph
     for op in (graph.ops[number] for number in sorted({index, *outside})):
         if not _is_outside(context, op):
             continue
-        of_rows = [tensor in entering or graph.tensors[tensor].op in rows or (
-            region.contains(graph.producer(tensor)) and region.batch.layout(tensor).is_sharded) for tensor in op.inputs]
-        if not any(of_rows):
+        for tensor in op.inputs:
+            if tensor in entering or region.contains(graph.producer(tensor)) and region.batch.layout(tensor).is_sharded:
+                rows.add(tensor)
+        own = [tensor in rows or graph.tensors[tensor].op in follow for tensor in op.inputs]
+        if not any(own):
             continue
-        rows.add(op.id)
-        for tensor, follows in zip(op.inputs, of_rows):
-            producer = graph.producer(tensor)
-            if follows or not _is_outside(context, producer):
+        follow.add(op.id)
+        of_rows = [graph.tensors[tensor].shape for tensor in op.inputs if tensor in rows]
+        counts.update(elements_of(shape) for shape in of_rows)
+        is_elementwise = traits(op.type).rule.startswith("elementwise") and bool(of_rows)
+        if is_elementwise:
+            rows.update(tensor for tensor in op.outputs if len(graph.tensors[tensor].shape or ()) == len(of_rows[0] or ()))
+        for tensor, follows in zip(op.inputs, own):
+            fixed, shape = graph.producer(tensor), graph.tensors[tensor].shape
+            if follows or not _is_outside(context, fixed):
                 continue
-            behind = reached([producer.id], lambda number: (graph.tensors[each].op for each in graph.ops[number].inputs))
-            for fixed in (graph.ops[number] for number in sorted({producer.id, *behind})):
-                if any((graph.tensors[each].shape or (0,))[0] == batch for each in fixed.outputs):
-                    return Sized(op, fixed, True)
-            if op.type in SHAPES and producer.value is not None and batch in producer.value.ravel()[:1]:
-                return Sized(op, producer, True)
-            for fixed in (graph.ops[number] for number in sorted({producer.id, *behind})) if op.type in SCALES else ():
-                if fixed.value is not None and _is_multiple(fixed.value, batch):  # if it is cast, it counts something
-                    return Sized(op, fixed, fixed is not producer and fixed.value.dtype.kind in "iu")
+            if is_elementwise and shape and batch > 1 and shape[0] == batch and len(shape) == len(of_rows[0] or ()):
+                return Sized(op, fixed, True)  # it has an element for each row of one mini-batch
+            if op.type in SHAPES and of_rows and fixed.value is not None and batch > 1 and batch in fixed.value.ravel()[:1]:
+                return Sized(op, fixed, True)
+            found = _count(context, fixed, batch, counts) if op.type in SCALES and shape == () else None
+            if found is not None:
+                return Sized(op, *found)
+    return None
+
+
+def _count(context: Context, number: Op, batch: int, counts: Set[int]) -> Optional[Tuple[Op, bool]]:
+    """What makes a number the count of rows, or of their elements, and whether that is certain: it adds up ones, or it is cast
+    from the size of a tensor."""
+    graph = context.graph
+    behind = reached([number.id], lambda each: (graph.tensors[tensor].op for tensor in graph.ops[each].inputs))
+    for op in (graph.ops[each] for each in sorted({number.id, *behind})):
+        shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
+        is_ones = traits(op.type).generates or (
+            op.value is not None and op.value.dtype.kind in "fb" and bool(np.all(op.value == 1)))
+        if shape and shape[0] == batch and is_ones:
+            return op, True
+        if op.value is not None and op.value.size == 1 and op.value.dtype.kind in "iuf" and batch > 1:
+            value = float(op.value)
+            if value >= batch and value % batch == 0:
+                return op, op is not number and op.value.dtype.kind in "iu" and value in counts
     return None
 
 
 def _is_outside(context: Context, op: Op) -> bool:
     return not context.region.contains(op) and op.phase not in (Phase.INPUT, Phase.APPLY)
-
-
-def _is_multiple(value: np.ndarray, batch: int) -> bool:
-    return value.size == 1 and value.dtype.kind in "iuf" and float(value) >= batch and float(value) % batch == 0
