@@ -19,7 +19,6 @@ from whale_tf.cluster import (
     device_names,
     devices_of_processes,
     find_processes,
-    host_name,
     whole_cluster,
 )
 from whale_tf.config import Config
@@ -468,7 +467,7 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step")
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
-    names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
+    names = device_names(state.cluster, state.processes)
     text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large,
                          parameters(done.captured))
     if done.emitted is not None and len(done.emitted.context.processes.steps) > 1:

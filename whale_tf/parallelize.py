@@ -93,7 +93,8 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         drawing = [captured.graph.ops[index].name for index in region.batch.own_seed] if plan.random == LOCAL else []
         check_renewable(early or (), drawing)
     has_run = early is not None and not renews
-    devices = (*device_names(cluster, processes), host_name(cluster, processes))
+    hosts = range(processes.count) if plan.spans_processes else [processes.rank]
+    devices = (*device_names(cluster, processes), *(host_name(cluster, processes, rank) for rank in hosts))
     backend = plan.gradients[0].backend if plan.gradients else "local"
     here = plan.local_part(processes.rank)
     if plan.spans_processes:

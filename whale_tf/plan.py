@@ -37,8 +37,9 @@ class TaskGraphPlan(Record):
             so that each device works on its own examples.
         variables: ``mirrored``: every replica has its own copies, which are kept equal; ``shared``: all replicas read the
             variables on the first replica's device.
-        homes: variable -> the device where it is stored and updated, with its optimizer state; all replicas read it there.  The
-            number after the cluster's last device is the host.  A variable without a home is on the first replica's device.
+        homes: variable -> the device where it is stored and updated, with its optimizer state; all replicas read it there.
+            Numbers after the cluster's last device are hosts (:attr:`Plan.hosts`).  A variable without a home is on the first
+            replica's device.
         parts: variable -> the dimension along which it is divided evenly, with one part for each of the TaskGraph's devices, in
             order.  Each part is a variable with a home of its own.
         kept: tensors that are kept from the forward to the backward pass; other tensors that the backward pass reads are
@@ -267,14 +268,20 @@ class Plan(Record):
                                  "v1, v2 or v3, and one process or model replicas that span processes; zero is "
                                  f"{self.zero!r}, processes: {len(self.processes) or 1}")
             for variable, device in task.homes.items():
-                if not 0 <= device < self.num_devices + (self.offload != "none"):
+                if device not in range(self.num_devices) and (self.offload == "none" or device not in self.hosts):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "
-                                     f"{self.num_devices - 1}; {self.host} is the host, under offload")
+                                     f"{self.num_devices - 1}; the host, under offload, is "
+                                     f"{' or '.join(map(str, self.hosts))}")
 
     @property
-    def host(self) -> int:
-        """The number of the device that stands for the host's memory."""
-        return self.num_devices
+    def hosts(self) -> range:
+        """Numbers of the devices that stand for the memory of hosts: one for each process that runs a part of a step; one for
+        processes that train side by side, which each have their own."""
+        return range(self.num_devices, self.num_devices + (len(self.processes) if self.spans_processes else 1))
+
+    def host_of(self, device: int) -> int:
+        """The host of the process that has a device."""
+        return self.hosts[self.process_of(device) if self.spans_processes else 0]
 
     @property
     def adds_at_home(self) -> bool:
@@ -295,7 +302,9 @@ class Plan(Record):
         return json.dumps(plain(self), indent=indent)
 
     def process_of(self, device: int) -> int:
-        """The process that has a device."""
+        """The process that has a device, or whose host it is."""
+        if device >= self.num_devices:
+            return device - self.num_devices
         return next((rank for rank, part in enumerate(self.processes) if device in part), 0)
 
     def here(self, device: int, rank: Optional[int] = None) -> int:
@@ -306,7 +315,9 @@ class Plan(Record):
         """
         rank = self.process_of(self.task_graphs[0].devices[0][0]) if rank is None else rank
         owner = self.process_of(device)
-        return device if device == self.host or rank == owner else self.processes[rank][self.processes[owner].index(device)]
+        if device >= self.num_devices or rank == owner:
+            return device
+        return self.processes[rank][self.processes[owner].index(device)]
 
     def _owners(self) -> List[Set[int]]:
         """Processes that have the devices of each model replica."""

@@ -81,6 +81,11 @@ class Job(NamedTuple):
         return not self.counts or sum(count or 0 for count in self.counts) > self.devices or ACROSS in self.config
 
     @property
+    def has_host(self) -> bool:
+        """Whether a process needs one more device, which stands for its host's memory."""
+        return "offload" in dict(self.config)
+
+    @property
     def graphs(self) -> int:
         """Steps side by side, each on mini-batches of its own."""
         return 1 if self.spans else self.workers
@@ -174,6 +179,11 @@ SPANNING: Dict[str, Job] = {
         "clipped_adam", counts=(1, 1), micro_batches=3, config=(("pipeline.schedule", "zero_bubble_h1"), ("emit", "call"))),
     "several TaskGraphs a device": Job(
         "mlp_mean", counts=(1, 1, 1, 1), micro_batches=3, config=(("pipeline.schedule", "interleaved"),)),
+    "variables on hosts": Job("clipped_adam", counts=(1, 3), devices=2, micro_batches=2, config=(("offload", "states"),)),
+    "variables on hosts, read anew": Job(
+        "tied_embedding", FED, counts=(2, 2), devices=2, micro_batches=2, config=(("offload", "v0"), *VERIFIED)),
+    "variables on hosts, sums there, split": Job("momentum", counts=(2, 2), split=(1,), devices=2, micro_batches=2,
+                                                 config=(("offload", "states"), ("zero", "v2"))),
     "searched": Job("mlp_mean", counts=(), config=(("auto_parallel", True),)),
     "stages by cost, called": Job("momentum", FED, counts=(), micro_batches=2, config=(("num_task_graph", 2), ("emit", "call"))),
     "stages of two devices, two steps side by side": Job(

@@ -64,6 +64,6 @@ def groups(jobs: List[Job], size: int) -> List[List[Job]]:
     """Jobs that may run one after the other in the same processes, at most ``size``; the first has the most devices, for which
     the processes' servers are made."""
     found: Dict[Tuple[int, bool], List[Job]] = {}
-    for job in sorted(jobs, key=lambda each: -each.devices):
+    for job in sorted(jobs, key=lambda each: -each.devices - each.has_host):
         found.setdefault((job.workers, job.spans), []).append(job)
     return [group[first:first + size] for group in found.values() for first in range(0, len(group), size)]

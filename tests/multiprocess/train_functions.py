@@ -22,7 +22,7 @@ WORKERS, RANK = len(TASK["cluster"]["worker"]), TASK["task"]["index"]
 DEVICES = int(sys.argv[1])
 CLUSTER = f"{WORKERS}xcpu:{DEVICES}"
 
-wh.init({"io.slicing": False}, cluster=CLUSTER)  # before TensorFlow runs an op, so that it starts this process's server
+wh.init({"io.slicing": False, "offload": "states"}, cluster=CLUSTER)
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
@@ -47,6 +47,10 @@ PLANS = {
     "zero v1": Way((WORKERS * DEVICES,), 0, {"zero": "v1"}),
     "zero v2": Way((WORKERS * DEVICES,), 0, {"zero": "v2", "num_micro_batch": 2}),
     "zero v3": Way((WORKERS * DEVICES,), 0, {"zero": "v3", "num_micro_batch": 2}),
+    "offload": Way((1, WORKERS * DEVICES - 1), 0, {"offload": "states", "num_micro_batch": 2}),
+    "offload v0": Way((1, 1), 0, {"offload": "v0", "num_micro_batch": 2}),
+    "offload and zero": Way((WORKERS * DEVICES,), 0, {"offload": "states", "zero": "v2", "num_micro_batch": 2}),
+    "offload and split": Way((-WORKERS * DEVICES,), 0, {"offload": "states"}),
     "split replicas": Way((-2,), 0, {}),
     "split": Way((-WORKERS * DEVICES,), 0, {}),
 }
@@ -62,6 +66,7 @@ def rows(patterns: List[str]) -> List[Tuple[str, str, str]]:
 
 
 def main() -> int:
+    tf.constant(0)  # starts this process's server, which has a device for the host's memory
     wh.shutdown()
     wrong = 0
     for model, loop, plan in rows(sys.argv[2:]):

@@ -129,7 +129,7 @@ def test_what_is_at_home() -> None:
     assert {op.device for op in reads} == set(devices.values())
     plan, text, devices, squares, program, reads, waiting = parallelized({"offload": "states"}, devices=1)
     assert not reads
-    assert set(plan.task_graphs[0].homes.values()) == {plan.host} and "the host: 6" in text and "reads anew" not in program
+    assert set(plan.task_graphs[0].homes.values()) == {plan.hosts[0]} and "the host: 6" in text and "reads anew" not in program
     assert all(device.endswith("CPU:1") for device in devices.values())
     assert sum(device.endswith("CPU:1") for device in squares) >= 2 * LAYERS
 

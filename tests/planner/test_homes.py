@@ -10,7 +10,7 @@ import pytest
 from tests.passes.drawings import chain, plan
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError
+from whale_tf.errors import ConfigError, PlanError
 from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
@@ -220,6 +220,19 @@ def test_variables_on_the_first_devices_of_their_task_graphs() -> None:
     assert with_homes(shared([2, 2]), variables, Config({})) == shared([2, 2])
 
 
+def test_hosts_of_processes_that_run_parts() -> None:
+    """Each TaskGraph's variables are on the host of the process that has its first device."""
+    across = shared([1, 1], processes=((0,), (1,)))
+    away = with_homes(across, held(30, 20), Config({"offload": "states"}))
+    assert list(away.hosts) == [2, 3] and [task.homes for task in away.task_graphs] == [{"v0_0": 2, "v0_1": 2}, {}]
+    away = with_homes(across, [*held(30), *held(20, task_graph=1)], Config({"offload": "states"}))
+    assert [task.homes for task in away.task_graphs] == [{"v0_0": 2}, {"v1_0": 3}] and away.process_of(3) == 1
+    assert "Number of variables on the host of process 0: 1, the host of process 1: 1." in " ".join(
+        explain_plan(away, None, ["CPU:0", "CPU:1"]).split())
+    with pytest.raises(PlanError, match="is device 4, the cluster has devices 0 to 1; the host, under offload, is 2 or 3"):
+        Plan.parse(away.to_json().replace('"v1_0": 3', '"v1_0": 4'))
+
+
 def test_call_holds_the_values_that_it_reads_at_a_time() -> None:
     """The three largest of four that another device keeps."""
     chosen = plan([2], zero="v3", tasks={0: {"variables": "shared", "homes": {f"v0_{number}": 1 for number in range(4)}}})
@@ -230,9 +243,6 @@ def test_what_is_refused_names_both_measures() -> None:
     both = Config({"zero": "v1", "offload": "v0"})
     with pytest.raises(ConfigError, match="^zero is 'v1', and there are 2 processes, and offload is 'v0'"):
         with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(1), both)
-    across = plan([1, 1], 1, 1, processes=((0,), (1,)))
-    with pytest.raises(ConfigError, match="^offload is 'v0', and there are 2 processes, over which model replicas span"):
-        with_homes(across, held(1), Config({"offload": "v0"}))
     assert with_homes(shared([2], processes=((0, 1),)), held(1), both).task_graphs[0].homes == {"v0_0": 2}
 
 

@@ -196,10 +196,6 @@ class Cluster:
                 nodes.append(part_of_node(self.description.nodes[number], kept))
         return Cluster(replace(self.description, nodes=tuple(nodes)))
 
-    def with_host(self, count: int) -> Cluster:
-        """The first ``count`` devices, and the host of the last of their nodes as one more device of that node."""
-        return self.with_hosts([range(count - 1, count)], count)[0]
-
     def with_hosts(self, parts: Sequence[Sequence[int]], count: int) -> Tuple[Cluster, Dict[int, int]]:
         """The first ``count`` devices, and for each process the host of its node as one more device of that node.
 

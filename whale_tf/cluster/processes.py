@@ -189,11 +189,11 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
     return tuple(names[index] for index in range(len(cluster.devices)))
 
 
-def host_name(cluster: Cluster, processes: Processes) -> str:
-    """TensorFlow's name of the device that stands for this process's host memory: the CPU next to GPUs, and one more CPU device
-    next to CPU devices."""
-    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[processes.rank]
-    return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
+def host_name(cluster: Cluster, processes: Processes, rank: int) -> str:
+    """TensorFlow's name of the device that stands for a process's host memory: the CPU next to GPUs, and one more CPU device next
+    to CPU devices."""
+    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[rank]
+    return f"{processes.prefix(rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
 
 
 _held: List[socket.socket] = []

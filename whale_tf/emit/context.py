@@ -109,7 +109,7 @@ class Context:
         missing = next((index for index in sorted(used) if self.devices[index] not in found), None)
         if missing is None:
             return ""
-        what = f" (the host, on which offload {self.plan.offload!r} keeps variables)" if missing == self.plan.host else ""
+        what = f" (the host, on which offload {self.plan.offload!r} keeps variables)" if missing >= self.plan.num_devices else ""
         return self.devices[missing] + what
 
     # ------------------------------------------------------------------------------------------------------- clones

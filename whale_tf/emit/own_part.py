@@ -93,8 +93,11 @@ class _Division:
         if node.name in self._variables:
             return Node(None)  # a handle is no value
         owner = kept.pop() if kept else process_of(node.device)
-        if owner is None and node.op in RANDOM and self._graph.get_operation_by_name(node.name).op_def.is_stateful:
+        is_stateful = self._graph.get_operation_by_name(node.name).op_def.is_stateful
+        if owner is None and node.op in RANDOM and is_stateful:
             owner = self._processes.members[0]  # the processes' generators differ
+        if not edges and not is_stateful:
+            owner = None  # a constant is not worth a message
         return Node(owner, inputs, waits)
 
     def _cannot_travel(self, output: Output) -> bool:

@@ -147,7 +147,7 @@ def _owners(step: TrainingStep, plan: Plan) -> Owners:
         return Owners()
     graph = step.graph
     homes = variables_at_home(graph, plan)
-    process = {variable: plan.process_of(home.device) for variable, home in homes.items() if home.device != plan.host}
+    process = {variable: plan.process_of(home.device) for variable, home in homes.items() if home.device < plan.num_devices}
     if not process:
         return Owners()
     itself = {variable: variable for variable in process}

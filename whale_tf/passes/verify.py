@@ -67,7 +67,7 @@ def _calls(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
         body = program.bodies[call.body]
         if places.setdefault((call.body, call.clone), number) != number:
             wrong.append(f"{body.name} is called twice at {call.clone}")
-        known = plan.num_devices + (plan.offload != "none")
+        known = plan.hosts.stop if plan.offload != "none" else plan.num_devices
         if any(not 0 <= device < known for device in call.devices):
             wrong.append(f"#{number} is on unknown devices {call.devices}")
         for value in call.takes:

@@ -100,8 +100,10 @@ def _homes(plan: Plan, devices: Sequence[str], too_large: Mapping[str, str]) -> 
             count[home] = count.get(home, 0) + 1
     if not count:
         return []
-    names = ("the host" if home == plan.host else _short([devices[home]]) for home in sorted(count))
-    where = ", ".join(f"{name}: {count[home]}" for name, home in zip(names, sorted(count)))
+    hosts = [home for home in sorted(count) if home >= plan.num_devices]
+    names = {home: "the host" if len(hosts) == 1 else f"the host of process {plan.process_of(home)}" for home in hosts}
+    names.update({home: _short([devices[home]]) for home in count if home not in names})
+    where = ", ".join(f"{names[home]}: {count[home]}" for home in sorted(count))
     gradients = "each micro-batch's gradients are added up there" if plan.adds_at_home else "gradients are summed there"
     read = "in every call, forward and backward" if plan.reads_anew else "once a step"
     is_asked = (plan.zero, plan.offload) != ("none", "none")
@@ -127,7 +129,7 @@ def _owners(plan: Plan) -> List[str]:
     if len(plan.processes) < 2 or (len(here) > 1 and plan.spans_processes):
         return []
     homes = [home for task in plan.task_graphs for home in task.homes.values()]
-    if plan.host in homes:
+    if plan.num_devices in homes:
         return ["Each process has all variables on its own host, and updates them."]
     owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))

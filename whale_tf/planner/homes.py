@@ -164,7 +164,8 @@ def with_homes(plan: Plan, variables: Sequence[TrainedVariable], config: Config)
     at_home = _on_first_devices(plan, variables) if config.variables == STAGE else []
     if (config.zero, config.offload) != (NONE, NONE):
         _check(plan, config)
-        at_home += _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
+        at_home += _balanced(plan, variables) if config.offload == NONE else [
+            (one, plan.host_of(one.residence(plan).readers[0])) for one in variables]
     else:
         at_home += _as_told(plan, variables)
     return _at_home(plan, at_home, config.zero, config.offload)
@@ -189,7 +190,7 @@ def _on_first_devices(plan: Plan, variables: Sequence[TrainedVariable]) -> List[
 
 
 class Resident(NamedTuple):
-    """Bytes on each device, the host last: those of the variables at home there; of the sums of their gradients, unless a sum
+    """Bytes on each device, hosts last: those of the variables at home there; of the sums of their gradients, unless a sum
     overwrites a replica's own gradient; and of the values that the device reads from other homes, for a whole step or while a
     call needs one."""
 
@@ -204,7 +205,7 @@ def resident(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool)
     Args:
         one_memory: whether the devices are CPU devices of one process, which pass values without copying them.
     """
-    found = Resident(*([0] * (plan.num_devices + 1) for _ in range(3)))
+    found = Resident(*([0] * plan.hosts.stop for _ in range(3)))
     largest: Dict[int, Dict[str, int]] = {}  # device -> variable -> bytes that others have of it
     for one in variables:
         where, kept = one.residence(plan), one.kept(plan)
@@ -256,9 +257,6 @@ def _check(plan: Plan, config: Config) -> None:
 
 
 def _check_processes(plan: Plan, config: Config, what: str) -> None:
-    if plan.spans_processes and config.offload != NONE:
-        raise ConfigError(f"{what}, over which model replicas span, so that no host is near all devices; let each process have "
-                          "the devices of a model replica, start one process that sees all devices, or leave offload out")
     if not plan.spans_processes and NONE not in (config.zero, config.offload):
         raise ConfigError(f"{what}, and offload is {config.offload!r}, under which each process has all variables on its own "
                           "host and divides none: leave one of them out, or start one process that sees all devices")

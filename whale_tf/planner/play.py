@@ -18,7 +18,7 @@ may hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster, Device
 from whale_tf.ir.graph import Op
@@ -38,20 +38,21 @@ from whale_tf.program import Program as Compiled
 from whale_tf.simulator.call_facts import Kernel, OpCosts
 from whale_tf.simulator.memory import peak_bytes
 from whale_tf.simulator.network import Network
+from whale_tf.simulator.places import Place, beside_hosts
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.tasks import Tasks
 
 
 def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     """Seconds of a step; see :func:`played`."""
-    return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan), StepPrices(step)))
+    return _seconds(_play(step, plan, cluster, compile_program(step, plan), StepPrices(step)))
 
 
 def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[TrainedVariable], emit: str = INLINE,
                  prices: Optional[StepPrices] = None) -> Tuple[int, ...]:
     """The most bytes that each device holds at a time in one form, not compiled by XLA; see :func:`played`."""
     plan = replace(plan, emit=emit, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
-    return _peaks(*_tasks(step, plan, cluster, compile_program(step, plan), prices or StepPrices(step)), plan, variables)
+    return _peaks(_play(step, plan, cluster, compile_program(step, plan), prices or StepPrices(step)), plan, variables)
 
 
 def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[TrainedVariable],
@@ -68,10 +69,10 @@ def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable
         PlanError: the plan's schedule cannot order this graph.
     """
     compiled, prices = compile_program(step, plan), prices or StepPrices(step)
-    tasks, chains = _tasks(step, plan, cluster, compiled, prices)
+    play = _play(step, plan, cluster, compiled, prices)
     is_open = plan.emit != CALL and choose_form(compiled, step.region, plan).is_called
-    peaks = played_peaks(step, plan, cluster, variables, prices=prices) if is_open else _peaks(tasks, chains, plan, variables)
-    return _seconds(tasks, chains), peaks
+    peaks = played_peaks(step, plan, cluster, variables, prices=prices) if is_open else _peaks(play, plan, variables)
+    return _seconds(play), peaks
 
 
 def called_too_large(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Sequence[TrainedVariable]) -> Tuple[int, ...]:
@@ -107,32 +108,41 @@ def _all_at_once(step: TrainingStep, plan: Plan, variables: Iterable[TrainedVari
     return found
 
 
-def _seconds(tasks: Tasks, chains: Sequence[Sequence[int]]) -> float:
-    tasks.take_turns(chains)
-    return tasks.makespan()
+class _Play(NamedTuple):
+    """A step's tasks, each of which runs when its operands are there, the ops of each call in their order, and the plan's devices
+    in the cluster of the tasks."""
+
+    tasks: Tasks
+    chains: Sequence[Sequence[int]]
+    place: Place
 
 
-def _peaks(tasks: Tasks, chains: Sequence[Sequence[int]], plan: Plan, variables: Iterable[TrainedVariable]) -> Tuple[int, ...]:
+def _play(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled, prices: StepPrices) -> _Play:
+    cluster, numbers = beside_hosts(plan, cluster)
+    place = Place(plan, 0, numbers)
+    compiled, plan = place.moved(compiled, plan)
+    tasks = Tasks(cluster, Network(cluster), in_queues=False)
+    return _Play(tasks, add_step(tasks, _Costs(prices, cluster), step, [(compiled, plan)]), place)
+
+
+def _seconds(play: _Play) -> float:
+    play.tasks.take_turns(play.chains)
+    return play.tasks.makespan()
+
+
+def _peaks(play: _Play, plan: Plan, variables: Iterable[TrainedVariable]) -> Tuple[int, ...]:
+    tasks, place = play.tasks, play.place
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
-            static[device]["parameters"] += size
+            static[place.of(device)]["parameters"] += size
     graph = tasks.graph()
     runs = [tasks.times(graph)]
     if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
         used = {device for task in plan.task_graphs for row in task.devices for device in row}
-        runs.append(tasks.times_on_cores(graph, max(1, len(used) // 2), chains))
-    peaks = [[int(peak) for peak in peak_bytes(static, graph, times)[:plan.num_devices]] for times in runs]
-    return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
-
-
-def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled,
-           prices: StepPrices) -> Tuple[Tasks, List[Sequence[int]]]:
-    """All tasks, each of which runs when its operands are there, and the ops of each call in their order."""
-    if plan.offload != "none":
-        cluster = cluster.with_host(plan.num_devices)
-    tasks = Tasks(cluster, Network(cluster), in_queues=False)
-    return tasks, add_step(tasks, _Costs(prices, cluster), step, [(compiled, plan)])
+        runs.append(tasks.times_on_cores(graph, max(1, len(used) // 2), play.chains))
+    peaks = [peak_bytes(static, graph, times) for times in runs]
+    return tuple(int(max(of[place.of(device)] for of in peaks)) for device in range(plan.num_devices))
 
 
 class StepPrices:

@@ -12,7 +12,6 @@ from whale_tf.passes import compile_program
 from whale_tf.passes.communicate import pulls_each, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED
-from whale_tf.program import Program as Step
 from whale_tf.residence import residence
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.call_facts import Kernel, OpCosts
@@ -20,6 +19,7 @@ from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import check_ops
 from whale_tf.simulator.instructions import Instructions, Subject
 from whale_tf.simulator.network import Network
+from whale_tf.simulator.places import Place
 from whale_tf.simulator.reader import add_step
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
 from whale_tf.simulator.tasks import Tasks
@@ -43,7 +43,7 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     """
     check_ops(plan)
     processes = 1 if plan.spans_processes else max(1, len(plan.processes))
-    places = [_Places(plan, rank, numbers) for rank in range(processes)]
+    places = [Place(plan, rank, numbers) for rank in range(processes)]
     stages = tuple(tuple(places[0].of(device) for row in task.devices for device in row) for task in plan.task_graphs)
     homes = {place.of(device) for place in places for task in plan.task_graphs for device in task.homes.values()}
     used = sorted(homes.union(device for stage in stages for device in stage))
@@ -74,36 +74,11 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     return program, subject, tasks
 
 
-class _Places:
-    """The places of a process' devices in a cluster with a host for each process.
-
-    Args:
-        numbers: see :func:`captured_step`.
-    """
-
-    def __init__(self, plan: Plan, rank: int, numbers: Optional[Mapping[int, int]]) -> None:
-        self._numbers = numbers and {**numbers, plan.host: numbers[plan.host + rank]}
-
-    def of(self, device: int) -> int:
-        return device if self._numbers is None else self._numbers[device]
-
-    def moved(self, program: Step, part: Plan) -> Tuple[Step, Plan]:
-        """A process' program and plan, on these devices."""
-        if self._numbers is None:
-            return program, part
-        bodies = tuple(body if body.home is None else body._replace(home=self.of(body.home)) for body in program.bodies)
-        calls = tuple(call._replace(devices=tuple(map(self.of, call.devices))) for call in program.calls)
-        tasks = tuple(replace(task, devices=tuple(tuple(map(self.of, row)) for row in task.devices), homes={})
-                      for task in part.task_graphs)
-        part = replace(part, task_graphs=tasks, processes=(), num_devices=len(self._numbers))
-        return program._replace(bodies=bodies, calls=calls), part
-
-
 def _kept(plan: Plan, rank: int, one: StepVariable) -> Dict[int, float]:
     """The devices of a process that keep a variable -> its bytes there: without slots, if another process updates it.  Each of
     processes side by side has a host of its own."""
     where = residence(plan, one.task_graph, one.name, one.shard)
-    own = {*plan.data_parallel_processes[rank], plan.host} if plan.data_parallel_processes else set(where.values)
+    own = {*plan.data_parallel_processes[rank], *plan.hosts} if plan.data_parallel_processes else set(where.values)
     return {device: one.bytes - (one.slots if device not in where.states else 0.0) for device in where.values if device in own}
 
 

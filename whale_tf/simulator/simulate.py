@@ -22,6 +22,7 @@ from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import FLAT, Network
+from whale_tf.simulator.places import beside_hosts
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
@@ -180,12 +181,9 @@ class Simulator:
         Raises:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
-        if plan.offload != "none":
-            if len(plan.processes) > 1 and not plan.spans_processes:
-                cluster, numbers = self.cluster.with_hosts(plan.processes, plan.num_devices)
-                return Simulator(cluster, self.options)._run_step(plan, step, global_batch, numbers)
-            return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
-        return self._run_step(plan, step, global_batch)
+        cluster, numbers = beside_hosts(plan, self.cluster)
+        simulator = self if numbers is None else Simulator(cluster, self.options)
+        return simulator._run_step(plan, step, global_batch, numbers)
 
     def _run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int],
                   numbers: Optional[Mapping[int, int]] = None) -> Simulation:
