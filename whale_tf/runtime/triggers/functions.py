@@ -16,7 +16,7 @@ from whale_tf.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
 from whale_tf.processes.watch import say
-from whale_tf.runtime import functions, refusals
+from whale_tf.runtime import evaluations, functions, refusals
 from whale_tf.runtime.active import Active, described, observer, shown
 from whale_tf.runtime.feeds import named_errors
 from whale_tf.runtime.verifying.functions import FunctionProofs, traced
@@ -165,20 +165,10 @@ class FunctionTriggers:
         if functions.makes_variables(graph):
             return
         try:
-            if not distribution.divides(graph):
-                return
-            distribution.enter(graph, state.device_kinds, state.processes.count, state.config.zero != NONE, alone=True)
-            distribution.evaluate(graph)
-            config = functions.settings(state.config, state.cluster, state.processes, False).changed(
-                zero=NONE, offload=NONE, recompute=NONE, pipeline__num_micro_batch=1, amp__dtype=NONE)
-            done = parallelize(graph, state.cluster, config, None, state.processes, None, warn=lambda *_: None)
+            if distribution.divided_variables(graph):
+                evaluations.divide(graph, state)
         except WhaleError as error:
             state.say(f"tf.function {graph.name!r} is not divided, and puts its variables together on one device: {error}")
-            return
-        if done is not None and done.emitted is not None:
-            functions.check_devices(graph.name, done.emitted.context)
-            functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
-                             state.variable_parts, None)
 
     def _note_plan(self, graph: tf.Graph) -> None:
         """Warns if plans have names that no function has, because a function that trains may have been meant."""
