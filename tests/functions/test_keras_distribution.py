@@ -76,7 +76,8 @@ def trained(build: Callable[[], Any], data: Any = None) -> Outcome:
     clear_keras()
     D.set_distribution(current)
     model, given = build(), (X, Y) if data is None else (data,)
-    history = model.fit(*given, batch_size=8 if data is None else None, epochs=2, shuffle=False, verbose=0).history
+    history = model.fit(*given, batch_size=8 if data is None else None, epochs=2, shuffle=False, verbose=0,
+                        validation_data=(X[:9], Y[:9]) if data is None else data).history
     values = [history, model.train_on_batch(X[:8], Y[:8]), model.evaluate(*given, verbose=0), model.predict(given[0], verbose=0)]
     values += [variable.numpy() for variable in model.variables + model.optimizer.variables]
     return Outcome(model, [np.asarray(value) for value in tf.nest.flatten(values)])

@@ -12,22 +12,29 @@ each variable that it only reads; afterwards a loop with the divided body takes 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from whale_tf._tf_compat import add_function, copy_handle_data, function_graph, release, tf, v1
+from whale_tf._tf_compat import add_function, copy_handle_data, function_graph, release, serves_eagerly, tf, v1
 from whale_tf.capture import distribution
 from whale_tf.capture.handles import own_handle
+from whale_tf.cluster import ONE_PROCESS, devices_of_processes
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import add_control_inputs, backward, consumers, function_def, remove_control_inputs
 from whale_tf.ir.traits import WHILES, traits
-from whale_tf.parallelize import parallelize
+from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
 from whale_tf.runtime import functions
 from whale_tf.runtime.active import Active
 
 
-def divide(graph: tf.Graph, state: Active) -> None:
+def divide(graph: tf.Graph, state: Active, finish: Optional[Callable[[Parallelized], None]]) -> None:
     """Divides a function that does not train, with the loops in it.
+
+    If several processes keep parts of its variables, it becomes a step of all processes, which all of them call.  Otherwise each
+    process runs it on its own devices.
+
+    Args:
+        finish: makes the function of a step of all processes do what the local one did; None: this is the body of a loop.
 
     Raises:
         WhaleError: it can not be divided; its graph is then as it was.
@@ -37,22 +44,34 @@ def divide(graph: tf.Graph, state: Active) -> None:
              if op.type in WHILES and any(tensor.op.name in divided for tensor in op.inputs)]
     with _without_variables(loops):
         if distribution.divided_variables(graph):
-            _divide_ops(graph, state)
+            _divide_ops(graph, state, finish)
     for loop in loops:
         loop.replace()
     _release(graph, [handle for loop in loops for handle in loop.handles.values()])
 
 
-def _divide_ops(graph: tf.Graph, state: Active) -> None:
-    distribution.enter(graph, state.device_kinds, state.processes.count, state.config.zero != NONE, alone=True)
+def _divide_ops(graph: tf.Graph, state: Active, finish: Optional[Callable[[Parallelized], None]]) -> None:
+    processes, cluster = state.processes, state.cluster
+    distribution.enter(graph, state.device_kinds, processes.count, state.config.zero != NONE, alone=True)
     distribution.evaluate(graph)
-    config = functions.settings(state.config, state.cluster, state.processes, False).changed(
+    spans = processes.count > 1 and state.may_span(graph, None)
+    if spans and finish is None:
+        raise UnsupportedOpError(f"the loop with body {graph.name!r} takes variables of which several processes keep parts; "
+                                 "make each of its steps a call of a tf.function")
+    config = functions.settings(state.config, cluster, processes, spans).changed(
         zero=NONE, offload=NONE, recompute=NONE, pipeline__num_micro_batch=1, amp__dtype=NONE)
-    done = parallelize(graph, state.cluster, config, None, state.processes, None, warn=lambda *_: None)
-    if done is not None and done.emitted is not None:
-        functions.check_devices(graph.name, done.emitted.context)
-        functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
-                         state.variable_parts, None)
+    if processes.count > 1 and not spans:
+        cluster = cluster.subset(devices_of_processes(cluster, processes)[processes.rank])
+        processes = processes.alone() if serves_eagerly() else ONE_PROCESS
+    done = parallelize(graph, cluster, config, None, processes, state.keys if spans else None, warn=lambda *_: None)
+    if done is None or done.emitted is None:
+        return
+    if spans and finish is not None:
+        finish(done)
+        return
+    functions.check_devices(graph.name, done.emitted.context)
+    functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
+                     state.variable_parts, None)
 
 
 class _Loop(NamedTuple):
@@ -85,7 +104,7 @@ class _Loop(NamedTuple):
             copy_handle_data(op.inputs[position], body.inputs[position])
             body.replace_capture(handle, body.inputs[position])
         body.outputs = [tensor for position, tensor in enumerate(body.outputs) if position not in handles]
-        divide(body, state)
+        divide(body, state, None)
         kept = {id(outer): inner for outer, inner in body.captures}
         stand_ins = {}
         for position, handle in handles.items():

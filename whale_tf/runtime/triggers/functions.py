@@ -85,7 +85,7 @@ class FunctionTriggers:
                 f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but neither it nor any other function takes "
                 "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
                 "that do not train")
-        if state.processes.count == 1 and observer() is None and is_called():
+        if observer() is None and is_called():
             self._divide_evaluation(graph)
 
     def _rewrite(self, graph: tf.Graph, known: Annotations, attributes: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class FunctionTriggers:
             return
         try:
             if distribution.divided_variables(graph):
-                evaluations.divide(graph, state)
+                evaluations.divide(graph, state, lambda done: self._finish(graph, done, None))
         except WhaleError as error:
             state.say(f"tf.function {graph.name!r} is not divided, and puts its variables together on one device: {error}")
 
