@@ -265,10 +265,8 @@ def _with_layout(tensor: Any, layout: Any) -> Any:
     if not found.model:
         return tensor
     dims = [dim for dim, axis in axes.items() if axis != found.batch]
-    if len(dims) > 1:
-        raise UnsupportedOpError(f"{what} divides dimensions {dims[0]} and {dims[1]}, but an activation is computed in parts "
-                                 f"along one dimension, over all {found.places} devices of a model replica; name one axis")
-    dim = dims[0] if dims else NOT_DIVIDED
+    # of several dimensions, the one that all devices of a model replica divide best
+    dim = max(dims, key=lambda one: shape[one] or 0) if dims else NOT_DIVIDED
     with graph._attr_scope({LAYOUT_ATTR: v1.AttrValue(i=dim), LAYOUT_OF_ATTR: v1.AttrValue(s=what.encode())}):
         return tf.identity(tensor, name="layout")
 
