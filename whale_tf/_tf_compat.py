@@ -367,9 +367,30 @@ def has_kernel(op_type: str, device_type: str, dtype: Any = None) -> bool:
         for kernel in _kernels.get_registered_kernels_for_op(op_type).kernel)
 
 
-def function_graph(definition: FunctionDef, shapes: Sequence[Any]) -> Any:
-    """The graph of a function of the current graph's library.  ``shapes``: of its arguments."""
-    return _undocumented("framework.function_def_to_graph")[0].function_def_to_graph(definition, input_shapes=list(shapes))
+def function_graph(definition: FunctionDef, shapes: Sequence[Any], with_library: bool = False) -> Any:
+    """The graph of a function of the current graph's library.
+
+    Args:
+        shapes: of its arguments.
+        with_library: the graph also has the functions that this one calls.
+    """
+    also = {"include_library_functions": True} if with_library else {}
+    return _undocumented("framework.function_def_to_graph")[0].function_def_to_graph(
+        definition, input_shapes=list(shapes), **also)
+
+
+def add_function(body: Any, graph: Any) -> str:
+    """Adds a function with the inputs and outputs of graph ``body`` to the library of ``graph``; returns its name, a new one."""
+    body.name, body.outer_graph = f"{body.name}_divided_{_framework_ops.uid()}", graph
+    name: str = _undocumented("ops.control_flow_util_v2")[0].create_new_tf_function(body)
+    return name
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Makes a resource handle stand for a variable of the shape and type of another handle's."""
+    from tensorflow.python.ops import handle_data_util
+
+    handle_data_util.copy_handle_data(source, target)
 
 
 def profiled_space(path: str) -> Any:

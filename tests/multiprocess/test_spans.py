@@ -34,7 +34,7 @@ def test_equals_local() -> None:
 def test_keras_distribution_equals_local() -> None:
     with Starter() as starter:
         job = starter.start(*WHALE_RUN, "--workers", "2", "-m", "tests.multiprocess.train_distribution", "2", "data parallel",
-                            "tiles in both processes")
+                            "replicas in processes", "tiles in both processes")
         assert job.wait(300) == 0 and job.output.count("finished") == 2, job.output
 
 

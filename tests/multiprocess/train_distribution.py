@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, Callable, Dict
 
 import whale_tf as wh
@@ -26,6 +27,15 @@ WAYS: Dict[str, Callable[[], Any]] = {
                                                       ("batch", "a", "b"))}
 
 
+def check_parts(model: Any, data: Any) -> None:
+    """Evaluation and training have the same parts of variables, in the same places."""
+    model.evaluate(data, verbose=0)
+    model.predict_on_batch(X[:3])
+    for name in ("up", "down"):
+        record = vars(model.get_layer(name).kernel._value)["_whale_parts"]
+        assert record.held is not None and list(record.parts) == [record.held]
+
+
 def main() -> None:
     tf.keras.config.set_floatx("float64")
     data = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24])).batch(8)
@@ -35,7 +45,12 @@ def main() -> None:
         wh.init(cluster=CLUSTER)
         D.initialize(num_processes=2)
         D.set_distribution(WAYS[name]())
-        check_equal(trained(perceptron, data), local)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*is not divided")
+            found = trained(perceptron, data)
+            check_equal(found, local)
+            if name != "data parallel":
+                check_parts(found.model, data)
         D.set_distribution(None)
         wh.shutdown()
         print(f"{name}: equal", flush=True)

@@ -265,10 +265,8 @@ def _with_layout(tensor: Any, layout: Any) -> Any:
     if not found.model:
         return tensor
     dims = [dim for dim, axis in axes.items() if axis != found.batch]
-    if len(dims) > 1:
-        raise UnsupportedOpError(f"{what} divides dimensions {dims[0]} and {dims[1]}, but an activation is computed in parts "
-                                 f"along one dimension, over all {found.places} devices of a model replica; name one axis")
-    dim = dims[0] if dims else NOT_DIVIDED
+    # of several dimensions, the one that all devices of a model replica divide best
+    dim = max(dims, key=lambda one: shape[one] or 0) if dims else NOT_DIVIDED
     with graph._attr_scope({LAYOUT_ATTR: v1.AttrValue(i=dim), LAYOUT_OF_ATTR: v1.AttrValue(s=what.encode())}):
         return tf.identity(tensor, name="layout")
 
@@ -333,15 +331,17 @@ def enter(graph: tf.Graph, devices: Sequence[str], processes: int, has_zero: boo
     return has_tiles
 
 
-def divides(graph: tf.Graph) -> bool:
-    """Whether a function takes variables that layouts divide over the devices of a model replica, or over several of these."""
+def divided_variables(graph: tf.Graph) -> List[str]:
+    """Placeholders of the variables that a function uses, and that layouts divide over the devices of a model replica, or over
+    several of these."""
     current = _current()
     if current is None and not len(_made_under):
-        return False
+        return []
     variables = _variables_of(graph)
     mesh = _mesh_in_use(variables, current) if variables else None
-    return mesh is not None and bool(mesh.model) and any(
-        mesh.sizes.get(axis, 1) > 1 for one in variables.values() for axis in getattr(one._layout, "axes", ()))
+    return [] if mesh is None or not mesh.model else [
+        name for name, one in variables.items()
+        if any(mesh.sizes.get(axis, 1) > 1 for axis in getattr(one._layout, "axes", ()))]
 
 
 def evaluate(graph: tf.Graph) -> None:
@@ -350,19 +350,24 @@ def evaluate(graph: tf.Graph) -> None:
     known, after, found = annotations_of(graph), set(), {}  # type: Any, Any, Dict[str, None]
     results = {tensor.name for tensor in graph.outputs}
     for op in graph.get_operations():
-        if traits(op.type).is_write:
-            found.update((tensor.name, None) for tensor in op.inputs if tensor.dtype.is_floating and tensor.op.name not in after)
-        if traits(op.type).is_write or not after.isdisjoint(one.name for one in op.control_inputs) or not after.isdisjoint(
-                tensor.op.name for tensor in op.inputs):
+        is_write = traits(op.type).is_write
+        waits = not after.isdisjoint(one.name for one in op.control_inputs)
+        follows = [tensor.op.name in after for tensor in op.inputs]
+        if is_write or waits or any(follows):
             after.add(op.name)
-        else:
-            found.update((tensor.name, None) for tensor in op.outputs if tensor.name in results and tensor.dtype.is_floating)
+        returned = [tensor for tensor in op.outputs if tensor.name in results]
+        if is_write:
+            found.update((tensor.name, None) for tensor, is_after in zip(op.inputs, follows)
+                         if tensor.dtype.is_floating and not is_after)
+        elif not any(follows):  # a result that only waits for a write, as in a loop's body, is computed beforehand
+            found.update((tensor.name, None) for tensor in (op.inputs if waits else returned)
+                         if returned and tensor.dtype not in (tf.resource, tf.variant))
     known.evaluates = True
     known.gradient_calls.append(GradientCall(known.calls_started, list(found), []))
 
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
-    """Placeholder -> Keras' variable, for those that a function captured, without those of optimizers: these follow."""
+    """Placeholder -> Keras' variable, for those that a function captured and uses, without those of optimizers: these follow."""
     core = sys.modules[_BACKEND + ".core"]
     optimizers = sys.modules.get("keras.src.optimizers.base_optimizer")
     placeholders, found, kept = inside(graph), {}, set()  # type: Any, Dict[str, Any], set
@@ -371,7 +376,7 @@ def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
         if issubclass(kind, core.Variable):
             value = vars(item).get("_value")
             inner = placeholders.get(id(own_handle(value))) if isinstance(value, tf.Variable) else None
-            if inner is not None:
+            if inner is not None and inner.consumers():
                 found[inner.op.name] = item
         elif optimizers is not None and issubclass(kind, optimizers.BaseOptimizer):
             kept.update(map(id, vars(item).get("_variables", ())))

@@ -31,11 +31,13 @@ class Processes:
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
     steps: of each step, the processes that run its parts, which correspond; steps side by side divide a mini-batch.  (): each
         process runs a step alone, on its own mini-batch.
+        within: the prefix of TensorFlow's names of this single process's devices, if it is one of a larger job.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
     steps: Tuple[Tuple[int, ...], ...] = ()
+    within: str = ""
 
     @property
     def count(self) -> int:
@@ -81,7 +83,11 @@ class Processes:
 
     def prefix(self, rank: int) -> str:
         """The prefix of TensorFlow's names of a process's devices."""
-        return "/job:{}/replica:0/task:{}".format(*((JOB, rank) if self.count > 1 else ("localhost", 0)))
+        return self.within or "/job:{}/replica:0/task:{}".format(*((JOB, rank) if self.count > 1 else ("localhost", 0)))
+
+    def alone(self) -> Processes:
+        """This process as a job of its own, with the devices that it has in this one."""
+        return Processes((self.addresses[self.rank],), within=self.prefix(self.rank))
 
     @property
     def host_device(self) -> str:
@@ -177,7 +183,7 @@ def process_speeds(cluster: Cluster, processes: Processes) -> Tuple[int, ...]:
 def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
     """TensorFlow's name of every device of the cluster.  In a job of several processes, each numbers its devices of a
     kind from zero."""
-    if processes.count == 1:
+    if processes.count == 1 and not processes.within:
         return tuple(device.tf_name() for device in cluster.devices)
     names = {}
     for rank, part in enumerate(devices_of_processes(cluster, processes)):

@@ -60,7 +60,8 @@ def divide(local: Captured, request: Request) -> Division:
 def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:
     """Warns if variables of ``split`` TaskGraphs cannot be divided."""
     whole = {variable: op for variable, op in in_bodies(local).items() if local.variable_task_graph.get(variable) in counts}
-    if whole:
+    evaluates = local.recording is not None and local.recording.annotations.evaluates  # divides what layouts divide, or nothing
+    if whole and not evaluates:
         variable, op = next(iter(whole.items()))
         warnings.warn(
             f"{len(whole)} variables of wh.split stay whole on one device, because a condition, loop or function takes them, "

@@ -16,7 +16,7 @@ from whale_tf.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
 from whale_tf.processes.watch import say
-from whale_tf.runtime import functions, refusals
+from whale_tf.runtime import evaluations, functions, refusals
 from whale_tf.runtime.active import Active, described, observer, shown
 from whale_tf.runtime.feeds import named_errors
 from whale_tf.runtime.verifying.functions import FunctionProofs, traced
@@ -85,7 +85,7 @@ class FunctionTriggers:
                 f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but neither it nor any other function takes "
                 "gradients of variables and updates them: it runs where its variables are, on one device, as do all functions "
                 "that do not train")
-        if state.processes.count == 1 and observer() is None and is_called():
+        if observer() is None and is_called():
             self._divide_evaluation(graph)
 
     def _rewrite(self, graph: tf.Graph, known: Annotations, attributes: Mapping[str, Any]) -> None:
@@ -165,20 +165,10 @@ class FunctionTriggers:
         if functions.makes_variables(graph):
             return
         try:
-            if not distribution.divides(graph):
-                return
-            distribution.enter(graph, state.device_kinds, state.processes.count, state.config.zero != NONE, alone=True)
-            distribution.evaluate(graph)
-            config = functions.settings(state.config, state.cluster, state.processes, False).changed(
-                zero=NONE, offload=NONE, recompute=NONE, pipeline__num_micro_batch=1, amp__dtype=NONE)
-            done = parallelize(graph, state.cluster, config, None, state.processes, None, warn=lambda *_: None)
+            if distribution.divided_variables(graph):
+                evaluations.divide(graph, state, lambda done: self._finish(graph, done, None))
         except WhaleError as error:
             state.say(f"tf.function {graph.name!r} is not divided, and puts its variables together on one device: {error}")
-            return
-        if done is not None and done.emitted is not None:
-            functions.check_devices(graph.name, done.emitted.context)
-            functions.finish(graph, done.emitted, done.replaced, done.variables.parts if done.variables is not None else (),
-                             state.variable_parts, None)
 
     def _note_plan(self, graph: tf.Graph) -> None:
         """Warns if plans have names that no function has, because a function that trains may have been meant."""
