@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.emit.checks import misfit
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.layout import Layout
 
@@ -192,6 +193,15 @@ def test_operands_that_do_not_fit(plan: str) -> None:
     text = r"op 'product' fails in a part of .*\[\d,5\].*wh.batch_axis|emit to 'inline'"
     with session() as one, pytest.raises(wh.InputError, match=text):
         one.run(update, {x: np.ones([8, 5])})
+
+
+@pytest.mark.parametrize("detail", [
+    "[_Derived_]RecvAsync is cancelled.", "[_Derived_] ", "[_Derived_]{{function_node whale_t0_backward}} ",
+    "2 root error(s) found.\n  (0) Cancelled: Function was cancelled before it was started"])
+def test_cancelled_says_how_to_find_the_op(detail: str) -> None:
+    """Of two bodies that fail at once TensorFlow may report the one that was cancelled."""
+    assert "set emit to 'inline'" in misfit(f"{detail}\n\t [[node whale/g0_m0_r1/t0_backward (defined at ops.py:1) ]]")
+    assert not misfit(f"{detail}\n\t [[node mine (defined at ops.py:1) ]]")
 
 
 @pytest.mark.parametrize("check", [

@@ -23,7 +23,7 @@ _OWN = re.compile(r"assertion failed|Tensor had (?:NaN|-?Inf)|Traceback \(", re.
 _CHECK = ("Check that inputs whose rows are combined one by one have the same number of rows, and declare with "
           "wh.batch_axis(tensor, None) inputs whose rows are not examples; verify: \"first_step\" shows the first tensor that "
           "differs from the local script")
-_CANCELLED = re.compile(r"RecvAsync is cancelled|Function was cancelled before it was started")
+_CANCELLED = re.compile(r"RecvAsync is cancelled|Function was cancelled before it was started|^\[_Derived_\]$")
 _REPORTED_SIZES = re.compile(_SIZES + "(.*?)" + _FOUND + r" \[(\d+)\]", re.DOTALL)
 _REPORTED_FEW = re.compile(_TOO_FEW.format(r"( \(.*? each\))?", r"(\d+)", "(; .*?)?") + _FOUND)
 _REPORTED_ROWS = re.compile(_OTHER_ROWS.replace("{!r}", "{}").format("('.*?')", "(.*?)") + _FOUND + r" \[(\d+)\]")
