@@ -135,6 +135,17 @@ def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["zero", "parts"])
+def test_process_that_makes_fewer_steps_ends_the_other(starter: Starter, how: str) -> None:
+    """It stays for the other one, which reads its variables, until that one waits for it in a step that it does not make."""
+    job = starter.start(*WHALE_RUN, "--workers", "2", "-m", "tests.multiprocess.train_longer", how)
+    assert job.wait(START_S) in (1, EXIT_STATUS), job.output  # an error, or waiting in TensorFlow
+    assert "[1] whale_tf: process 0 waits for this process in a run that this one does not make" in job.output, job.output
+    assert re.search(r"\[0\] .*process 1 \(\S+\) has ended, and this process cannot train", job.output), job.output
+    assert job.output.count("step 2 ") == 2 and "step 3 " not in job.output, job.output
+
+
+@pytest.mark.slow
 def test_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_path: Any) -> None:
     """No file can be written after step 12: the save after step 15 fails, and the one after step 10 stands."""
     run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, "20", str(tmp_path), FULL_AT="12")

@@ -224,6 +224,21 @@ def test_offloaded_variables_come_from_the_host() -> None:
     assert played_seconds(step, away, cluster) > 2.0 > played_seconds(step, plan([1]), cluster)
 
 
+def test_each_process_that_runs_a_part_has_its_own_host() -> None:
+    """In the cluster, a host is behind the devices of its node.  The nearer one is the faster, and devices hold as much."""
+    variables = [TrainedVariable(f"layer_{stage}/w", stage, 0, 1000, 100) for stage in range(2)]
+
+    def away(*homes: int) -> Plan:
+        tasks: Any = {stage: {"variables": "shared", "homes": {f"layer_{stage}/w": home}} for stage, home in enumerate(homes)}
+        return plan([1, 1], offload="v0", tasks=tasks, processes=((0,), (1,)))
+
+    step, cluster = stages(2), Cluster.parse("2xV100-32GB:1")
+    near, far = (played(step, away(*homes), cluster, variables) for homes in ((2, 3), (3, 2)))
+    at_home = played_peaks(step, replace(plan([1, 1]), task_graphs=tuple(
+        replace(task, variables="shared") for task in plan([1, 1]).task_graphs)), cluster, variables)
+    assert near[0] < far[0] and all(one < other for one, other in zip(near[1], at_home))
+
+
 def sized(step: TrainingStep) -> TrainingStep:
     """The step for a mini-batch of BATCH examples."""
     sizes = {t: (BATCH, *record.shape[1:]) for t, record in enumerate(step.graph.tensors) if record.shape and not record.shape[0]}

@@ -31,7 +31,7 @@ class Processes:
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
     steps: of each step, the processes that run its parts, which correspond; steps side by side divide a mini-batch.  (): each
         process runs a step alone, on its own mini-batch.
-        within: the prefix of TensorFlow's names of this single process's devices, if it is one of a larger job.
+    within: the prefix of TensorFlow's names of this single process's devices, if it is one of a larger job.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)

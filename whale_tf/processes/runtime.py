@@ -18,11 +18,13 @@ from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
 from whale_tf.emit.processes import Start
 from whale_tf.errors import ClusterError, PlanError
-from whale_tf.processes.watch import Watch, split_address
+from whale_tf.processes.watch import Watch, say, split_address
 
 ENDED = "whale_ended"  # queue: another process needs nothing more of this one
 EXCHANGED = "whale_exchanged"  # and a number; queue: texts that the process with this number gives this one
 TOLD = "whale_told"  # queue: texts that process 0 tells this one
+WAITED_FOR = "whale/waited_for"  # variable: how many runs of all processes there must be before this one goes on
+STAYS_S = 1.0  # between two looks at whether others wait for a process that has nothing more to do
 GIVEN = "whale_given"  # and a number; queue in process 0: texts that the process with this number gives it
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
 
@@ -55,6 +57,8 @@ class Runtime:
         self.sees_all = False  # Sessions see the devices of all processes
         self._sees_own = False  # some Session sees only this process's
         self._stays = False
+        self._runs = 0  # of all processes that this one has made
+        self._tell: Optional[Callable[[], None]] = None  # says in which of these runs this process waits
         self._afterwards: List[Callable[[], None]] = []
         self.is_free = False  # our own sessions are unchanged
         self.sessions = 0  # in which this process takes part in steps
@@ -149,10 +153,32 @@ class Runtime:
         """
         self.join()
         actions, self._afterwards = self._afterwards, []
-        with self._guarded():
+        with self._guarded(), self.run_of_all():
             yield
         for action in actions:
             action()
+
+    @contextlib.contextmanager
+    def run_of_all(self) -> Iterator[None]:
+        """A run that all processes make, each as often as the others."""
+        if self._stays and self._tell is None:
+            self._tell = self._teller()
+            assert self._watch is not None
+            self._watch.when_late = self._tell
+        yield
+        self._runs += 1
+
+    def _teller(self) -> Callable[[], None]:
+        """What says, on this process's own devices, in which run this process waits."""
+        free, self.is_free = self.is_free, True
+        try:
+            with tf.Graph().as_default() as graph:
+                number = v1.placeholder(tf.int64, [])
+                told = tf.raw_ops.AssignVariableOp(resource=_waited_for(self._own), value=number)
+                session = v1.Session(self._server.target, graph=graph, config=v1.ConfigProto(device_filters=[self._own]))
+        finally:
+            self.is_free = free
+        return lambda: session.run(told, {number: self._runs + 1})
 
     def after_training(self, action: Callable[[], None]) -> None:
         """Runs ``action`` after the next call of a function that waits for the other processes."""
@@ -210,15 +236,21 @@ class Runtime:
         with self._guarded():
             return self._run_alone(sorted(prefixes), build, texts)
 
-    def _run_alone(self, prefixes: Sequence[str], build: Callable[..., Any], texts: Sequence[bytes] = ()) -> Any:
-        """Runs what ``build`` makes in a separate Session, which sees the devices of these prefixes; by default all."""
+    def _run_alone(self, prefixes: Sequence[str], build: Callable[..., Any], texts: Sequence[bytes] = (),
+                   timeout_s: float = 0.0) -> Any:
+        """Runs what ``build`` makes in a separate Session, which sees the devices of these prefixes.
+
+        Raises:
+            tf.errors.DeadlineExceededError: the run has taken longer than ``timeout_s``, if that is given.
+        """
         free, self.is_free = self.is_free, True
         try:
             with tf.Graph().as_default():
                 given = [v1.placeholder(tf.string, []) for _ in texts]
                 fetches = build(*given)
                 with v1.Session(self._server.target, config=v1.ConfigProto(device_filters=prefixes)) as session:
-                    return session.run(fetches, dict(zip(given, texts)))
+                    options = v1.RunOptions(timeout_in_ms=int(1000 * timeout_s))
+                    return session.run(fetches, dict(zip(given, texts)), options)
         finally:
             self.is_free = free
 
@@ -260,13 +292,25 @@ class Runtime:
             atexit.register(self._stay)
 
     def _stay(self) -> None:
-        """Waits for the others, unless this process has failed or was asked to end."""
+        """Waits for the others, unless this process has failed or was asked to end, or another one waits for it in a run that it
+        does not make: that one ends, too, when it finds that this one has ended."""
         failed = getattr(sys, "last_type", None) is not None or self.asked_to_end()
         if failed or self._server is None or self._watch is None or self._watch.lost:
             return
         count, others = self.processes.count, self._others()
-        self.run_beside(others, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
-        self.run_beside([], lambda: _queue(self._own, ENDED, count).dequeue_many(count - 1))
+        with self._guarded():
+            every = sorted([*others, self._own])
+            self._run_alone(every, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
+            while True:
+                with contextlib.suppress(tf.errors.DeadlineExceededError):
+                    self._run_alone([self._own], lambda: _queue(self._own, ENDED, count).dequeue_many(count - 1),
+                                    timeout_s=STAYS_S * max(1.0, count / 100))
+                    return
+                waits = self._run_alone(every, lambda: [_read_waited_for(prefix) for prefix in others])
+                if max(waits) > self._runs:
+                    rank = [rank for rank in range(count) if rank != self.processes.rank][waits.index(max(waits))]
+                    say(f"process {rank} waits for this process in a run that this one does not make; ending")
+                    return
 
     # ---------------------------------------------------------------------------------- each process runs its part of a step
     @contextlib.contextmanager
@@ -397,6 +441,19 @@ def _queue(prefix: str, name: str, size: int = 1, dtype: tf.DType = tf.bool) -> 
     """A queue of scalars in a process's server; ``size`` -1: without a limit."""
     with tf.device(prefix + "/device:CPU:0"):
         return v1.FIFOQueue(size, [dtype], [[]], shared_name=name, name=name)
+
+
+def _waited_for(prefix: str) -> tf.Tensor:
+    with tf.device(prefix + "/device:CPU:0"):
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=WAITED_FOR)
+
+
+def _read_waited_for(prefix: str) -> tf.Tensor:
+    with tf.device(prefix + "/device:CPU:0"):
+        handle = _waited_for(prefix)
+        is_told = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        return tf.cond(is_told, lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64),
+                       lambda: tf.constant(0, tf.int64))
 
 
 def _threads(config: v1.ConfigProto) -> int:

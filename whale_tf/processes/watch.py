@@ -31,6 +31,7 @@ TICK_S = 0.5
 ASK_S = 1.0  # between two questions
 AFRESH_S = 2.5  # a connection without an answer for this long is replaced by a new one
 REFUSALS = 3  # as many in a row by the port of a process that had answered: it has ended
+LATE_S = 2.0  # a run that waits for others for this long says so
 GRACE_S = 2.5  # a run in progress when a process is lost may already have all it needs from it
 END_S = 5.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
@@ -173,6 +174,7 @@ class Watch:
 
     Attributes:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
+        when_late: called from a thread of its own, once in each run that waits for other processes for :data:`LATE_S`.
     """
 
     def __init__(self, addresses: Dict[int, str], silent_s: float, end: Optional[Callable[[str, int], None]] = None,
@@ -189,6 +191,8 @@ class Watch:
         self._lock = threading.Lock()
         self._told: Optional[float] = None  # when an exception told this process of a loss
         self.must_end = False
+        self.when_late: Optional[Callable[[], None]] = None
+        self._late_since: Optional[float] = None  # the beginning of the run that was last late
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
 
@@ -292,6 +296,7 @@ class Watch:
                     link.step(now)
                     self._judge(rank, link, now)
             self._end_if_waiting_in_vain(now)
+            self._tell_if_late(now)
 
     def _look(self, ready: Iterable[Tuple[selectors.SelectorKey, int]]) -> None:
         now = time.monotonic()
@@ -321,6 +326,12 @@ class Watch:
             self._end(self._message(), EXIT_STATUS)
         if self.must_end and self._told is not None and now - self._told > END_S:
             self._end(self._message(), EXIT_STATUS)
+
+    def _tell_if_late(self, now: float) -> None:
+        since = self._waiting_since
+        if self.when_late is not None and since not in (None, self._late_since) and now - since > LATE_S:
+            self._late_since = since
+            threading.Thread(target=self.when_late, name="whale_tf late", daemon=True).start()
 
     def _end_in_time(self) -> None:
         """Ends a process that knows of a loss though TensorFlow waits for the lost process while Python shuts down: then this

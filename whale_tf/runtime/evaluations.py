@@ -37,7 +37,7 @@ def divide(graph: tf.Graph, state: Active, finish: Optional[Callable[[Paralleliz
         finish: makes the function of a step of all processes do what the local one did; None: this is the body of a loop.
 
     Raises:
-        WhaleError: it can not be divided; its graph is then as it was.
+        WhaleError: it cannot be divided; its graph is then as it was.
     """
     divided = distribution.divided_variables(graph)
     loops = [_Loop.of(graph, op, state) for op in graph.get_operations()
@@ -178,7 +178,7 @@ def _graph_of(op: tf.Operation, attribute: str) -> Any:
 
 @contextlib.contextmanager
 def _without_variables(loops: Sequence[_Loop]) -> Iterator[None]:
-    """Gives loops the stand-ins; if the function can not be divided, they have the variables again."""
+    """Gives loops the stand-ins; if the function cannot be divided, they have the variables again."""
     before = [(loop.op, position, loop.op.inputs[position]) for loop in loops for position in loop.stand_ins]
     for loop in loops:
         for position, stand_in in loop.stand_ins.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 import zlib
 from typing import Any, Callable, Collection, Dict, List, MutableSet, NamedTuple, Optional, Sequence, Tuple
@@ -154,7 +153,8 @@ class PartRuns:
             self._turns.agree(text, "a training run")
             self._agreed.add(text)
         try:
-            result = self._guarded(functools.partial(self._numbers.run, original, *arguments))
+            with self._runtime.waiting(), self._runtime.run_of_all():
+                result = self._numbers.run(original, *arguments)
         except BaseException:
             self._has_failed = True
             raise
