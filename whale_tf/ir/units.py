@@ -68,6 +68,18 @@ def containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
     return list(users.values())
 
 
+def lists(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
+    """Sets of ops that pass on the same list of tensors, a value of type variant, which other processes and GPUs cannot get."""
+    unit_of: Dict[int, Set[int]] = {}
+    members = {op.id for op in region}
+    for op in region:
+        makers = {graph.tensors[t].op for t in op.inputs if graph.tensors[t].dtype == "variant"}.intersection(members)
+        if makers:
+            unit = {op.id}.union(*(unit_of.get(maker, {maker}) for maker in makers))
+            unit_of.update(dict.fromkeys(unit, unit))
+    return list({id(unit): unit for unit in unit_of.values()}.values())
+
+
 def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
     """Forward ops of each v1 condition outside loops; nested conditions belong to the outermost."""
     if not graph.has_any(SWITCHES):

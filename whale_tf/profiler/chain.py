@@ -20,6 +20,7 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY, VARIABLES
+from whale_tf.ir.units import lists
 from whale_tf.ir.walk import reached
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 
@@ -136,7 +137,7 @@ def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tu
     """
     graph = region.graph
     forward = [i for i in region.ops if graph.ops[i].phase is Phase.FORWARD and i not in region.late]
-    units = [unit & set(forward) for unit in inseparable(region)]
+    units = [unit & set(forward) for unit in inseparable(region) + lists(graph, [graph.ops[i] for i in forward])]
     anchored = _anchored(region, forward, units, parameters)
     keys = _keys(graph, forward, anchored)
     order = sorted(forward, key=lambda i: (keys[i], i in anchored, i))
