@@ -1,7 +1,7 @@
 """One copy of the variables for all replicas, or one for each."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import pytest
@@ -31,16 +31,19 @@ def look_up(resource: bool, colocate: bool) -> Dict[str, Any]:
     return {"tokens": tokens, "loss": loss, "train": optimizer.minimize(loss, colocate_gradients_with_ops=colocate)}
 
 
-def loop(resource: bool, colocate: bool) -> Dict[str, Any]:
-    """A loop of version 1 that reads a variable in every iteration."""
+def loop(resource: bool, colocate: bool, waits: Callable[[v1.Variable], List[Any]] = lambda kernel: []) -> Dict[str, Any]:
+    """A loop of version 1 that reads a variable in every iteration, which ``waits`` for other uses of the variable."""
+    def body(i: Any, h: Any) -> Any:
+        with v1.control_dependencies(waits(kernel)):
+            return i + 1, v1.tanh(v1.matmul(h, kernel))
+
     tokens = v1.placeholder("int32", [None, 3], name="tokens")
     with v1.variable_scope("", use_resource=resource):
         kernel = v1.get_variable("kernel", [3, 3], "float64", v1.random_normal_initializer(seed=1))
         is_v2 = v1.control_flow_v2_enabled()
         v1.disable_control_flow_v2()
         try:
-            out = v1.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, v1.tanh(v1.matmul(h, kernel))),
-                                [0, v1.cast(tokens, "float64")])[1]
+            out = v1.while_loop(lambda i, h: i < 3, body, [0, v1.cast(tokens, "float64")])[1]
         finally:
             if is_v2:
                 v1.enable_control_flow_v2()
@@ -80,16 +83,24 @@ def test_replicas_share_variables_or_have_their_own(variables: str, colocate: bo
 
 
 @pytest.mark.parametrize("resource", [True, False])
-def test_variables_that_a_loop_takes_in_are_mirrored(resource: bool) -> None:
+def test_loops_read_shared_variables(resource: bool) -> None:
     losses, final, _ = run(loop, resource)
     parallel = run(loop, resource, config={})
     assert np.allclose(parallel[0], losses, rtol=1e-12) and np.allclose(parallel[1], final, rtol=1e-12)
-    assert wh.current_plan().task_graphs[0].variables == ("mirrored" if resource else "shared")
+    assert wh.current_plan().task_graphs[0].variables == "shared"
 
 
 def test_loop_on_its_own_device_cannot_share() -> None:
+    def asks(resource: bool, colocate: bool) -> Dict[str, Any]:
+        return loop(resource, colocate, lambda kernel: [kernel.is_initialized()])
+
     with pytest.raises(wh.ConfigError, match="while loop reads 'kernel' on the loop's own device"):
-        run(loop, config={"variables": "shared"})
+        run(asks, config={"variables": "shared"})
+    wh.shutdown()
+    losses, final, _ = run(asks)
+    parallel = run(asks, config={})
+    assert np.allclose(parallel[0], losses, rtol=1e-12) and np.allclose(parallel[1], final, rtol=1e-12)
+    assert wh.current_plan().task_graphs[0].variables == "mirrored"
 
 
 def test_collective_has_mirrored_variables() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
@@ -38,6 +38,11 @@ class Recording(NamedTuple):
     def results(self) -> Optional[List[int]]:
         """A tf.function's results; None: this is not a function."""
         return None if self.returned is None else [self.graph.tensor(self.computed(name)) for name in self.returned]
+
+    @property
+    def done(self) -> Set[str]:
+        """Ops of the user's graph whose work others do."""
+        return {name for name in self.replaced if ":" not in name}
 
     def computed(self, name: str) -> str:
         """The tensor that is computed instead of tensor ``name``."""

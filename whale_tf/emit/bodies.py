@@ -117,7 +117,7 @@ class Bodies:
     def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
         """A copy of a function, with the conversions, constants, shapes and seeds of a clone."""
         self._check(axis, outermost)
-        copy = FunctionCopy(self._context.tf_graph, name)
+        copy = FunctionCopy(self._context.tf_graph, self._context.edit.function(name))
         context = BodyContext(self._context, axis, self._context.task_graph_of(outermost))
         converter = _BodyConverter(context, Nodes(copy), self._converter, outermost)
         for index, position in sorted(set(axis.localise) | set(axis.conversions)):

@@ -70,6 +70,7 @@ class _Division:
         self._graph, self._variables, self._processes = graph, variables, processes
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
+        self._of_several: Set[int] = set()  # ops that take variables which different processes keep
         self.nodes = _beside_readers([self._node(node) for node in self._definitions], self._cannot_travel)
         self._effects = [self._numbers[op.name] for op in graph.control_outputs]
         results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
@@ -87,12 +88,10 @@ class _Division:
         waits = tuple(self._numbers[edge[1:]] for edge in edges if edge[0] == "^")
         kept = {self._variables[edge] for edge in edges if edge in self._variables}
         if len(kept) > 1:
-            raise PlanError(
-                f"op {node.name!r} ({node.op}) takes variables that different processes keep; let it take one TaskGraph's "
-                "variables, or the values of the others (variable.read_value())")
+            self._of_several.add(self._numbers[node.name])
         if node.name in self._variables:
             return Node(None)  # a handle is no value
-        owner = kept.pop() if kept else process_of(node.device)
+        owner = next(iter(kept)) if kept else process_of(node.device)
         is_stateful = self._graph.get_operation_by_name(node.name).op_def.is_stateful
         if owner is None and node.op in RANDOM and is_stateful:
             owner = self._processes.members[0]  # the processes' generators differ
@@ -111,8 +110,13 @@ class _Division:
 
     def _check(self) -> None:
         """Raises:
-            PlanError: a value crosses that is missing in some steps, for which its receiver would wait forever.
+            PlanError: an op takes variables of several processes, or a value crosses that is missing in some steps, for which
+                its receiver would wait forever.
         """
+        for index in filter(self.found.runs.__getitem__, sorted(self._of_several)):
+            raise PlanError(
+                f"op {self._definitions[index].name!r} ({self._definitions[index].op}) takes variables that different processes "
+                "keep; let it take one TaskGraph's variables, or the values of the others (variable.read_value())")
         if not any(node.op in SWITCHES for node in self._definitions):
             return
         readers: Dict[int, List[int]] = {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf
 from whale_tf.errors import GraphEditError, did_you_mean
@@ -91,10 +91,14 @@ def _successors(op: tf.Operation) -> List[tf.Operation]:
     return found + list(op._control_outputs)
 
 
-def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
+def check_whole_loops(loops: Mapping[str, Frame], names: Set[str],
+                      reads: Callable[[tf.Operation, tf.Operation], bool]) -> None:
     """Refuse a set of op names that contains the entrance of a v1 loop but not everything that its loop ops read.
 
     A clone of such a set would have ops that read from two different frames and never run.
+
+    Args:
+      reads: whether an op will read, or wait for, another one that it does now.
 
     Raises:
       GraphEditError: the message names the loop and the missing ops.
@@ -105,7 +109,7 @@ def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
         for op in frame.ops:
             if op.name in names or op.type in EXITS:
                 continue
-            readers = [consumer.name for consumer in _successors(op) if consumer.name in names]
+            readers = [consumer.name for consumer in _successors(op) if consumer.name in names and reads(consumer, op)]
             if readers:
                 raise GraphEditError(
                     f"the set to clone cuts through the while loop {frame.name!r}: {op.name!r} is outside the set and "

@@ -18,7 +18,7 @@ nodes in a ``StagedEdit`` can also write them into a function.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf, v1
 from whale_tf.graph_editor.control_flow import function_def
@@ -48,17 +48,20 @@ def append_inputs(node: NodeDef, names: Sequence[str]) -> None:
 class FunctionCopy(Stage):
     """A FunctionDef being edited.  Recorded static shapes and colocations are dropped, because they belong to the original.
 
+    Args:
+        function: its name in the graph's library, or its definition.
+
     Attributes:
-        original: the function as it is in the library.
+        original: the function as it is.
         definition: the copy.
 
     Raises:
-        GraphEditError: the graph's library has no function ``name``.
+        GraphEditError: the graph's library has function of that name.
     """
 
-    def __init__(self, graph: tf.Graph, name: Optional[str] = None) -> None:
+    def __init__(self, graph: tf.Graph, function: Union[str, FunctionDef] = FunctionDefType()) -> None:
         super().__init__(graph)
-        self.original = FunctionDefType() if name is None else function_def(graph, name)
+        self.original = function_def(graph, function) if isinstance(function, str) else function
         self.definition = FunctionDefType()
         self.definition.CopyFrom(self.original)
         signature = self.definition.signature

@@ -32,7 +32,7 @@ from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.garbage import garbage_collection_paused
 from whale_tf.graph_editor.commit import Commit, Place
-from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
+from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names, function_def
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
@@ -258,6 +258,15 @@ class StagedEdit(Stage):
         self._graph_def.library.function.add().CopyFrom(function)
         return name
 
+    def function(self, name: str) -> FunctionDef:
+        """A function, staged or in the graph's library.
+
+        Raises:
+          GraphEditError: there is none of that name.
+        """
+        staged = next((function for function in self._graph_def.library.function if function.signature.name == name), None)
+        return function_def(self.graph, name) if staged is None else staged
+
     # ------------------------------------------------------------------------------------------------------- clones
     def templates(self, ops: Iterable[Original]) -> Templates:
         """Ops to clone several times, in place of which :meth:`clone` takes them as they are defined now.
@@ -362,8 +371,13 @@ class StagedEdit(Stage):
         if self._loops is None:
             self._loops = frames(self.graph)
             self._frame_names.update(self._loops)
-        check_whole_loops(self._loops, originals)
+        check_whole_loops(self._loops, originals, self._still_reads)
         fresh_frame_names(enters, self._frame_names)
+
+    def _still_reads(self, reader: tf.Operation, op: tf.Operation) -> bool:
+        """Whether an op of the graph uses another one once the staged edges have moved."""
+        node = self._originals.get(reader.name)
+        return node is None or any(edge.lstrip("^").partition(":")[0] == op.name for edge in node.input)
 
     def _clone_names(self, templates: Sequence[Template], prefix: str) -> Dict[str, str]:
         """Old name -> new name, in the order of ``templates``; refuses names that are taken."""

@@ -21,7 +21,7 @@ from whale_tf.capture.recording import renamed, renamed_call
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import CALL_ATTR, SHARD_ATTR, Op, Shape
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import VARIABLE_LOOK_UPS, traits
 from whale_tf.transforms.replacing import move_waits
 
 _TAGS = (SHARD_ATTR, PHASE_ATTR, CALL_ATTR)
@@ -30,7 +30,7 @@ _TAGS = (SHARD_ATTR, PHASE_ATTR, CALL_ATTR)
 def look_up_values(captured: Captured, region: Region) -> Captured:
     """The step in which look-ups in trained variables read values; the same step if there are none."""
     trained = {variable for _, variable in captured.gradients}
-    found = [op for op in captured.graph.ops if region.contains(op) and traits(op.type).of_value
+    found = [op for op in captured.graph.ops if region.contains(op) and op.type in VARIABLE_LOOK_UPS
              and captured.graph.tensors[op.inputs[0]].op in trained]
     return _Staged(captured, region, found).run() if found else captured
 

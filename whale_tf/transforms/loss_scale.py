@@ -36,6 +36,7 @@ from whale_tf.ir.units import GATE_ATTR
 from whale_tf.ir.walk import reached
 from whale_tf.transforms.precision import FLOAT32, mixed_precision
 from whale_tf.transforms.replacing import tag_like
+from whale_tf.transforms.values import pass_values
 
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
@@ -57,7 +58,7 @@ def scales_itself(graph: tf.Graph) -> bool:
 def recorded_low(graph: tf.Graph, precision: str, scale: Union[None, float, str], cluster: Cluster) -> Recording:
     """The recording of a graph, in mixed precision and with scaled gradients if a plan or a configuration asks for them."""
     state = captured_state(graph, scale) if graph.building_function and scale is not None else {}
-    step = recording_of(graph)
+    step = pass_values(recording_of(graph))
     if precision != FLOAT32:
         step = mixed_precision(step, precision, {device.kind for device in cluster.devices})
     return step if scale is None else loss_scale(step, scale, state)

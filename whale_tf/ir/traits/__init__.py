@@ -94,6 +94,7 @@ CONVOLUTIONS = types_where(lambda row: row.cost is Cost.CONVOLUTION)
 
 # divided by special recipes
 LOOK_UPS = types_where(lambda row: row.recipe is Recipe.LOOK_UP)
+VARIABLE_LOOK_UPS = types_where(lambda row: row.recipe is Recipe.LOOK_UP and bool(row.of_value))
 LOSSES = types_where(lambda row: row.recipe is Recipe.CLASSES)
 BATCH_NORMS = types_where(lambda row: row.rule == "normalisation.fused_batch_norm")
 BATCH_NORM_GRADIENTS = types_where(lambda row: row.rule == "normalisation.fused_batch_norm_grad")

@@ -67,7 +67,8 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int],
     for variable in parts:
         if not variable.is_resource:
             replaced[variable.op.outputs[0].name] = Pieces(tuple(map(tensor_name, variable.names)), variable.spread)
-    variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
+    done = {*lowering.done, *step.done}
+    variables = DividedVariables(step.definitions.graph, parts, replaced, done, lowering.root)
     shapes.update(variables.stage(edit))
     successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
     return captured_after(captured, step.after(edit, calls, successors, shapes, replaced, tags=lowering.tags)), variables
