@@ -60,8 +60,11 @@ def rows(patterns: List[str]) -> List[Tuple[str, str, str]]:
     found = []
     for pattern in patterns:
         model, loop, plan = pattern.split("/")
-        found += [row for row in itertools.product(CASES, LOOPS, PLANS)
-                  if all(given in (name, "*") for given, name in zip((model, loop, plan), row))]
+        matching = [row for row in itertools.product(CASES, LOOPS, PLANS)
+                    if all(given in (name, "*") for given, name in zip((model, loop, plan), row))]
+        if not matching:
+            raise SystemExit(f"no row matches {pattern!r}")
+        found += matching
     return list(dict.fromkeys(found))
 
 
