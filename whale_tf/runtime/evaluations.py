@@ -12,7 +12,8 @@ each variable that it only reads; afterwards a loop with the divided body takes 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+import weakref
+from typing import Any, Callable, Collection, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import add_function, copy_handle_data, function_graph, release, serves_eagerly, tf, v1
 from whale_tf.capture import distribution
@@ -20,11 +21,14 @@ from whale_tf.capture.handles import own_handle
 from whale_tf.cluster import ONE_PROCESS, devices_of_processes
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import add_control_inputs, backward, consumers, function_def, remove_control_inputs
-from whale_tf.ir.traits import WHILES, traits
+from whale_tf.ir.traits import READS, WHILES, traits
+from whale_tf.ir.walk import reached
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
 from whale_tf.runtime import functions
 from whale_tf.runtime.active import Active
+
+_TRACED: MutableMapping[tf.Graph, tf.Graph] = weakref.WeakKeyDictionary()  # copy -> what it was made of, which knows more
 
 
 def divide(graph: tf.Graph, state: Active, finish: Optional[Callable[[Parallelized], None]]) -> None:
@@ -40,17 +44,18 @@ def divide(graph: tf.Graph, state: Active, finish: Optional[Callable[[Paralleliz
         WhaleError: it cannot be divided; its graph is then as it was.
     """
     divided = distribution.divided_variables(graph)
+    handles = [outer for outer, inner in graph.captures if inner.op.name in divided]
     loops = [_Loop.of(graph, op, state) for op in graph.get_operations()
              if op.type in WHILES and any(tensor.op.name in divided for tensor in op.inputs)]
-    with _without_variables(loops):
+    with _without_variables(loops, _unused_reads(graph, divided)):
         if distribution.divided_variables(graph):
-            _divide_ops(graph, state, finish)
+            _divide_ops(graph, state, finish, bool(loops))
     for loop in loops:
         loop.replace()
-    _release(graph, [handle for loop in loops for handle in loop.handles.values()])
+    _release(graph, [*handles, *(handle for loop in loops for handle in loop.handles.values())])
 
 
-def _divide_ops(graph: tf.Graph, state: Active, finish: Optional[Callable[[Parallelized], None]]) -> None:
+def _divide_ops(graph: tf.Graph, state: Active, finish: Optional[Callable[[Parallelized], None]], is_around_loops: bool) -> None:
     processes, cluster = state.processes, state.cluster
     distribution.enter(graph, state.device_kinds, processes.count, state.config.zero != NONE, alone=True)
     distribution.evaluate(graph)
@@ -63,7 +68,8 @@ def _divide_ops(graph: tf.Graph, state: Active, finish: Optional[Callable[[Paral
     if processes.count > 1 and not spans:
         cluster = cluster.subset(devices_of_processes(cluster, processes)[processes.rank])
         processes = processes.alone() if serves_eagerly() else ONE_PROCESS
-    done = parallelize(graph, cluster, config, None, processes, state.keys if spans else None, warn=lambda *_: None)
+    warn = (lambda *_: None) if is_around_loops else state.say  # what their bodies compute does not count here
+    done = parallelize(graph, cluster, config, None, processes, state.keys if spans else None, warn=warn)
     if done is None or done.emitted is None:
         return
     if spans and finish is not None:
@@ -116,9 +122,7 @@ class _Loop(NamedTuple):
                 raise UnsupportedOpError(
                     f"the condition of loop {op.name!r} of tf.function {graph.name!r} takes variable "
                     f"{op.inputs[position].op.name!r}, which a layout divides; read it before the loop")
-            with graph.as_default(), graph.control_dependencies(None), graph.device(None):
-                stand_ins[position] = v1.placeholder(tf.resource, [], "stand_in")
-                copy_handle_data(op.inputs[position], stand_ins[position])
+            stand_ins[position] = _stand_in(graph, op.inputs[position])
         return cls(graph, op, handles, body, condition, stand_ins)
 
     def replace(self) -> None:
@@ -168,7 +172,9 @@ def _graph_of(op: tf.Operation, attribute: str) -> Any:
     name = op.get_attr(attribute).name
     with op.graph.as_default():
         copy = function_graph(function_def(op.graph, name), op.get_attr("output_shapes"), with_library=True)
-    traced = getattr(op.graph._functions.get(name), "graph", None)
+    traced = getattr(_TRACED.get(op.graph, op.graph)._functions.get(name), "graph", None)
+    if traced is not None:
+        _TRACED[copy] = traced
     for one in traced.get_operations() if traced is not None else ():  # reads of variables have no shapes in a copy
         with contextlib.suppress(KeyError):
             for output, known in zip(copy.get_operation_by_name(one.name).outputs, one.outputs):
@@ -176,19 +182,47 @@ def _graph_of(op: tf.Operation, attribute: str) -> Any:
     return copy
 
 
+def _stand_in(graph: tf.Graph, handle: tf.Tensor) -> tf.Tensor:
+    with graph.as_default(), graph.control_dependencies(None), graph.device(None):
+        stand_in = v1.placeholder(tf.resource, [], "stand_in")
+        copy_handle_data(handle, stand_in)
+    return stand_in
+
+
 @contextlib.contextmanager
-def _without_variables(loops: Sequence[_Loop]) -> Iterator[None]:
-    """Gives loops the stand-ins; if the function cannot be divided, they have the variables again."""
-    before = [(loop.op, position, loop.op.inputs[position]) for loop in loops for position in loop.stand_ins]
-    for loop in loops:
-        for position, stand_in in loop.stand_ins.items():
-            loop.op._update_input(position, stand_in)
+def _without_variables(loops: Sequence[_Loop], unused: Sequence[tf.Operation]) -> Iterator[None]:
+    """Gives stand-ins to loops, and to reads that the function does not need (Keras makes one for each weight of a recurrent
+    layer); if the function cannot be divided, they have the variables again."""
+    moved = [(loop.op, position, stand_in) for loop in loops for position, stand_in in loop.stand_ins.items()]
+    moved += [(op, 0, _stand_in(op.graph, op.inputs[0])) for op in unused]
+    before = [(op, position, op.inputs[position]) for op, position, _ in moved]
+    waits = [(user, op) for op in unused for user in op._control_outputs]
+    ends = [(op.graph, op.graph.control_outputs) for op in unused[:1]]
+    for op, position, stand_in in moved:
+        op._update_input(position, stand_in)
+    for user, op in waits:
+        remove_control_inputs(user, [op])
+    for graph, ops in ends:
+        graph.control_outputs = [op for op in ops if op not in unused]
     try:
         yield
     except BaseException:
         for op, position, tensor in before:
             op._update_input(position, tensor)
+        for user, op in waits:
+            add_control_inputs(user, [op])
+        for graph, ops in ends:
+            graph.control_outputs = ops
         raise
+
+
+def _unused_reads(graph: tf.Graph, variables: Collection[str]) -> List[tf.Operation]:
+    """Reads of variables whose values lead neither to a result nor to an effect.  They count as effects themselves."""
+    effects = [op for op in graph.control_outputs if op.type not in READS]
+    needed = reached([*(tensor.op for tensor in graph.outputs), *effects], lambda op: [
+        *(tensor.op for tensor in op.inputs), *(wait for wait in op.control_inputs if wait.type not in READS)])
+    return [op for op in graph.get_operations()
+            if op.type in READS and op.inputs[0].op.name in variables and op not in needed]
 
 
 def _release(graph: tf.Graph, handles: List[Any]) -> None:
