@@ -296,7 +296,7 @@ def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, 
     from whale_tf.runtime.triggers.sessions import take_part
 
     runtime = SimpleNamespace(run_parts=lambda: None)
-    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing)
+    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, processes=Processes())
     done: Any = SimpleNamespace(plan=SimpleNamespace(spans_processes=True))
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     if slicing:
