@@ -143,18 +143,18 @@ def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: 
         if first_at and ended_at:
             waits_s.append(first_at - ended_at)
         ended_at = time.monotonic()
-        reached = _checked(process.output, steps, reached, f"{kind}: {events + [what]}")
+        reached = checked(process.output, steps, reached, f"{kind}: {events + [what]}")
         has_finished = has_finished or "finished\n" in process.output
         if not event and status:
             raise Failed(f"{kind}: {events + [what]}: ended with status {status}\n{process.output}")
         events.append(what + (damage(rng, folder) if event and rng.random() < 0.4 else ""))
     if reached != STEPS or not has_finished:
         raise Failed(f"{kind}: {events}: only {reached} steps of {STEPS}")
-    _compare(folder, values, f"{kind}: {events}")
+    compare(folder, values, f"{kind}: {events}")
     return Result(events, waits_s)
 
 
-def _checked(output: str, steps: Steps, reached: int, what: str) -> int:
+def checked(output: str, steps: Steps, reached: int, what: str) -> int:
     """The last step of a start and of those before it.
 
     Raises:
@@ -169,7 +169,7 @@ def _checked(output: str, steps: Steps, reached: int, what: str) -> int:
     return max([reached, *found])
 
 
-def _compare(folder: str, values: Sequence[Any], what: str) -> None:
+def compare(folder: str, values: Sequence[Any], what: str) -> None:
     own = variables(folder)
     assert len(own) == len(values) and values
     for value, other in zip(own, values):
@@ -190,7 +190,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     for number, change in enumerate(changes):
         wanted = rng.randint(1, 3) * counts[-1]
         limit = time.monotonic() + START_S
-        while len(_STEP.findall(_starts(process.output)[-1])) < wanted or len(_starts(process.output)) <= number:
+        while len(_STEP.findall(starts_of(process.output)[-1])) < wanted or len(starts_of(process.output)) <= number:
             if time.monotonic() > limit or not process.is_running:
                 raise Failed(f"{kind}, {name}: not {wanted} lines after {changes[:number]}\n{process.output}")
             time.sleep(0.05)
@@ -198,25 +198,25 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             process.send(signal.SIGUSR2)
             counts.append(4)
         else:
-            os.kill(int(rng.choice(re.findall(r"process (\d+)\n", _starts(process.output)[-1]))), signal.SIGKILL)
+            os.kill(int(rng.choice(re.findall(r"process (\d+)\n", starts_of(process.output)[-1]))), signal.SIGKILL)
             counts.append(counts[-1] - 1)
     if process.wait(START_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
-    starts, reached = _starts(process.output), 0
+    starts, reached = starts_of(process.output), 0
     trained = [len(re.findall(r"process \d+\n", start)) for start in starts]
     if trained != counts:
         raise Failed(f"{kind}, {name}: {trained} workers trained, expected {counts}\n{process.output}")
     for number, start in enumerate(starts):
-        reached = _checked(start, expected[0], reached, f"{kind}, {name}: start {number}")
+        reached = checked(start, expected[0], reached, f"{kind}, {name}: start {number}")
     if reached != STEPS:
         raise Failed(f"{kind}, {name}: only {reached} steps of {STEPS}\n{process.output}")
-    _compare(folder, expected[1], f"{kind}, {name}")
+    compare(folder, expected[1], f"{kind}, {name}")
     waits = re.findall(r"training goes on with step \d+, (\S+) s after", process.output)
     assert len(waits) == len(changes), process.output
     return Result([f"{name}: {' -> '.join(map(str, counts))} workers"], [float(wait) for wait in waits])
 
 
-def _starts(output: str) -> List[str]:
+def starts_of(output: str) -> List[str]:
     """What each start of a job has printed."""
     return output.split(_STARTING)
 

@@ -2,7 +2,8 @@
 
 ``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: each step prints its number, the loss, and the
 bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE (seconds a
-step), FULL_AT (a step after which the disk is full).
+step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until there is a
+file ``DIRECTORY/go-3``, or ``go-8``).
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ import whale_tf as wh
 TASK = json.loads(os.environ.get("TF_CONFIG") or "{}")
 RANK, WORKERS = TASK.get("task", {}).get("index", 0), len(TASK.get("cluster", {}).get("worker", ())) or 1
 MOST = int(os.environ.get("WHALE_MAX_WORKERS", WORKERS))  # mini-batches of a step
-EPOCHS, EXAMPLES, BATCH = 3, 48, 8  # of all processes together
+EPOCHS, EXAMPLES, BATCH = 4, 48, 12  # of all processes together
 STEPS = EPOCHS * EXAMPLES // BATCH
 
 
@@ -50,6 +51,8 @@ PLANS = {
 def report(step: int, loss: float, seen: float) -> None:
     """After each step."""
     print(f"step {step} loss {float(loss)!r} seen {float(seen)!r}", flush=True)
+    while str(step) in os.environ.get("HOLD", "").split(",") and not os.path.exists(f"{sys.argv[3]}/go-{step}"):
+        time.sleep(0.05)
     if step == int(os.environ.get("FULL_AT", 0)):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))  # output goes to a pipe
