@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -94,6 +95,15 @@ def test_patience(statuses: Sequence[int], expected: float) -> None:
     """Whoever failed first may have lost another, whose end is not noticed yet; the others of one that was asked to end take a
     snapshot first."""
     assert patience(dict(enumerate(statuses))) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error, status", [
+    ("ConfigError('x')", REFUSED), ("ProcessLostError('x')", LEFT), ("ValueError('x')", 1)])
+def test_error_that_nobody_catches_has_a_status_of_its_own(error: str, status: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", "from whale_tf.errors import *; from whale_tf.processes.endings import *\n"
+                            f"tell_launcher(); tell_launcher()\nraise {error}"], stderr=subprocess.PIPE)
+    assert ended.returncode == status and ended.stderr.decode().rstrip().endswith(f"{error.split('(')[0]}: x")
 
 
 # ------------------------------------------------------------------------------------------------------- whole jobs

@@ -13,6 +13,8 @@ import pytest
 
 from tests.cli.scripts import PUBLISHED
 from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter, printed
+from whale_tf.cli import run as command
+from whale_tf.cluster import Cluster
 from whale_tf.cluster.processes import free_ports
 
 LIMIT_S = 30
@@ -206,9 +208,34 @@ def test_stopped_process_is_killed(starter: Starter, script: Any) -> None:
     assert "process 1 ended with signal SIGKILL" in run.output, run.output
 
 
+@pytest.mark.parametrize("hosts, workers, expected", [
+    ("a,b", 4, "aabb"), ("a:3,b", 4, "aaab"), ("a:1,b:3", 4, "abbb"), (None, 2, ["127.0.0.1"] * 2)])
+def test_workers_of_all_hosts(hosts: Any, workers: int, expected: Any) -> None:
+    """With --workers MIN:MAX, MAX is the number on all hosts together."""
+    assert [place.host for place in command._places(hosts, command.SSH, workers, is_whole=True)] == list(expected)
+
+
+@pytest.mark.slow
+def test_workers_that_are_left_keep_their_devices(starter: Starter, script: Any) -> None:
+    """Of a cluster whose processes have different ones."""
+    nodes = [{"devices": ["CPU"] * count, "links": "default", "nic": {"bandwidth_gbits_per_s": 10}} for count in (1, 2, 3)]
+    path = script("print('devices', os.environ['WHALE_MAX_WORKERS'], os.environ['WHALE_CLUSTER'], flush=True)\n"
+                  "if 'WHALE_CHANGE' not in os.environ: time.sleep(0 if rank == 1 else 600); os.kill(os.getpid(), 9)")
+    job = starter.start(*WHALE_RUN, "--workers", "2:3", "--cluster", json.dumps({"name": "unequal", "nodes": nodes}), path)
+    assert job.wait(LIMIT_S) == 0, job.output
+    for most, cluster in re.findall(r"devices (\d) (.*)", job.output)[-2:]:
+        assert most == "3" and list(map(len, Cluster.parse(cluster).nodes)) == [1, 3], job.output
+    assert "lost worker 1: process 1 ended with signal SIGKILL" in job.output, job.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
+    (("--workers", "3:2"), "--workers is '3:2', expected a number from 1 on, or MIN:MAX"),
+    (("--workers", "2:3", "--rdzv", "a:1", "--nodes", "2"), "give one number, or start the hosts by --hosts"),
+    (("--workers", "2:5", "--hosts", "a,b"), "up to 5 workers, which do not divide over --hosts 'a,b'"),
+    (("--workers", "2:5", "--hosts", "a:2,b:2"), "write HOST:PROCESSES so that they add up to this number"),
+    (("--workers", "2", "--max-restarts", "often"), "--max-restarts is 'often', expected a number"),
     (("--config", '{"num_micro_batches": 2}'), "unknown config key"),
     (("--replicate", "--auto"), "--replicate is given, and --auto"),
     (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for another plan")])

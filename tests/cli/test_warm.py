@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any, Dict, Iterator, List
@@ -152,6 +153,14 @@ def test_server_that_must_not_be_forked_says_so(launcher: Launcher, monkeypatch:
     group = launcher.group("")
     assert group.wait() == 0 and are_forks(group) == [False]
     assert launcher.said == ["processes start anew, not as forks of one that has imported TensorFlow: 3 threads"]
+
+
+@pytest.mark.slow
+def test_process_that_has_imported_tensorflow_may_be_forked() -> None:
+    """It has no threads, devices or context, as the server looks for itself."""
+    found = subprocess.run([sys.executable, "-c", "from whale_tf.cli import warm; print('problem', repr(warm._problem()))"],
+                           stdout=subprocess.PIPE, check=True).stdout.decode()
+    assert "problem ''\n" in found
 
 
 @pytest.mark.slow

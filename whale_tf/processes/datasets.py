@@ -207,10 +207,11 @@ def _check_batched(dataset: Any, by_speed: bool) -> None:
     if any(shape.rank == 0 for shape in shapes):
         raise UnsupportedOpError(
             "{}, but the elements of a dataset have the shapes {}, one of which has no batch dimension; batch() it before making "
-            "an iterator, or set {}io.slicing to false".format(
+            "an iterator, or {}".format(
                 "the cluster's processes differ in speed and take unequal parts of every mini-batch" if by_speed else
                 "the job has fewer processes than mini-batches in a step, and they take parts of every mini-batch",
-                ", ".join(map(str, shapes)), "balance.algorithm to 'even' or " if by_speed else ""))
+                ", ".join(map(str, shapes)), "set balance.algorithm to 'even' or io.slicing to false" if by_speed else
+                "give whale run a fixed number of --workers"))
 
 
 def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
