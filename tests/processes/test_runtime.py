@@ -257,7 +257,7 @@ def test_part_of_a_step_takes_all_mini_batches_of_a_job_that_changes(graph: tf.G
 def test_job_that_changes_is_refused_what_depends_on_its_number(monkeypatch: Any, graph: tf.Graph) -> None:
     with pytest.raises(wh.UnsupportedOpError, match="io.slicing is 'file', but this job has up to 3 processes"):
         datasets.share(tf.data.TextLineDataset(["a", "b"]).batch(2), Processes(("a", "b"), 0, most=3), by_file=True)
-    with pytest.raises(wh.UnsupportedOpError, match=r"fewer processes than mini-batches.*batch\(\) it"):
+    with pytest.raises(wh.UnsupportedOpError, match=r"fewer processes than a step has mini-batches.*batch\(\) it"):
         datasets.share(tf.data.Dataset.range(6), Processes(("a", "b"), 0, most=3))
     monkeypatch.setattr(runtime, "_runtime", None)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 1}}))

@@ -26,7 +26,7 @@ from whale_tf.epl.installed import PATH, check
 from whale_tf.errors import ClusterError, ConfigError
 
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 
 
 def run(

@@ -209,7 +209,7 @@ def _check_batched(dataset: Any, by_speed: bool) -> None:
             "{}, but the elements of a dataset have the shapes {}, one of which has no batch dimension; batch() it before making "
             "an iterator, or {}".format(
                 "the cluster's processes differ in speed and take unequal parts of every mini-batch" if by_speed else
-                "the job has fewer processes than mini-batches in a step, and they take parts of every mini-batch",
+                "the job may have fewer processes than a step has mini-batches, of which they then take parts",
                 ", ".join(map(str, shapes)), "set balance.algorithm to 'even' or io.slicing to false" if by_speed else
                 "give whale run a fixed number of --workers"))
 
