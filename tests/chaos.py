@@ -1,5 +1,5 @@
 """Runs that end in all ways, and go on:
-``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic | --fixed]``.
+``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed]``.
 
 Each run trains in one way (``fit``, a loop, a Session, a Session that is fed), and is started again and again, under other plans
 and with one or two processes: some process is killed, or all get a signal, at a random moment; the disk is full; a file of the
@@ -40,10 +40,12 @@ _STEP = re.compile(r"(?:\[(\d)\] )?step (\d+) loss (\S+) seen (\S+)\n")
 _STARTING = "whale run: starting "
 _NIC = {"bandwidth_gbits_per_s": 10}
 UNEQUAL = {"name": "unequal", "nodes": [{"devices": ["CPU"] * count, "links": "default", "nic": _NIC} for count in (1, 2, 1, 1)]}
-ELASTIC: Dict[str, Tuple[Sequence[str], str]] = {  # options; and what happens: a worker is lost (-), all are there again (+)
-    "equal": (("--workers", "2:4"), "--+"),
-    "unequal": (("--workers", "1:4", "--cluster", json.dumps(UNEQUAL)), "-+-"),
+ELASTIC: Dict[str, Tuple[Sequence[str], int, str]] = {  # options; how many; a worker is lost (-), all are there again (+)
+    "equal": (("--workers", "2:4"), 4, "--+"),
+    "one": (("--workers", "1:2"), 2, "-+-"),
+    "unequal": (("--workers", "1:4", "--cluster", json.dumps(UNEQUAL)), 4, "-+-"),
 }
+LOSSES = ("SIGKILL", "SIGSTOP", "SIGTERM")  # killed, stopped (and killed by its keeper), preempted
 
 Steps = Dict[int, Tuple[float, float]]  # step -> loss, and bits of the examples of all processes
 
@@ -183,10 +185,11 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
         Failed, AssertionError: its steps or variables are not the expected ones, or other numbers of workers train.
     """
     os.makedirs(folder, exist_ok=True)
-    options, changes = ELASTIC[name]
+    options, most, changes = ELASTIC[name]
+    how: List[str] = []
     process = starter.start(*WHALE_RUN, *options, "--rejoin", "10000", "-m", SCRIPT, kind, "two", folder, "snapshot.keep=3",
                             "snapshot.every_steps=" + rng.choice("123"), PAUSE=str(4 * PAUSE_S))
-    counts = [4]
+    counts = [most]
     for number, change in enumerate(changes):
         wanted = rng.randint(1, 3) * counts[-1]
         limit = time.monotonic() + START_S
@@ -196,9 +199,10 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             time.sleep(0.05)
         if change == "+":
             process.send(signal.SIGUSR2)
-            counts.append(4)
+            counts.append(most)
         else:
-            os.kill(int(rng.choice(re.findall(r"process (\d+)\n", starts_of(process.output)[-1]))), signal.SIGKILL)
+            how.append(rng.choice(LOSSES))
+            os.kill(int(rng.choice(re.findall(r"process (\d+)\n", starts_of(process.output)[-1]))), getattr(signal, how[-1]))
             counts.append(counts[-1] - 1)
     if process.wait(START_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
@@ -213,7 +217,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     compare(folder, expected[1], f"{kind}, {name}")
     waits = re.findall(r"training goes on with step \d+, (\S+) s after", process.output)
     assert len(waits) == len(changes), process.output
-    return Result([f"{name}: {' -> '.join(map(str, counts))} workers"], [float(wait) for wait in waits])
+    return Result([f"{name}: {' -> '.join(map(str, counts))} workers, {', '.join(how)}"], [float(wait) for wait in waits])
 
 
 def starts_of(output: str) -> List[str]:
@@ -255,6 +259,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--elastic", action="store_true", help="only jobs that lose workers and take them in again")
+    parser.add_argument("--names", default=",".join(ELASTIC), help="which of them")
     parser.add_argument("--fixed", action="store_true", help="no such jobs")
     given = parser.parse_args()
     rng, begin, done, waits_s = random.Random(given.seed), time.monotonic(), 0, []  # type: Any, float, int, List[float]
@@ -267,8 +272,9 @@ def main() -> None:
             kind = rng.choice(sorted(expected))
             changes = given.elastic or not given.fixed and rng.random() < 0.3
             try:
-                result = elastic(starter, rng, kind, rng.choice(sorted(ELASTIC)), f"{folder}/{done}", expected[kind]) if changes \
-                    else run(starter, rng, kind, f"{folder}/{done}", expected[kind])
+                where, name = f"{folder}/{done}", rng.choice(given.names.split(","))
+                result = elastic(starter, rng, kind, name, where, expected[kind]) if changes else run(
+                    starter, rng, kind, where, expected[kind])
             except AssertionError as error:
                 failed = str(error)
                 break
