@@ -216,7 +216,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
         raise Failed(f"{kind}, {name}: only {reached} steps of {STEPS}\n{process.output}")
     compare(folder, expected[1], f"{kind}, {name}")
     waits = re.findall(r"training goes on with step \d+, (\S+) s after", process.output)
-    assert len(waits) == len(changes), process.output
+    assert 1 <= len(waits) <= len(changes), process.output  # not from a start that ended before a whole step
     return Result([f"{name}: {' -> '.join(map(str, counts))} workers, {', '.join(how)}"], [float(wait) for wait in waits])
 
 

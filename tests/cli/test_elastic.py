@@ -201,7 +201,7 @@ def test_job_takes_the_next_smaller_number_that_is_not_refused(job: Begun, capfd
     said = capfd.readouterr().err
     assert status == 0 and job.asked == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)], said
     for number in (3, 2):
-        assert f"whale_tf refuses the script on {number} workers, and says why above" in said, said
+        assert f"whale_tf refuses this number of workers ({number}), and says why above" in said, said
 
 
 @pytest.mark.slow

@@ -297,7 +297,7 @@ class Elastic:
         number = len(self._workers)
         is_first = not self._change
         self._members.refused.add(number)
-        say(f"{group.failure}: whale_tf refuses the script on {number} workers, and says why above")
+        say(f"{group.failure}: whale_tf refuses this number of workers ({number}), and says why above")
         return bool(self._members.chosen()) and not is_first
 
     def _note(self, text: str, noticed_at: float) -> None:

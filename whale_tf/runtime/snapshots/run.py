@@ -16,8 +16,8 @@ from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.writing import Job, Writer
 
 _SPENT = "spent"
-_REACHED = "reached"  # file with the number of the last step that was made, whether a snapshot has it or not
-_DIGITS = 20
+_REACHED = "reached"  # file with the last step that was made, and the starts so far, whether a snapshot has them or not
+_WIDTH = 200  # bytes of this file
 
 
 class Spent(NamedTuple):
@@ -59,23 +59,28 @@ class Run:
         self._store, self._writer, self._pace, self._number, self._end = store, writer, pace, number, end
         self.told: Any = None
         self.arrays: Dict[str, Any] = {}
-        self._before = Spent(time.time())
+        before = Spent(time.time())
         if found is not None:
             self.told, self.arrays = found.state()
-            self._before = Spent(*self.told.get(_SPENT, self._before))
+            before = Spent(*self.told.get(_SPENT, before))
         self._begin = time.monotonic()
         self._asked = json.loads(os.environ[CHANGE])["at"] if CHANGE in os.environ else time.time()
         self._waited_s = self._started_s = 0.0
         self._count = 0
         self._ends = False
         self.bytes = 0
-        self._reached, self._last_reached = -1, 0
-        self._step = 0 if found is None else found.step
+        self._reached = -1
+        self._step = self._last_reached = 0 if found is None else found.step
         if self.is_chief:
-            with contextlib.suppress(OSError, ValueError):  # it only helps to tell how many steps were lost
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it only helps to tell what was lost
                 os.makedirs(store.path, exist_ok=True)
                 self._reached = os.open(os.path.join(store.path, _REACHED), os.O_RDWR | os.O_CREAT, 0o644)
-                self._last_reached = int(os.read(self._reached, _DIGITS) or 0)
+                last = json.loads(os.read(self._reached, _WIDTH) or b"null")
+                if last is not None:
+                    self._last_reached = max(self._step, int(last["step"]))
+                    before = before._replace(since=min(before.since, last["since"]), starts=max(before.starts, last["starts"]),
+                                             started_s=max(before.started_s, last["started_s"]))
+        self._before = before
 
     @property
     def is_chief(self) -> bool:
@@ -86,6 +91,7 @@ class Run:
         self._pace.begins(step)
         self._begin, self._waited_s = time.monotonic(), 0.0
         self._started_s = max(0.0, time.time() - self._asked)
+        self._note(max(step, self._last_reached))
 
     def says(self, text: str) -> None:
         """Says it once, for all processes."""
@@ -98,9 +104,7 @@ class Run:
         Raises:
             SystemExit: a process was asked to end.
         """
-        if self._reached >= 0:
-            with contextlib.suppress(OSError):
-                os.pwrite(self._reached, b"%*d" % (_DIGITS, step), 0)
+        self._note(step)
         if CHANGE in os.environ and step > self._step:
             self._tell_change(step)
         todo = self._pace.after(step, must_agree, self._writer)
@@ -109,6 +113,14 @@ class Run:
             self._end(take(), self._writer, todo.signal)
         elif todo.takes:
             take()
+
+    def _note(self, step: int) -> None:
+        """Keeps for the next start, at each step, what a snapshot may not have."""
+        if self._reached >= 0:
+            spent = self.spent()
+            text = json.dumps({"step": step, "since": spent.since, "starts": spent.starts, "started_s": spent.started_s})
+            with contextlib.suppress(OSError):  # a full disk
+                os.pwrite(self._reached, text.ljust(_WIDTH).encode(), 0)
 
     def _tell_change(self, step: int) -> None:
         """Says what the launcher told of the start before, once training goes on."""
