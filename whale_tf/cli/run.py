@@ -181,7 +181,7 @@ def _status_of(command: Sequence[str], places: Sequence[Place], meet: Callable[[
         status = group.wait()
         if status:
             say(group.failure)
-            change[CHANGE] = json.dumps({"what": group.failure, "at": time.time()})
+            change[CHANGE] = json.dumps({"what": group.failure, "at": group.failed_at})
         if status == 0 or group.interrupted or not restarts.spend(time.monotonic()):
             return status
         say(f"restarting all processes ({restarts.count(time.monotonic())} of {max_restarts})")
