@@ -202,12 +202,12 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             counts.append(most)
         else:
             how.append(rng.choice(LOSSES))
-            os.kill(int(rng.choice(re.findall(r"process (\d+)\n", starts_of(process.output)[-1]))), getattr(signal, how[-1]))
+            os.kill(rng.choice(pids_of(starts_of(process.output)[-1])), getattr(signal, how[-1]))
             counts.append(counts[-1] - 1)
     if process.wait(START_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
     starts, reached = starts_of(process.output), 0
-    trained = [len(re.findall(r"process \d+\n", start)) for start in starts]
+    trained = [len(pids_of(start)) for start in starts]
     if trained != counts:
         raise Failed(f"{kind}, {name}: {trained} workers trained, expected {counts}\n{process.output}")
     for number, start in enumerate(starts):
@@ -223,6 +223,11 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
 def starts_of(output: str) -> List[str]:
     """What each start of a job has printed."""
     return output.split(_STARTING)
+
+
+def pids_of(output: str) -> List[int]:
+    """The processes that have begun."""
+    return [int(pid) for pid in re.findall(r"^(?:\[\d\] )?process (\d+)$", output, re.M)]
 
 
 def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tuple[int, float]:
@@ -244,7 +249,7 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         time.sleep(0.05)
     if event and process.is_running:
         time.sleep(rng.random() * 2 * PAUSE_S)
-        pids = [int(pid) for pid in re.findall(r"process (\d+)\n", process.output)]
+        pids = pids_of(process.output)
         number = signal.SIGKILL if event == "full disk" else getattr(signal, event)
         for pid in rng.sample(pids, 1) if number == signal.SIGKILL else pids:
             with contextlib.suppress(ProcessLookupError):

@@ -98,7 +98,7 @@ def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, tmp_path: An
     (folder / "go-8").write_text("")
     assert job.wait(START_S) == 0, job.output
     starts = chaos.starts_of(job.output)
-    assert [len(re.findall(r"process \d+\n", start)) for start in starts] == [3, 2, 3], job.output
+    assert [len(chaos.pids_of(start)) for start in starts] == [3, 2, 3], job.output
     reached = 0
     for number, start in enumerate(starts):
         reached = chaos.checked(start, steps, reached, f"start {number}")
