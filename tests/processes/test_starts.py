@@ -29,7 +29,8 @@ def started(folder: Any, found: Any = None, is_chief: bool = True) -> Run:
     pace: Any = SimpleNamespace(is_chief=is_chief, begins=lambda step: None, after=lambda *given: Todo(False, 0))
     run = Run("fit", SimpleNamespace(path=str(folder)), SimpleNamespace(wait=lambda: None),  # type: ignore[arg-type]
               pace, found, 1, lambda *given: None)
-    run.begins(0 if found is None else found.step)
+    if found is not None:
+        run.begins(found.step)
     return run
 
 

@@ -65,7 +65,8 @@ class Run:
             before = Spent(*self.told.get(_SPENT, before))
         self._begin = time.monotonic()
         self._asked = json.loads(os.environ[CHANGE])["at"] if CHANGE in os.environ else time.time()
-        self._waited_s = self._started_s = 0.0
+        self._started_s = max(0.0, time.time() - self._asked)
+        self._waited_s = 0.0
         self._count = 0
         self._ends = False
         self.bytes = 0
