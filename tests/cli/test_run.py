@@ -16,6 +16,7 @@ from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter, printed
 from whale_tf.cli import run as command
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.processes import free_ports
+from whale_tf.errors import ClusterError
 
 LIMIT_S = 30
 
@@ -215,6 +216,23 @@ def test_workers_of_all_hosts(hosts: Any, workers: int, expected: Any) -> None:
     assert [place.host for place in command._places(hosts, command.SSH, workers, is_whole=True)] == list(expected)
 
 
+@pytest.mark.parametrize("hosts", ["a,b", "a:2,b:2", "a:5,b", "a:7"])
+def test_workers_that_do_not_divide_over_hosts(hosts: str) -> None:
+    with pytest.raises(ClusterError, match="up to 5 workers, which do not divide over --hosts .*; write HOST:PROCESSES so that"):
+        command._places(hosts, command.SSH, 5, is_whole=True)
+
+
+@pytest.mark.parametrize("text, expected", [("4", (None, 4)), ("2:8", (2, 8)), ("3:3", (3, 3))])
+def test_numbers_of_workers(text: str, expected: Any) -> None:
+    assert command._numbers(text) == expected
+
+
+@pytest.mark.parametrize("text", ["3:2", "0", "0:2", "2:", ":2", "-1", "two", "1:2:3"])
+def test_numbers_of_workers_that_are_none(text: str) -> None:
+    with pytest.raises(ClusterError, match="--workers is .*, expected a number from 1 on, or MIN:MAX, such as 2:8"):
+        command._numbers(text)
+
+
 @pytest.mark.slow
 def test_workers_that_are_left_keep_their_devices(starter: Starter, script: Any) -> None:
     """Of a cluster whose processes have different ones."""
@@ -231,11 +249,7 @@ def test_workers_that_are_left_keep_their_devices(starter: Starter, script: Any)
 @pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
-    (("--workers", "3:2"), "--workers is '3:2', expected a number from 1 on, or MIN:MAX"),
     (("--workers", "2:3", "--rdzv", "a:1", "--nodes", "2"), "give one number, or start the hosts by --hosts"),
-    (("--workers", "2:5", "--hosts", "a,b"), "up to 5 workers, which do not divide over --hosts 'a,b'"),
-    (("--workers", "2:5", "--hosts", "a:2,b:2"), "write HOST:PROCESSES so that they add up to this number"),
-    (("--workers", "2", "--max-restarts", "often"), "--max-restarts is 'often', expected a number"),
     (("--config", '{"num_micro_batches": 2}'), "unknown config key"),
     (("--replicate", "--auto"), "--replicate is given, and --auto"),
     (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for another plan")])

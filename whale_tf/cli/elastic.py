@@ -218,6 +218,7 @@ class Elastic:
                 signal.signal(number, handler)
             for probe in self._probes.values():
                 probe.kill()
+                probe.wait()
             if self._warm is not None:
                 self._warm.close()
 

@@ -239,8 +239,9 @@ def _places(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False
     if is_whole:
         given = [int(text.rpartition(":")[2]) for text in texts if re.search(r":[1-9]\d{0,3}$", text.strip())]
         others = len(texts) - len(given)
-        each, rest = divmod(workers - sum(given), others or 1)
-        if rest or (each < 1) == bool(others):
+        left = workers - sum(given)
+        each, rest = divmod(left, others) if others else (1, left)
+        if rest or each < 1:
             raise ClusterError(f"--workers asks for up to {workers} workers, which do not divide over --hosts {hosts!r}; write "
                                "HOST:PROCESSES so that they add up to this number")
         workers = each
