@@ -99,9 +99,10 @@ def test_patience(statuses: Sequence[int], expected: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error, status", [
-    ("ConfigError('x')", REFUSED), ("ProcessLostError('x')", LEFT), ("ValueError('x')", 1)])
+    ("ConfigError('x')", REFUSED), ("ProcessLostError('x')", LEFT), ("NotStartedError('x')", LEFT), ("ValueError('x')", 1)])
 def test_error_that_nobody_catches_has_a_status_of_its_own(error: str, status: int) -> None:
     ended = subprocess.run([sys.executable, "-c", "from whale_tf.errors import *; from whale_tf.processes.endings import *\n"
+                            "from whale_tf.processes.watch import NotStartedError\n"
                             f"tell_launcher(); tell_launcher()\nraise {error}"], stderr=subprocess.PIPE)
     assert ended.returncode == status and ended.stderr.decode().rstrip().endswith(f"{error.split('(')[0]}: x")
 

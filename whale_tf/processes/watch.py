@@ -41,6 +41,10 @@ TERMINATED_STATUS = 128 + signal.SIGTERM
 Address = Tuple[str, int]
 
 
+class NotStartedError(ClusterError, ProcessLostError):
+    """Another process has not started in time."""
+
+
 def split_address(address: str) -> Address:
     """``"[::1]:80" -> ("::1", 80)``.
 
@@ -203,7 +207,7 @@ class Watch:
         """Watch from now on, and wait until every process's server has answered.
 
         Raises:
-            ClusterError: a process has not started in time.
+            NotStartedError: a process has not started in time.
             ProcessLostError: a process has started, and is lost before the others have.
         """
         limit = time.monotonic() + timeout_s
@@ -215,7 +219,7 @@ class Watch:
             if not missing:
                 return
             if time.monotonic() > limit:
-                raise ClusterError(
+                raise NotStartedError(
                     f"{self._describe(missing)} did not start within {timeout_s:.0f} s: start all "
                     f"{len(self._links) + 1} processes, check their addresses, or raise "
                     "communication.start_timeout_s")
