@@ -168,7 +168,22 @@ class Warm:
         self._folder.cleanup()
 
 
-class ForkedKeeper:
+class _Polled:
+    """What has the part of ``subprocess.Popen`` that tells of an end."""
+
+    def poll(self) -> Optional[int]:
+        """The exit status, negative for a signal; None: it runs."""
+        raise NotImplementedError
+
+    def wait(self) -> int:
+        while True:
+            status = self.poll()
+            if status is not None:
+                return status
+            time.sleep(POLL_S)
+
+
+class ForkedKeeper(_Polled):
     """Stands in for the ``subprocess.Popen`` of a keeper.
 
     Args:
@@ -193,13 +208,6 @@ class ForkedKeeper:
                 self._end.close()
                 self._status = int(self._said or -signal.SIGKILL)
         return self._status
-
-    def wait(self) -> int:
-        while True:
-            status = self.poll()
-            if status is not None:
-                return status
-            time.sleep(POLL_S)
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -289,7 +297,7 @@ def _finish(status: int, mimics: bool) -> None:
     os._exit(0)
 
 
-class Forked:
+class Forked(_Polled):
     """Stands in for the ``subprocess.Popen`` of a script."""
 
     def __init__(self, task: Dict[str, Any], environment: Mapping[str, str], path: Sequence[str]) -> None:
@@ -313,13 +321,6 @@ class Forked:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = _exit_status(status) if ended else None
         return self._status
-
-    def wait(self) -> int:
-        while True:
-            status = self.poll()
-            if status is not None:
-                return status
-            time.sleep(POLL_S)
 
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str], path: Sequence[str]) -> NoReturn:
