@@ -1,15 +1,19 @@
-"""Runs that end in all ways, and go on: ``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop]``.
+"""Runs that end in all ways, and go on:
+``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed]``.
 
 Each run trains in one way (``fit``, a loop, a Session, a Session that is fed), and is started again and again, under other plans
 and with one or two processes: some process is killed, or all get a signal, at a random moment; the disk is full; a file of the
 newest snapshot is torn, changed or lost.  What each step of each start prints, and the variables at the end, must be those of a
 run that does not end; no step may be missed.
+
+In other runs one job loses workers and takes them in again (``ELASTIC``), with the same demands.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
 import glob
+import json
 import os
 import random
 import re
@@ -33,6 +37,15 @@ KINDS = ("fit", "loop", "session", "feeds") if hasattr(tf, "keras") and hasattr(
 STARTS = 4  # of a run that end by force; the next one ends by itself
 PAUSE_S = 0.05
 _STEP = re.compile(r"(?:\[(\d)\] )?step (\d+) loss (\S+) seen (\S+)\n")
+_STARTING = "whale run: starting "
+_NIC = {"bandwidth_gbits_per_s": 10}
+UNEQUAL = {"name": "unequal", "nodes": [{"devices": ["CPU"] * count, "links": "default", "nic": _NIC} for count in (1, 2, 1, 1)]}
+ELASTIC: Dict[str, Tuple[Sequence[str], int, str]] = {  # options; how many; a worker is lost (-), all are there again (+)
+    "equal": (("--workers", "2:4"), 4, "--+"),
+    "one": (("--workers", "1:2"), 2, "-+-"),
+    "unequal": (("--workers", "1:4", "--cluster", json.dumps(UNEQUAL)), 4, "-+-"),
+}
+LOSSES = ("SIGKILL", "SIGSTOP", "SIGTERM")  # killed, stopped (and killed by its keeper), preempted
 
 Steps = Dict[int, Tuple[float, float]]  # step -> loss, and bits of the examples of all processes
 
@@ -59,22 +72,26 @@ def started(starter: Starter, kind: str, plan: str, folder: str, given: Sequence
     return starter.start(*WHALE_RUN, "--workers", workers, "-m", SCRIPT, kind, plan, folder, *given, **variables)
 
 
-def steps_of(kind: str, output: str) -> Steps:
+def steps_of(output: str) -> Steps:
     """The steps that a start printed; in several processes, those that all of them printed."""
     found: Dict[int, Dict[str, Tuple[float, float]]] = {}
     for rank, step, loss, seen in _STEP.findall(output):
         found.setdefault(int(step), {})[rank] = (float(loss), float(seen))
     ranks = max((len(each) for each in found.values()), default=1)
     whole = {step: each for step, each in found.items() if len(each) == ranks}
-    return {step: (next(iter(each.values()))[0], max(seen for _, seen in each.values()) if kind == "fit" else
-                   sum(seen for _, seen in each.values())) for step, each in whole.items()}
+    return {step: (next(iter(each.values()))[0], _together([seen for _, seen in each.values()])) for step, each in whole.items()}
+
+
+def _together(seen: Sequence[float]) -> float:
+    """The examples of all processes: each has other ones, or all have the same."""
+    return seen[0] if len(set(seen)) == 1 else sum(seen)
 
 
 def reference(starter: Starter, kind: str, folder: str) -> Tuple[Steps, List[Any]]:
     """The run that does not end, without snapshots on the way."""
     process = started(starter, kind, "plain", folder, ["snapshot.every_steps=1000"])
     assert process.wait(START_S) == 0, process.output
-    steps = steps_of(kind, process.output)
+    steps = steps_of(process.output)
     assert sorted(steps) == list(range(1, STEPS + 1)), process.output
     return steps, variables(folder)
 
@@ -125,25 +142,92 @@ def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: 
         process = started(starter, kind, plan, folder, given, PAUSE=str(PAUSE_S), **more)
         what = f"{plan} {' '.join(given[:1])} {event}"
         status, first_at = _watched(process, rng, event, what)
-        found = steps_of(kind, process.output)
         if first_at and ended_at:
             waits_s.append(first_at - ended_at)
         ended_at = time.monotonic()
-        for step, pair in found.items():
-            if not np.allclose(pair, steps[step], 1e-9, 0):
-                raise Failed(f"{kind}: {events + [what]}: step {step} is {pair}, expected {steps[step]}\n{process.output}")
-        if found and min(found) > reached + 1:
-            raise Failed(f"{kind}: {events + [what]}: step {reached + 1} was missed\n{process.output}")
-        reached = max([reached, *found])
+        reached = checked(process.output, steps, reached, f"{kind}: {events + [what]}")
         has_finished = has_finished or "finished\n" in process.output
         if not event and status:
             raise Failed(f"{kind}: {events + [what]}: ended with status {status}\n{process.output}")
         events.append(what + (damage(rng, folder) if event and rng.random() < 0.4 else ""))
     if reached != STEPS or not has_finished:
         raise Failed(f"{kind}: {events}: only {reached} steps of {STEPS}")
-    for value, other in zip(variables(folder), values):
-        np.testing.assert_allclose(value, other, 1e-9, 1e-12, err_msg=f"{kind}: {events}")
+    compare(folder, values, f"{kind}: {events}")
     return Result(events, waits_s)
+
+
+def checked(output: str, steps: Steps, reached: int, what: str) -> int:
+    """The last step of a start and of those before it.
+
+    Raises:
+        Failed: its steps are not the expected ones, or one was left out.
+    """
+    found = steps_of(output)
+    for step, pair in found.items():
+        if not np.allclose(pair, steps[step], 1e-9, 0):
+            raise Failed(f"{what}: step {step} is {pair}, expected {steps[step]}\n{output}")
+    if found and min(found) > reached + 1:
+        raise Failed(f"{what}: step {reached + 1} was missed\n{output}")
+    return max([reached, *found])
+
+
+def compare(folder: str, values: Sequence[Any], what: str) -> None:
+    own = variables(folder)
+    assert len(own) == len(values) and values
+    for value, other in zip(own, values):
+        np.testing.assert_allclose(value, other, 1e-9, 1e-12, err_msg=what)
+
+
+def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: str, expected: Tuple[Steps, List[Any]]) -> Result:
+    """One job that loses workers and takes them in again.
+
+    Raises:
+        Failed, AssertionError: its steps or variables are not the expected ones, or other numbers of workers train.
+    """
+    os.makedirs(folder, exist_ok=True)
+    options, most, changes = ELASTIC[name]
+    how: List[str] = []
+    process = starter.start(*WHALE_RUN, *options, "--rejoin", "10000", "-m", SCRIPT, kind, "two", folder, "snapshot.keep=3",
+                            "snapshot.every_steps=" + rng.choice("123"), PAUSE=str(4 * PAUSE_S))
+    counts = [most]
+    for number, change in enumerate(changes):
+        wanted = rng.randint(1, 3) * counts[-1]
+        limit = time.monotonic() + START_S
+        while len(_STEP.findall(starts_of(process.output)[-1])) < wanted or len(starts_of(process.output)) <= number:
+            if time.monotonic() > limit or not process.is_running:
+                raise Failed(f"{kind}, {name}: not {wanted} lines after {changes[:number]}\n{process.output}")
+            time.sleep(0.05)
+        if change == "+":
+            process.send(signal.SIGUSR2)
+            counts.append(most)
+        else:
+            how.append(rng.choice(LOSSES))
+            os.kill(rng.choice(pids_of(starts_of(process.output)[-1])), getattr(signal, how[-1]))
+            counts.append(counts[-1] - 1)
+    if process.wait(START_S):
+        raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
+    starts, reached = starts_of(process.output), 0
+    trained = [len(pids_of(start)) for start in starts]
+    if trained != counts:
+        raise Failed(f"{kind}, {name}: {trained} workers trained, expected {counts}\n{process.output}")
+    for number, start in enumerate(starts):
+        reached = checked(start, expected[0], reached, f"{kind}, {name}: start {number}")
+    if reached != STEPS:
+        raise Failed(f"{kind}, {name}: only {reached} steps of {STEPS}\n{process.output}")
+    compare(folder, expected[1], f"{kind}, {name}")
+    waits = re.findall(r"training goes on with step \d+, (\S+) s after", process.output)
+    assert 1 <= len(waits) <= len(changes), process.output  # not from a start that ended before a whole step
+    return Result([f"{name}: {' -> '.join(map(str, counts))} workers, {', '.join(how)}"], [float(wait) for wait in waits])
+
+
+def starts_of(output: str) -> List[str]:
+    """What each start of a job has printed."""
+    return output.split(_STARTING)
+
+
+def pids_of(output: str) -> List[int]:
+    """The processes that have begun."""
+    return [int(pid) for pid in re.findall(r"^(?:\[\d\] )?process (\d+)$", output, re.M)]
 
 
 def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tuple[int, float]:
@@ -165,7 +249,7 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         time.sleep(0.05)
     if event and process.is_running:
         time.sleep(rng.random() * 2 * PAUSE_S)
-        pids = [int(pid) for pid in re.findall(r"process (\d+)\n", process.output)]
+        pids = pids_of(process.output)
         number = signal.SIGKILL if event == "full disk" else getattr(signal, event)
         for pid in rng.sample(pids, 1) if number == signal.SIGKILL else pids:
             with contextlib.suppress(ProcessLookupError):
@@ -179,6 +263,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--elastic", action="store_true", help="only jobs that lose workers and take them in again")
+    parser.add_argument("--names", default=",".join(ELASTIC), help="which of them")
+    parser.add_argument("--fixed", action="store_true", help="no such jobs")
     given = parser.parse_args()
     rng, begin, done, waits_s = random.Random(given.seed), time.monotonic(), 0, []  # type: Any, float, int, List[float]
     print(f"seed {given.seed}", flush=True)
@@ -188,8 +275,11 @@ def main() -> None:
         expected = {kind: reference(starter, kind, f"{folder}/{kind}") for kind in given.kinds.split(",")}
         while done < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
             kind = rng.choice(sorted(expected))
+            changes = given.elastic or not given.fixed and rng.random() < 0.3
             try:
-                result = run(starter, rng, kind, f"{folder}/{done}", expected[kind])
+                where, name = f"{folder}/{done}", rng.choice(given.names.split(","))
+                result = elastic(starter, rng, kind, name, where, expected[kind]) if changes else run(
+                    starter, rng, kind, where, expected[kind])
             except AssertionError as error:
                 failed = str(error)
                 break

@@ -35,6 +35,7 @@ from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained
+from whale_tf.processes.endings import tell_environment, tell_launcher
 from whale_tf.program import Program
 from whale_tf.runtime import triggers
 from whale_tf.runtime.active import Active, Default, Observer, activate, current, described, observe, require, show, shown
@@ -68,6 +69,8 @@ def init(
         UnsupportedTensorFlowError: whale_tf does not support the installed TensorFlow.
     """
     processes = find_processes()
+    if processes.most:
+        tell_launcher()
     parsed = Active(
         Config.parse(config), _cluster(cluster, processes), Plan.by_name(plan) if plan is not None else {}, processes)
     if shown() is not None:
@@ -81,6 +84,8 @@ def init(
             parsed.runtime.offer(parsed.num_cpus)
     if FOLDER in os.environ:
         doctor(int(os.environ.get(STEPS, "20")), path=file_of(os.environ[FOLDER], processes.rank))
+    if processes.most and processes.is_chief:
+        tell_environment()
     if processes.count > 1 or LAUNCHED in os.environ or parsed.snapshots is not None:
         parsed.termination.install(also_usr1=parsed.snapshots is not None)
 

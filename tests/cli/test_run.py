@@ -13,7 +13,10 @@ import pytest
 
 from tests.cli.scripts import PUBLISHED
 from tests.multiprocess.launch import ROOT, WHALE_RUN, Process, Starter, printed
+from whale_tf.cli import run as command
+from whale_tf.cluster import Cluster
 from whale_tf.cluster.processes import free_ports
+from whale_tf.errors import ClusterError
 
 LIMIT_S = 30
 
@@ -206,9 +209,47 @@ def test_stopped_process_is_killed(starter: Starter, script: Any) -> None:
     assert "process 1 ended with signal SIGKILL" in run.output, run.output
 
 
+@pytest.mark.parametrize("hosts, workers, expected", [
+    ("a,b", 4, "aabb"), ("a:3,b", 4, "aaab"), ("a:1,b:3", 4, "abbb"), (None, 2, ["127.0.0.1"] * 2)])
+def test_workers_of_all_hosts(hosts: Any, workers: int, expected: Any) -> None:
+    """With --workers MIN:MAX, MAX is the number on all hosts together."""
+    assert [place.host for place in command._places(hosts, command.SSH, workers, is_whole=True)] == list(expected)
+
+
+@pytest.mark.parametrize("hosts", ["a,b", "a:2,b:2", "a:5,b", "a:7"])
+def test_workers_that_do_not_divide_over_hosts(hosts: str) -> None:
+    with pytest.raises(ClusterError, match="up to 5 workers, which do not divide over --hosts .*; write HOST:PROCESSES so that"):
+        command._places(hosts, command.SSH, 5, is_whole=True)
+
+
+@pytest.mark.parametrize("text, expected", [("4", (None, 4)), ("2:8", (2, 8)), ("3:3", (3, 3))])
+def test_numbers_of_workers(text: str, expected: Any) -> None:
+    assert command._numbers(text) == expected
+
+
+@pytest.mark.parametrize("text", ["3:2", "0", "0:2", "2:", ":2", "-1", "two", "1:2:3"])
+def test_numbers_of_workers_that_are_none(text: str) -> None:
+    with pytest.raises(ClusterError, match="--workers is .*, expected a number from 1 on, or MIN:MAX, such as 2:8"):
+        command._numbers(text)
+
+
+@pytest.mark.slow
+def test_workers_that_are_left_keep_their_devices(starter: Starter, script: Any) -> None:
+    """Of a cluster whose processes have different ones."""
+    nodes = [{"devices": ["CPU"] * count, "links": "default", "nic": {"bandwidth_gbits_per_s": 10}} for count in (1, 2, 3)]
+    path = script("print('devices', os.environ['WHALE_MAX_WORKERS'], os.environ['WHALE_CLUSTER'], flush=True)\n"
+                  "if 'WHALE_CHANGE' not in os.environ: time.sleep(0 if rank == 1 else 600); os.kill(os.getpid(), 9)")
+    job = starter.start(*WHALE_RUN, "--workers", "2:3", "--cluster", json.dumps({"name": "unequal", "nodes": nodes}), path)
+    assert job.wait(LIMIT_S) == 0, job.output
+    for most, cluster in re.findall(r"devices (\d) (.*)", job.output)[-2:]:
+        assert most == "3" and list(map(len, Cluster.parse(cluster).nodes)) == [1, 3], job.output
+    assert "lost worker 1: process 1 ended with signal SIGKILL" in job.output, job.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
+    (("--workers", "2:3", "--rdzv", "a:1", "--nodes", "2"), "give one number, or start the hosts by --hosts"),
     (("--config", '{"num_micro_batches": 2}'), "unknown config key"),
     (("--replicate", "--auto"), "--replicate is given, and --auto"),
     (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for another plan")])

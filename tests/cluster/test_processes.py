@@ -87,3 +87,13 @@ def test_free_ports_are_held_for_servers() -> None:
         server.bind(("", first))
         server.listen(1)
         socket.create_connection(("127.0.0.1", first), 5).close()
+
+
+@pytest.mark.parametrize("count, mini_batches", [(1, 4), (2, 4), (4, 4), (5, 5)])
+def test_job_whose_number_of_processes_changes(count: int, mini_batches: int) -> None:
+    """A step has as many mini-batches as the job has processes at the most; one process has no TF_CONFIG."""
+    environ = tf_config({"worker": [f"a:{port}" for port in range(1, count + 1)]}, index=0) if count > 1 else {}
+    found = find_processes(dict(environ, WHALE_MAX_WORKERS="4"))
+    assert (found.count, found.most, found.mini_batches) == (count, 4, mini_batches)
+    fixed = find_processes(environ)
+    assert (fixed.most, fixed.mini_batches) == (0, count)

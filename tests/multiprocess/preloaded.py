@@ -173,6 +173,9 @@ def _run(command: Command, environment: Mapping[str, str]) -> None:
             status = 1
     except BaseException:
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # by which whale_tf knows that a script has failed
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         status = 1
+        try:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        except SystemExit as end:  # with a status of its own
+            status = int(end.code or 0)
     ctypes.pythonapi.Py_Exit(status)  # as the end of Python: what is registered with atexit, then what C++ destroys

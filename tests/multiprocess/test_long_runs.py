@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
@@ -76,6 +77,42 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
     assert len(others) == len(values) > 10
     for value, other in zip(values, others):
         np.testing.assert_allclose(other, value, 1e-9, 1e-12)
+
+
+@pytest.mark.slow
+def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, tmp_path: Any) -> None:
+    """Three workers, two, and three again.  Both times training waits after a step for what changes."""
+    kind, folder = "session", tmp_path / "changes"
+    steps, values = chaos.reference(starter, kind, str(tmp_path / "whole"))
+    folder.mkdir()
+    job = starter.start(*WHALE_RUN, "--workers", "2:3", "--rejoin", "10000", "--no-warm", "-m", chaos.SCRIPT, kind, "two",
+                        str(folder), "snapshot.every_steps=2", HOLD="4,8", PAUSE="0.2")
+    for rank in range(3):
+        job.wait_for(f"[{rank}] step 4 ", START_S)
+    os.kill(int(re.findall(r"\[1\] process (\d+)\n", job.output)[0]), signal.SIGKILL)
+    (folder / "go-4").write_text("")
+    job.wait_for("starting 2 workers (0, 2)\n", START_S)
+    for rank in range(2):
+        job.wait_for(f"[{rank}] step 8 ", START_S)
+    job.send(signal.SIGUSR2)
+    job.wait_for("worker 1 can train again; the others end after a snapshot", START_S)
+    time.sleep(0.5)  # the signal comes after these words
+    (folder / "go-8").write_text("")
+    assert job.wait(START_S) == 0, job.output
+    starts = chaos.starts_of(job.output)
+    assert [len(chaos.pids_of(start)) for start in starts] == [3, 2, 3], job.output
+    reached = 0
+    for number, start in enumerate(starts):
+        reached = chaos.checked(start, steps, reached, f"start {number}")
+    assert reached == chaos.STEPS, job.output
+    chaos.compare(str(folder), values, kind)
+    lost, back = re.findall(r"whale_tf: (.*), and training goes on with step (\d+), \S+ s after this was noticed", job.output)
+    text = "lost worker 1: process 1 ended with signal SIGKILL; "
+    first = int(lost[1])
+    assert first in (1, 3) and lost[0] in [text + each for each in (
+        f"steps {first} to 4 were lost", f"steps {first} to 3 were lost", "step 3 was lost")], job.output
+    assert back[0] == "worker 1 can train again; no step was lost" and int(back[1]) > 8, job.output
+    assert re.search(r"in 3 starts; \S+% of this time .*, \d+\.\d s into starts", job.output), job.output
 
 
 @pytest.mark.full

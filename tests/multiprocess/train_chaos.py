@@ -2,7 +2,8 @@
 
 ``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: each step prints its number, the loss, and the
 bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE (seconds a
-step), FULL_AT (a step after which the disk is full).
+step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until there is a
+file ``DIRECTORY/go-3``, or ``go-8``).
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ import whale_tf as wh
 
 TASK = json.loads(os.environ.get("TF_CONFIG") or "{}")
 RANK, WORKERS = TASK.get("task", {}).get("index", 0), len(TASK.get("cluster", {}).get("worker", ())) or 1
-EPOCHS, EXAMPLES, BATCH = 3, 24, 4  # of all processes together
+MOST = int(os.environ.get("WHALE_MAX_WORKERS", WORKERS))  # mini-batches of a step
+EPOCHS, EXAMPLES, BATCH = 4, 48, 12  # of all processes together
 STEPS = EPOCHS * EXAMPLES // BATCH
 
 
@@ -49,6 +51,8 @@ PLANS = {
 def report(step: int, loss: float, seen: float) -> None:
     """After each step."""
     print(f"step {step} loss {float(loss)!r} seen {float(seen)!r}", flush=True)
+    while str(step) in os.environ.get("HOLD", "").split(",") and not os.path.exists(f"{sys.argv[3]}/go-{step}"):
+        time.sleep(0.05)
     if step == int(os.environ.get("FULL_AT", 0)):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))  # output goes to a pipe
@@ -64,7 +68,7 @@ def part(plan: Plan, number: int) -> Any:
 
 def batches(x: Any, y: Any, tf: Any, rounds: int = 1) -> Any:
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(EXAMPLES, seed=5)
-    return data.repeat(rounds).batch(BATCH // WORKERS)
+    return data.repeat(rounds).batch(BATCH // MOST)
 
 
 def fit(plan: Plan, x: Any, y: Any, tf: Any) -> List[Any]:
@@ -132,10 +136,12 @@ def session(plan: Plan, x: Any, y: Any, tf: Any, feeds: bool = False) -> List[An
     if feeds:
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
+            are_parts = len(set(map(len, wh.Cluster.local().nodes))) > 1  # of a step: processes have different numbers of devices
+            rank, workers = (0, 1) if are_parts else (RANK, WORKERS)
             rows = [slice(start, start + BATCH) for start in range(0, EXAMPLES, BATCH)]
             for _, elements in wh.resume(rows, epochs=EPOCHS):
                 for each in elements:
-                    own = slice(each.start + RANK * BATCH // WORKERS, each.start + (RANK + 1) * BATCH // WORKERS)
+                    own = slice(each.start + rank * BATCH // workers, each.start + (rank + 1) * BATCH // workers)
                     _, value = session.run([train, loss], {features: x[own], labels: y[own]})
                     report(session.run(count), value, y[own, 1].sum())
             return session.run(variables)

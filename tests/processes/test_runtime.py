@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any, Iterator, Optional
 
@@ -228,6 +229,47 @@ def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, part
     assert all((value["twice"][:, 0] == 2 * number).all() for row in found for number, value in row)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_job_of_any_number_of_processes_takes_the_same_examples(count: int) -> None:
+    """A step has the examples of three mini-batches, of which the second step's last one is smaller."""
+    found = []
+    for rank in range(count):
+        with tf.Graph().as_default():
+            whole = tf.data.Dataset.range(3 * 7 - 4).map(lambda i: (i, {"twice": [2 * i]})).batch(3)
+            found.append(elements(datasets.share(whole, Processes(("a",) * count, rank, most=3))))
+    assert [np.concatenate([row[step][0] for row in found]).tolist() for step in range(2)] == [list(range(9)), list(range(9, 17))]
+    assert all(len(row) == 2 and abs(len(row[0][0]) - 9 // count) <= 1 for row in found)
+    assert all((value["twice"][:, 0] == 2 * number).all() for row in found for number, value in row)
+
+
+@pytest.mark.slow
+def test_part_of_a_step_takes_all_mini_batches_of_a_job_that_changes(graph: tf.Graph) -> None:
+    shared = datasets.share(tf.data.Dataset.range(8).batch(1), Processes(("a", "b"), 1, most=4))
+    iterator = tf.data.make_initializable_iterator(shared)
+    value = iterator.get_next()
+    datasets.take_all(graph, 4)
+    with tf.Session() as session:
+        session.run(iterator.initializer)
+        assert [list(session.run(value)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_job_that_changes_is_refused_what_depends_on_its_number(monkeypatch: Any, graph: tf.Graph) -> None:
+    with pytest.raises(wh.UnsupportedOpError, match="io.slicing is 'file', but this job has up to 3 processes"):
+        datasets.share(tf.data.TextLineDataset(["a", "b"]).batch(2), Processes(("a", "b"), 0, most=3), by_file=True)
+    with pytest.raises(wh.UnsupportedOpError, match=r"fewer processes than a step has mini-batches.*batch\(\) it"):
+        datasets.share(tf.data.Dataset.range(6), Processes(("a", "b"), 0, most=3))
+    monkeypatch.setattr(runtime, "_runtime", None)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 1}}))
+    monkeypatch.setenv("WHALE_MAX_WORKERS", "3")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which wh.init changes
+    wh.init({"io.slicing": False}, "2xcpu:1")
+    x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones([4, 2])).repeat()).get_next()
+    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(dense(x, 3, "one"))))
+    with pytest.raises(wh.ConfigError, match="io.slicing is false, so that each of 2 processes reads a mini-batch of its own"):
+        wh.parallelize()
+
+
 @pytest.mark.parametrize("cluster,said", [(UNEQUAL.to_dict(), "from the examples of 2 mini-batches, the processes take 3 : 1"),
                                           ("2xcpu:1", "each of 2 processes takes one of every 2 mini-batches")])
 def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: tf.Graph, cluster: Any, said: str) -> None:
@@ -296,7 +338,7 @@ def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, 
     from whale_tf.runtime.triggers.sessions import take_part
 
     runtime = SimpleNamespace(run_parts=lambda: None)
-    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing)
+    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, processes=Processes())
     done: Any = SimpleNamespace(plan=SimpleNamespace(spans_processes=True))
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     if slicing:

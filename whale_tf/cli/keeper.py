@@ -47,8 +47,20 @@ class Lines:
         return []
 
 
-def main() -> None:
+def started(task: Dict[str, Any]) -> "subprocess.Popen[bytes]":
+    """Starts the process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(task["command"], env=dict(os.environ, **task["variables"]), cwd=task["directory"],
+                            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=dies_with_this())
+
+
+def main(start: Callable[[Dict[str, Any]], Any] = started, finish: Optional[Callable[[int, bool], None]] = None) -> None:
     """Called on the process's host.
+
+    ``start`` starts the process, as ``subprocess.Popen`` does; ``finish`` is :func:`end`, or what takes its place.
 
     The port is held while the process lives: bound with SO_REUSEADDR, it goes to nobody who asks the system for any port, and the
     process's server can have it.  Only Linux lets two sockets share a port so.
@@ -64,14 +76,13 @@ def main() -> None:
             port.close()
         if given and given[0].startswith("{"):  # otherwise a signal: the launcher ends before it has said what to run
             task = json.loads(given[0])
-            end(keep(task, lines, given[1:]), task["mimics"])
+            (finish or end)(keep(task, lines, given[1:], start), task["mimics"])
 
 
-def keep(task: Dict[str, Any], lines: Lines, given: List[str]) -> int:
+def keep(task: Dict[str, Any], lines: Lines, given: List[str], start: Callable[[Dict[str, Any]], Any]) -> int:
     """Runs a process to its end, and returns its status; ``given`` are lines that have come with the task."""
     try:
-        child = subprocess.Popen(task["command"], env=dict(os.environ, **task["variables"]), cwd=task["directory"],
-                                 stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=dies_with_this())
+        child = start(task)
     except OSError as error:
         say("cannot be started: %s" % error)
         return 127
@@ -96,16 +107,16 @@ def keep(task: Dict[str, Any], lines: Lines, given: List[str]) -> int:
         if asked is not None and now - asked > task["grace_s"]:
             send(child, signal.SIGKILL)
     send(child, signal.SIGKILL)  # what it has started
-    return child.wait()
+    return int(child.wait())
 
 
-def send(child: "subprocess.Popen[bytes]", number: int) -> None:
+def send(child: Any, number: int) -> None:
     """SIGKILL also reaches all processes that the child has started."""
     try:
         if number == signal.SIGKILL:
             os.killpg(child.pid, number)
         else:
-            child.send_signal(number)
+            os.kill(child.pid, number)
     except (ProcessLookupError, PermissionError):
         pass  # it has ended
 

@@ -1,55 +1,39 @@
 """``whale run``: several training processes of one script, on this machine or over ssh on others."""
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
 import os
 import re
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import typer
 
-from whale_tf.cli import keeper as module_of_keeper
 from whale_tf.cli.common import reported
 from whale_tf.cli.doctor import check_path, of_run
-from whale_tf.cli.keeper import PORT
-from whale_tf.cluster import LAUNCHED, Cluster
-from whale_tf.cluster.processes import tf_configs_at
+from whale_tf.cli.elastic import Elastic, Events, Rate, say
+from whale_tf.cli.group import Group, Job, Place
+from whale_tf.cluster import LAUNCHED, MOST, Cluster, Processes, devices_of_processes
+from whale_tf.cluster.processes import CHANGE
 from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
 from whale_tf.diagnosis.record import FOLDER, STEPS
 from whale_tf.epl.installed import PATH, check
 from whale_tf.errors import ClusterError, ConfigError
 
-POLL_S = 0.1
-ALIVE_S, LEASE_S = 2.0, 30.0  # keepers on other hosts are told every 2 s that this process lives; after 30 s they end their own
-STOPPED_S = 5.0  # a process that is stopped for this long keeps the others waiting
-KILL_S = 5.0
-NEVER_S = 1e12
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
-# the keeper's text is the first line that it reads: no byte more, since the others are for what it does
-KEEPER = (sys.executable, "-I", "-S", "-c", "import io, json; exec(json.loads(io.FileIO(0, closefd=False).readline()))")
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
-# environment variables that say something of this host, this user's session here, or this shell
-OWN_TO_A_HOST = re.compile(
-    r"(HOME|USER|LOGNAME|MAIL|SHELL|SHLVL|HOST|HOSTNAME|PWD|OLDPWD|TERM.*|DISPLAY|TMPDIR|TMUX.*|_|(SSH|XDG|DBUS|SLURM|BASH_FUNC)_.*)$")
-COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 
 
 def run(
     script: str = typer.Argument(..., help="Python script"),
     arguments: Optional[List[str]] = typer.Argument(None, help="its arguments"),
     module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
-    workers: int = typer.Option(1, min=1, help="processes; with --hosts: on each host"),
+    workers: str = typer.Option("1", help="processes; with --hosts: on each host; MIN:MAX: as many of all as are left"),
     hosts: Optional[str] = typer.Option(None, help="start them on these hosts over ssh: HOST[:PROCESSES],..."),
     rdzv: Optional[str] = typer.Option(None, help="HOST:PORT where as many hosts as --nodes meet that run this command"),
     nodes: int = typer.Option(1, min=1, help="hosts that meet at --rdzv, each with its own --workers"),
@@ -66,17 +50,25 @@ def run(
     doctor_steps: int = typer.Option(20, min=6, help="how many steps to measure"),
     record: Optional[str] = typer.Option(None, help="with --doctor: keep what was measured in this file"),
     grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
-    max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
+    max_restarts: str = typer.Option("0", help="how often to restart all processes when one fails; 3/1h: within a time"),
+    rejoin: float = typer.Option(60.0, min=0.0, help="with MIN:MAX: seconds until a lost worker may be taken in again"),
+    warm: bool = typer.Option(True, help="with MIN:MAX: start again in forks of a process that has imported TensorFlow"),
+    leave_out: str = typer.Option("3/10m", help="with MIN:MAX: a worker that is lost so often is left out for good"),
 ) -> None:
     """Run a script in several processes, on this machine or on several hosts, as whale_tf's TF_CONFIG workers.
 
     Every line of output is prefixed with the number of its process, and its host. If a process fails, the others are stopped, and
     the exit status is that of the failed process. On SIGTERM a script that saves checkpoints saves once more, and all processes
-    end.
+    end. With --workers MIN:MAX a job goes on without workers that are lost, and takes them in again (docs/long_runs.md).
     """
     with reported(2):
+        least, most = _numbers(workers)
+        restarts, flapping = Rate.parse(max_restarts, "--max-restarts"), Rate.parse(leave_out, "--leave-out")
         room = _room(rdzv, nodes, hosts)
-        places = _places(hosts, ssh, workers)
+        if least is not None and (room is not None or doctor):
+            raise ClusterError("--workers is {!r}, but with {} their number is fixed; give one number{}".format(
+                workers, *("--doctor", "") if doctor else ("--rdzv", ", or start the hosts by --hosts")))
+        places = _places(hosts, ssh, most, least is not None)
         configured = _configured(config, replicate, auto)
         if epl and (replicate or auto):
             raise ConfigError("--epl is for a script that calls epl.init, and --replicate and --auto for one that calls nothing; "
@@ -107,7 +99,22 @@ def run(
                    dict(variables, **_variables(len(addresses), devices_per_worker, cluster, configured)))
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else ["-m", "whale_tf.epl"] if epl else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
-    status = _status_of(command, places, meet, grace, max_restarts)
+
+    def of_some(members: Sequence[int]) -> Dict[str, str]:
+        """The environment variables of the processes of some workers."""
+        own = variables["WHALE_CLUSTER"]
+        if len(members) < len(places) and cluster is None:
+            own = _variables(len(members), devices_per_worker, None, None)["WHALE_CLUSTER"]
+        elif len(members) < len(places):
+            whole = Cluster.parse(own)
+            parts = devices_of_processes(whole, Processes(tuple(place.host for place in places)))
+            own = whole.subset([device for worker in members for device in parts[worker]]).to_json(indent=None)
+        return dict(variables, **{"WHALE_CLUSTER": own, MOST: str(len(places))})
+
+    if least is not None:
+        status = Elastic(command, places, least, of_some, grace, restarts, flapping, rejoin, rdzv_timeout, warm).run()
+    else:
+        status = _status_of(command, places, meet, grace, restarts)
     if doctor:
         with reported():
             typer.echo(of_run(folder.name, record))
@@ -148,7 +155,7 @@ def epl_launch(
         return Job([address for host in met for address in host.addresses], own, variables)
 
     command = [sys.executable, "-u", "-m", "whale_tf.epl", "--task", directory, training_script]
-    raise typer.Exit(_status_of(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, 0))
+    raise typer.Exit(_status_of(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, Rate(0)))
 
 
 def _with_epl() -> Dict[str, str]:
@@ -162,18 +169,35 @@ def _with_epl() -> Dict[str, str]:
 
 
 def _status_of(command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job], grace: float,
-               max_restarts: int) -> int:
+               max_restarts: Rate) -> int:
     """Starts processes until they end well, or too often; their exit status."""
-    status = 0
-    for attempt in range(max_restarts + 1):
-        if attempt:
-            typer.echo(f"whale run: restarting all processes ({attempt} of {max_restarts})", err=True)
+    restarts, change = Events(max_restarts), {}  # type: Events, Dict[str, str]
+    while True:
+        def meet_again(ports: Sequence[int]) -> Job:
+            job = meet(ports)
+            return job._replace(variables=dict(job.variables, **change))
         with reported(2):
-            group = Group(command, places, meet, grace)
+            group = Group(command, places, meet_again, grace)
         status = group.wait()
-        if status == 0 or group.interrupted:
-            break
-    return status
+        if status:
+            say(group.failure)
+            change[CHANGE] = json.dumps({"what": group.failure, "at": group.failed_at})
+        if status == 0 or group.interrupted or not restarts.spend(time.monotonic()):
+            return status
+        say(f"restarting all processes ({restarts.count(time.monotonic())} of {max_restarts})")
+
+
+def _numbers(workers: str) -> Tuple[Optional[int], int]:
+    """The least and the greatest number of workers; the least is None if the number is fixed.
+
+    Raises:
+        ClusterError: they are no such numbers.
+    """
+    found = re.match(r"^(?:([1-9]\d*):)?([1-9]\d*)$", workers)
+    least, most = (found.group(1), int(found.group(2))) if found else (None, 0)
+    if not found or least is not None and int(least) > most:
+        raise ClusterError(f"--workers is {workers!r}, expected a number from 1 on, or MIN:MAX, such as 2:8")
+    return None if least is None else int(least), most
 
 
 def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Room]:
@@ -191,8 +215,11 @@ def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Roo
     return Room(split_meeting_point(rdzv), nodes)
 
 
-def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
+def _places(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False) -> List[Place]:
     """Where each process runs: one host's processes after the other's.
+
+    Args:
+        workers: on each host that names no number; or, if ``is_whole``, on all together.
 
     Raises:
         ClusterError: ``hosts`` or ``ssh`` is not valid.
@@ -208,7 +235,17 @@ def _places(hosts: Optional[str], ssh: str, workers: int) -> List[Place]:
     if not command:
         raise ClusterError("--ssh is empty, expected a command such as 'ssh -p 2222'")
     places: List[Place] = []
-    for text in hosts.split(","):
+    texts = hosts.split(",")
+    if is_whole:
+        given = [int(text.rpartition(":")[2]) for text in texts if re.search(r":[1-9]\d{0,3}$", text.strip())]
+        others = len(texts) - len(given)
+        left = workers - sum(given)
+        each, rest = divmod(left, others) if others else (1, left)
+        if rest or each < 1:
+            raise ClusterError(f"--workers asks for up to {workers} workers, which do not divide over --hosts {hosts!r}; write "
+                               "HOST:PROCESSES so that they add up to this number")
+        workers = each
+    for text in texts:
         match = re.match(r"^(?:([^\s@:]+)@)?([^\s@:\[\]-][^\s@:\[\]]*|\[[0-9a-fA-F:.]+\])(?::([1-9]\d{0,3}))?$", text.strip())
         if match is None:
             raise ClusterError(f"--hosts is {hosts!r}, and {text.strip()!r} is not HOST, USER@HOST or HOST:PROCESSES")
@@ -247,206 +284,11 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
     """
     short = f"cpu:{devices_per_worker}"
     described = cluster or (f"{workers}x{short}" if workers > 1 else short)
-    total = len(Cluster.parse(described))
-    if total % workers:
+    whole = Cluster.parse(described)
+    total = len(whole)
+    if total % workers and len(whole.nodes) != workers:
         raise ClusterError(f"the cluster {described!r} has {total} devices, which do not divide over {workers} workers")
     variables = {"WHALE_CLUSTER": described, LAUNCHED: "1"}
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
     return variables
-
-
-class Job(NamedTuple):
-    """What the processes of a host are told.
-
-    Attributes:
-        addresses: of all processes, by rank.
-        first: rank of the host's first process.
-        variables: environment variables, in addition to this process's own.
-    """
-
-    addresses: List[str]
-    first: int
-    variables: Dict[str, str]
-
-
-class Place(NamedTuple):
-    """Where a process runs.
-
-    Attributes:
-        host: the name by which the other processes reach it.
-        ssh: the command that runs another command there; none: this machine.
-    """
-
-    host: str
-    ssh: Tuple[str, ...] = ()
-
-
-class Group:
-    """Processes that run and end together, each with its keeper.
-
-    Args:
-        command: the command that each process runs.
-        places: where each runs.
-        meet: says, once the ports of these processes are known, where all processes of the job are.
-        grace_s: seconds between SIGTERM and SIGKILL.
-
-    Attributes:
-        interrupted: whether a signal asked the processes to end.
-
-    Raises:
-        ClusterError: a keeper does not start, or a host does not come.
-    """
-
-    def __init__(self, command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job],
-                 grace_s: float) -> None:
-        self._grace_s = grace_s
-        self.interrupted = False
-        self._interrupted_at: Optional[float] = None
-        self._places = places
-        self._keepers: List[subprocess.Popen] = []
-        self._threads: List[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._told = 0.0
-        self._first = 0  # rank of the first of these processes
-        try:
-            for place in places:
-                self._keepers.append(subprocess.Popen(
-                    [*place.ssh, *_quoted(KEEPER, bool(place.ssh))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE, start_new_session=True))
-            for rank, keeper in enumerate(self._keepers):
-                self._follow(rank, keeper.stderr, sys.stderr)
-                self._write(keeper, json.dumps(inspect.getsource(module_of_keeper)))
-            job = meet([self._port(index) for index in range(len(places))])
-            self._first = job.first
-            for index, own in enumerate(tf_configs_at(job.addresses)[job.first:job.first + len(places)]):
-                self._follow(index, self._keepers[index].stdout, sys.stdout)
-                self._write(self._keepers[index], json.dumps(
-                    self._task(command, places[index], dict(job.variables, **own), len(job.addresses) > 1)))
-        except BaseException:
-            self._signal(signal.SIGKILL)
-            for keeper in self._keepers:
-                keeper.kill()
-            raise
-
-    def _task(self, command: Sequence[str], place: Place, variables: Mapping[str, str], has_others: bool) -> Dict[str, Any]:
-        there = {name: value for name, value in os.environ.items() if not OWN_TO_A_HOST.match(name)} if place.ssh else {}
-        return {"command": list(command), "variables": dict(there, **variables), "directory": os.getcwd(),
-                "mimics": not place.ssh, "grace_s": self._grace_s, "lease_s": LEASE_S if place.ssh else NEVER_S,
-                "stopped_s": STOPPED_S if has_others else NEVER_S}
-
-    def _port(self, rank: int) -> int:
-        """The port that a keeper has found; what the host's shell prints before is shown."""
-        keeper = self._keepers[rank]
-        assert keeper.stdout is not None
-        for line in iter(keeper.stdout.readline, b""):
-            if line.startswith(PORT.encode()):
-                return int(line[len(PORT):])
-            self._print(rank, line, sys.stdout)
-        raise ClusterError("process {} cannot be started on {}: {} ended with status {}".format(
-            rank, self._places[rank].host, " ".join(self._places[rank].ssh) or "its keeper", keeper.wait()))
-
-    def wait(self) -> int:
-        """Wait for all processes to end.  If one fails, stop the others.  Returns 0, or the status of the first that failed."""
-        before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            status = self._first_failure()
-        finally:
-            self.stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        for thread in self._threads:
-            thread.join(timeout=self._grace_s)
-        return status
-
-    def stop(self) -> None:
-        """End all running processes: SIGTERM, then SIGKILL for each process and its children."""
-        self._signal(signal.SIGTERM)
-        if not self._have_ended_in(self._grace_s):
-            self._signal(signal.SIGKILL)
-            self._have_ended_in(KILL_S)
-        for keeper in self._keepers:
-            if keeper.poll() is None:  # its connection is broken, and it will end the process by itself
-                keeper.kill()
-            keeper.wait()
-
-    def _have_ended_in(self, seconds: float) -> bool:
-        limit = time.monotonic() + seconds
-        while any(keeper.poll() is None for keeper in self._keepers):
-            if time.monotonic() > limit:
-                return False
-            self._tell_alive()
-            time.sleep(POLL_S)
-        return True
-
-    def _first_failure(self) -> int:
-        while True:
-            statuses = [keeper.poll() for keeper in self._keepers]
-            failed = [(rank, status) for rank, status in enumerate(statuses) if status]
-            if failed:
-                rank, status = failed[0]
-                sys.stderr.write(f"whale run: process {self._first + rank} ended with {self._how(rank, status)}\n")
-                return 128 - status if status < 0 else status
-            if all(status == 0 for status in statuses):
-                return 0
-            if self._interrupted_at is not None and time.monotonic() - self._interrupted_at > self._grace_s:
-                sys.stderr.write("whale run: processes did not end when asked to\n")
-                return 128 + signal.SIGKILL
-            self._tell_alive()
-            time.sleep(POLL_S)
-
-    def _how(self, rank: int, status: int) -> str:
-        place = self._places[rank]
-        number = -status if status < 0 else status - 128 if place.ssh else 0
-        if number in [each.value for each in signal.Signals]:
-            return f"signal {signal.Signals(number).name}"
-        if place.ssh and status == 255:
-            return f"status 255: {place.ssh[0]} has no connection to {place.host}"
-        return f"status {status}"
-
-    def _forward(self, number: int, frame: Any) -> None:
-        self.interrupted = True
-        self._interrupted_at = self._interrupted_at or time.monotonic()
-        self._signal(number)
-
-    def _signal(self, number: int) -> None:
-        """Send a signal to the running processes, and SIGKILL to all processes that they have started, too."""
-        for keeper in self._keepers:
-            self._write(keeper, f"signal {int(number)}")
-
-    def _tell_alive(self) -> None:
-        """Ask keepers on other hosts for their processes: they end them when nobody does."""
-        if time.monotonic() - self._told > ALIVE_S:
-            self._told = time.monotonic()
-            for keeper, place in zip(self._keepers, self._places):
-                if place.ssh:
-                    self._write(keeper, "alive")
-
-    def _write(self, keeper: subprocess.Popen, line: str) -> None:
-        assert keeper.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            os.write(keeper.stdin.fileno(), line.encode() + b"\n")
-
-    def _follow(self, rank: int, stream: Optional[IO[bytes]], out: IO[str]) -> None:
-        thread = threading.Thread(target=self._copy, args=(rank, stream, out), daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _copy(self, rank: int, stream: IO[bytes], out: IO[str]) -> None:
-        for line in iter(stream.readline, b""):
-            self._print(rank, line, out)
-        stream.close()
-
-    def _print(self, rank: int, line: bytes, out: IO[str]) -> None:
-        place = self._places[rank]
-        prefix = f"[{self._first + rank} {place.host}] " if place.ssh else f"[{self._first + rank}] "
-        if out.isatty():
-            prefix = f"\033[{COLOURS[rank % len(COLOURS)]}m{prefix}\033[0m"
-        with self._lock:
-            out.write(prefix + line.decode("utf8", "replace").rstrip("\n") + "\n")
-            out.flush()
-
-
-def _quoted(command: Sequence[str], for_shell: bool) -> List[str]:
-    """A command as arguments, or as the one argument that ssh gives to a shell."""
-    return [" ".join(map(shlex.quote, command))] if for_shell else list(command)

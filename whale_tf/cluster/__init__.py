@@ -8,6 +8,7 @@ from whale_tf.cluster.environment import Environment, read_environment
 from whale_tf.cluster.hardware import DEVICE_TYPES, DeviceType
 from whale_tf.cluster.processes import (
     LAUNCHED,
+    MOST,
     ONE_PROCESS,
     Processes,
     device_names,
@@ -19,6 +20,6 @@ from whale_tf.cluster.processes import (
     whole_cluster,
 )
 
-__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "LAUNCHED", "Link", "ONE_PROCESS",
-           "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "host_name", "process_of",
-           "process_speeds", "read_environment", "whole_cluster"]
+__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "LAUNCHED", "Link", "MOST",
+           "ONE_PROCESS", "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "host_name",
+           "process_of", "process_speeds", "read_environment", "whole_cluster"]

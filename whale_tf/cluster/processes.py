@@ -18,6 +18,8 @@ from whale_tf.errors import ClusterError
 
 JOB = "worker"  # all training processes are tasks of one TensorFlow job, in rank order
 LAUNCHED = "WHALE_RUN"  # environment variable set in processes started by `whale run`
+MOST = "WHALE_MAX_WORKERS"  # the same in a job whose number of processes changes: the greatest number that it has
+CHANGE = "WHALE_CHANGE"  # the same where processes are started again: why, and when that was noticed, as JSON
 FIRST_PORT = 27182  # port of a host's first process, if the launcher names only hosts
 
 _TASK = re.compile(r"/task:(\d+)/")
@@ -32,16 +34,24 @@ class Processes:
     steps: of each step, the processes that run its parts, which correspond; steps side by side divide a mini-batch.  (): each
         process runs a step alone, on its own mini-batch.
     within: the prefix of TensorFlow's names of this single process's devices, if it is one of a larger job.
+    most: the greatest number of processes that the job has from one start to the next; 0: always as many as now.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
     steps: Tuple[Tuple[int, ...], ...] = ()
     within: str = ""
+    most: int = 0
 
     @property
     def count(self) -> int:
         return len(self.addresses)
+
+    @property
+    def mini_batches(self) -> int:
+        """How many mini-batches of the script are one global mini-batch: one for each process, or for each that the job may
+        have, so that a step has the same examples whatever their number."""
+        return max(self.most, self.count)
 
     @property
     def runs_part(self) -> bool:
@@ -113,16 +123,18 @@ def find_processes(environ: Mapping[str, str] = os.environ) -> Processes:
     Raises:
         ClusterError: the environment contradicts itself, or names parameter servers, which are not used.
     """
-    environment = read_environment(environ)
-    if environment is None or environment.role == "evaluator":
+    environment, most = read_environment(environ), int(environ.get(MOST) or 0)
+    if environment is not None and environment.role == "evaluator":
         return ONE_PROCESS
+    if environment is None:
+        return Processes(most=most)
     if environment.parameter_servers or environment.rank is None:
         raise ClusterError(
             "{} names parameter servers ({}), but gradients are summed among the workers themselves; start workers "
             "only, and leave \"ps\" out".format(environment.source, ", ".join(environment.parameter_servers)))
     if len(environment.addresses) == 1:
-        return ONE_PROCESS
-    return Processes(_with_ports(environment), environment.rank)
+        return Processes(most=most)
+    return Processes(_with_ports(environment), environment.rank, most=most)
 
 
 def _with_ports(environment: Environment) -> Tuple[str, ...]:

@@ -9,6 +9,9 @@ Processes of unequal speed instead take unequal parts of these examples, in the 
 
     speeds 2:1       mini-batches   a b c d e f | g h i j k l       process 0   a b c d e f g h      process 1   i j k l
 
+A job whose number of processes changes takes as many mini-batches for a step as it has processes at the most; if it has fewer,
+they divide the examples of these in the same way, in equal parts.
+
 ``io.slicing: "file"``: process ``i`` reads only number ``i`` of every ``n`` files.
 """
 
@@ -38,20 +41,26 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
         by_file: share whole files, if the pipeline reads any.
 
     Raises:
-        UnsupportedOpError: speeds are unequal, and elements are not mini-batches or whole files are shared.
+        UnsupportedOpError: examples are divided, and elements are not mini-batches or whole files are shared.
     """
-    speeds = () if cluster is None else process_speeds(cluster, processes)
-    is_even = len(set(speeds)) < 2
-    if not is_even:
-        _check_batched(dataset)
+    speeds = process_speeds(cluster, processes) if cluster is not None else (1,) * processes.count
     is_eager = tf.executing_eagerly()
+    # the elements of a graph whose processes turn out to run parts of one step are joined in a job whose number changes
+    is_even = len(set(speeds)) < 2 and processes.mini_batches == processes.count and (is_eager or not processes.most)
+    if not is_even:
+        _check_batched(dataset, len(set(speeds)) > 1)
     if not is_eager:
         _agree_on_shuffling(dataset)
     with v1.name_scope(SCOPE), tf.control_dependencies(None):
-        count = tf.constant(processes.count, tf.int64, name="count")
+        count = tf.constant(processes.mini_batches, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
         own = tf.constant(1, tf.int64, name="own")
         if by_file and reads_files(dataset):
+            if processes.most:
+                raise UnsupportedOpError(
+                    f"io.slicing is 'file', but this job has up to {processes.most} processes, and whole files cannot be shared "
+                    "so that a step has the same examples whatever their number; set io.slicing to true, or give whale run a "
+                    "fixed number of --workers")
             if not is_even:
                 raise UnsupportedOpError(
                     "the cluster's processes differ in speed, but whole files cannot be shared in proportion to it; set "
@@ -81,7 +90,7 @@ def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
     if len(first) == 1 and None not in first:
         shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, parts[0] if len(parts) == 1 else parts))
     number = int(dataset.cardinality())
-    return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.count))
+    return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.mini_batches))
 
 
 class Adapter:
@@ -98,7 +107,7 @@ class Adapter:
 
     def __init__(self, adapter: Any, processes: Processes, shared: Callable[[Any], Any], is_seeded: bool) -> None:
         self._adapter = adapter
-        self._count = processes.count
+        self._count = processes.mini_batches
         self._shared = shared
         self._is_seeded = is_seeded
         self._made: Any = None
@@ -146,17 +155,18 @@ def whole_rounds(dataset: Any, number: Optional[int], processes: Processes) -> A
         UnsupportedOpError: there are fewer mini-batches than processes.
     """
     _check_mini_batches(number, processes)
-    if number is None or number % processes.count == 0:
+    if number is None or number % processes.mini_batches == 0:
         return dataset
-    kept = number - number % processes.count
+    kept = number - number % processes.mini_batches
     return dataset.enumerate().filter(lambda place, _: place % number < kept).map(lambda _, batch: batch)
 
 
 def _check_mini_batches(number: Optional[int], processes: Processes) -> None:
-    if number is not None and number < processes.count:
+    count = processes.mini_batches
+    if number is not None and number < count:
         raise UnsupportedOpError(
-            f"fit was given data of {number} mini-batches, but each of {processes.count} processes takes one of every "
-            f"{processes.count}; use a smaller batch_size, or set io.slicing to false if the data is already shared")
+            f"fit was given data of {number} mini-batches, but each of {count} processes takes one of every {count}; use a "
+            "smaller batch_size, or set io.slicing to false if the data is already shared")
 
 
 def _of_open_size(part: Any) -> Any:
@@ -166,6 +176,9 @@ def _of_open_size(part: Any) -> Any:
 def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> str:
     """A sentence on how :func:`share` divides the data."""
     speeds = () if cluster is None else process_speeds(cluster, processes)
+    if processes.mini_batches > processes.count:
+        return "Input pipelines: each step has {} mini-batches, whose examples the processes take {}.\n".format(
+            processes.mini_batches, " : ".join(map(str, speeds or (1,) * processes.count)))
     if len(set(speeds)) < 2:
         what = "files, or mini-batches where none are read" if by_file else "mini-batches"
         return f"Input pipelines: each of {processes.count} processes takes one of every {processes.count} {what}.\n"
@@ -189,13 +202,16 @@ def reads_files(dataset: Any) -> bool:
     return False
 
 
-def _check_batched(dataset: Any) -> None:
+def _check_batched(dataset: Any, by_speed: bool) -> None:
     shapes = tf.nest.flatten(v1.data.get_output_shapes(dataset))
     if any(shape.rank == 0 for shape in shapes):
         raise UnsupportedOpError(
-            "the cluster's processes differ in speed and take unequal parts of every mini-batch, but the elements of a dataset "
-            "have the shapes {}, one of which has no batch dimension; batch() it before making an iterator, or set "
-            "balance.algorithm to 'even' or io.slicing to false".format(", ".join(map(str, shapes))))
+            "{}, but the elements of a dataset have the shapes {}, one of which has no batch dimension; batch() it before making "
+            "an iterator, or {}".format(
+                "the cluster's processes differ in speed and take unequal parts of every mini-batch" if by_speed else
+                "the job may have fewer processes than a step has mini-batches, of which they then take parts",
+                ", ".join(map(str, shapes)), "set balance.algorithm to 'even' or io.slicing to false" if by_speed else
+                "give whale run a fixed number of --workers"))
 
 
 def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
@@ -211,8 +227,11 @@ def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
     return found
 
 
-def take_all(graph: tf.Graph) -> None:
+def take_all(graph: tf.Graph, count: int = 1) -> None:
     """Undo every share, because this process turns out to run a part of one step.
+
+    Args:
+        count: mini-batches that a step has together.
 
     Raises:
         UnsupportedOpError: an iterator's share cannot be undone.
@@ -223,7 +242,7 @@ def take_all(graph: tf.Graph) -> None:
                 f"iterator {op.name!r} takes one process's share of its dataset, but processes run parts of one step, and "
                 "need all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false")
         if op.type == "Const" and op.name.split("/")[-2:-1] and op.name.split("/")[-2].startswith(SCOPE):
-            value = 1 if op.name.split("/")[-1].startswith("count") else 0
+            value = count if op.name.split("/")[-1].startswith("count") else 0
             op._set_attr("value", v1.AttrValue(tensor=v1.make_tensor_proto(value, tf.int64)))
 
 

@@ -101,7 +101,8 @@ class Runtime:
 
     def _watch_others(self) -> None:
         others = {rank: address for rank, address in enumerate(self.processes.addresses) if rank != self.processes.rank}
-        self._watch = Watch(others, self.lost_after_s, asked_to_end=lambda: self.asked_to_end())
+        self._watch = Watch(others, self.lost_after_s, asked_to_end=lambda: self.asked_to_end(),
+                            short_grace=bool(self.processes.most))
         self._watch.wait_for_all(self.start_timeout_s)
 
     # ---------------------------------------------------------------------------------- functions

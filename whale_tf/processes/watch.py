@@ -33,11 +33,16 @@ AFRESH_S = 2.5  # a connection without an answer for this long is replaced by a 
 REFUSALS = 3  # as many in a row by the port of a process that had answered: it has ended
 LATE_S = 2.0  # a run that waits for others for this long says so
 GRACE_S = 2.5  # a run in progress when a process is lost may already have all it needs from it
+SHORT_GRACE_S = 0.5  # the same if the launcher, which starts another job, has asked this process to end
 END_S = 5.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
 TERMINATED_STATUS = 128 + signal.SIGTERM
 
 Address = Tuple[str, int]
+
+
+class NotStartedError(ClusterError, ProcessLostError):
+    """Another process has not started in time."""
 
 
 def split_address(address: str) -> Address:
@@ -171,6 +176,7 @@ class Watch:
         silent_s: a process that has not answered for this long is lost.
         end: ends this process with a message and a status; called from the watching thread.
         asked_to_end: whether this process was asked to end; it then ends after process 0.
+        short_grace: whether who asks for the end waits for it, and starts all again.
 
     Attributes:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
@@ -178,13 +184,14 @@ class Watch:
     """
 
     def __init__(self, addresses: Dict[int, str], silent_s: float, end: Optional[Callable[[str, int], None]] = None,
-                 asked_to_end: Callable[[], bool] = lambda: False) -> None:
+                 asked_to_end: Callable[[], bool] = lambda: False, short_grace: bool = False) -> None:
         self._selector = selectors.DefaultSelector()
         self._links = {rank: _Link(address, self._selector) for rank, address in addresses.items()}
         self._names = addresses
         self._silent_s = silent_s
         self._end = end or end_process
         self._asked_to_end = asked_to_end
+        self._short_grace = short_grace
         self._lost: Dict[int, Tuple[float, str]] = {}  # when, and what has become of it
         self._runs = 0  # in progress, that wait for the other processes
         self._waiting_since: Optional[float] = None
@@ -200,7 +207,7 @@ class Watch:
         """Watch from now on, and wait until every process's server has answered.
 
         Raises:
-            ClusterError: a process has not started in time.
+            NotStartedError: a process has not started in time.
             ProcessLostError: a process has started, and is lost before the others have.
         """
         limit = time.monotonic() + timeout_s
@@ -212,7 +219,7 @@ class Watch:
             if not missing:
                 return
             if time.monotonic() > limit:
-                raise ClusterError(
+                raise NotStartedError(
                     f"{self._describe(missing)} did not start within {timeout_s:.0f} s: start all "
                     f"{len(self._links) + 1} processes, check their addresses, or raise "
                     "communication.start_timeout_s")
@@ -322,7 +329,8 @@ class Watch:
         since = self._waiting_since
         if since is not None and self._follows_process_0():
             self._end("SIGTERM: ending after process 0", TERMINATED_STATUS)
-        if since is not None and self._lost and now - max(since, min(when for when, _ in self._lost.values())) > GRACE_S:
+        grace_s = SHORT_GRACE_S if self._short_grace and self._asked_to_end() else GRACE_S
+        if since is not None and self._lost and now - max(since, min(when for when, _ in self._lost.values())) > grace_s:
             self._end(self._message(), EXIT_STATUS)
         if self.must_end and self._told is not None and now - self._told > END_S:
             self._end(self._message(), EXIT_STATUS)

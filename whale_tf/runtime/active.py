@@ -114,8 +114,24 @@ class Active:
     def may_share_input(self) -> bool:
         """Whether each process takes its own share of tf.data pipelines.  The processes of a model replica must not, and Keras
         shares them itself if it has a distribution."""
-        spans = wants_search(self.config) if self.plan is None else self.plan.spans_processes
-        return self.runtime is not None and bool(self.config.io.slicing) and not spans and not distribution.is_set()
+        return self.processes.mini_batches > 1 and self._divides_input and not self._reads_all
+
+    @property
+    def joins_input(self) -> bool:
+        """Whether each process reads all mini-batches of a step as one."""
+        return self.processes.most > 1 and self._divides_input and self._reads_all
+
+    @property
+    def _divides_input(self) -> bool:
+        return bool(self.config.io.slicing) and not distribution.is_set()
+
+    @property
+    def _reads_all(self) -> bool:
+        """Whether processes run parts of one step, as far as that is known before anything is read."""
+        if self.plan is not None:
+            return self.plan.spans_processes
+        parts = () if self.runtime is None else devices_of_processes(self.cluster, self.processes)
+        return wants_search(self.config) or len(set(map(len, parts))) > 1
 
     @property
     def verifies(self) -> bool:

@@ -112,6 +112,23 @@ def shares_input(graph: tf.Graph) -> PlanError:
         "as many devices as its TaskGraphs need (whale run --devices-per-worker)")
 
 
+def check_mini_batch(state: Active, spans_processes: bool) -> None:
+    """Checks that a step has the same examples whatever the number of processes.
+
+    Args:
+        spans_processes: whether processes run parts of one step, for which all read the same.
+
+    Raises:
+        ConfigError: the number changes, and each process reads what it likes.
+    """
+    processes = state.processes
+    if processes.most > 1 and processes.count > 1 and not spans_processes and not state.config.io.slicing:
+        raise ConfigError(
+            f"io.slicing is false, so that each of {processes.count} processes reads a mini-batch of its own, and the global "
+            "mini-batch would change with their number (whale run --workers MIN:MAX); set io.slicing to true, or give whale run "
+            "a fixed number of --workers")
+
+
 def may_use_xla(state: Active) -> bool:
     """Whether Keras may choose to compile training steps with XLA.  It may not if they are divided: XLA knows only one device."""
     asked = state.asked_for

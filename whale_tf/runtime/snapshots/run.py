@@ -1,18 +1,23 @@
 """One training run with snapshots, whatever makes its steps: when they are taken, what is in them, and what they have cost."""
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from whale_tf.cluster.processes import CHANGE
 from whale_tf.processes.watch import say
 from whale_tf.runtime.snapshots.files import STATE, Piece, Snapshot, Store
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.writing import Job, Writer
 
 _SPENT = "spent"
+_REACHED = "reached"  # file with the last step that was made, and the starts so far, whether a snapshot has them or not
+_WIDTH = 200  # bytes of this file
 
 
 class Spent(NamedTuple):
@@ -23,12 +28,14 @@ class Spent(NamedTuple):
         trained_s: seconds of training whose steps are in the snapshot.
         waited_s: seconds for which training waited for snapshots.
         starts: number of processes so far.
+        started_s: seconds of starts: from the notice of an end, if ``whale run`` has told it, to the first step after it.
     """
 
     since: float
     trained_s: float = 0.0
     waited_s: float = 0.0
     starts: int = 0
+    started_s: float = 0.0
 
 
 class Run:
@@ -52,15 +59,29 @@ class Run:
         self._store, self._writer, self._pace, self._number, self._end = store, writer, pace, number, end
         self.told: Any = None
         self.arrays: Dict[str, Any] = {}
-        self._before = Spent(time.time())
+        before = Spent(time.time())
         if found is not None:
             self.told, self.arrays = found.state()
-            self._before = Spent(*self.told.get(_SPENT, self._before))
+            before = Spent(*self.told.get(_SPENT, before))
         self._begin = time.monotonic()
+        self._asked = json.loads(os.environ[CHANGE])["at"] if CHANGE in os.environ else time.time()
+        self._started_s = max(0.0, time.time() - self._asked)
         self._waited_s = 0.0
         self._count = 0
         self._ends = False
         self.bytes = 0
+        self._reached = -1
+        self._step = self._last_reached = 0 if found is None else found.step
+        if self.is_chief:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it only helps to tell what was lost
+                os.makedirs(store.path, exist_ok=True)
+                self._reached = os.open(os.path.join(store.path, _REACHED), os.O_RDWR | os.O_CREAT, 0o644)
+                last = json.loads(os.read(self._reached, _WIDTH) or b"null")
+                if last is not None:
+                    self._last_reached = max(self._step, int(last["step"]))
+                    before = before._replace(since=min(before.since, last["since"]), starts=max(before.starts, last["starts"]),
+                                             started_s=max(before.started_s, last["started_s"]))
+        self._before = before
 
     @property
     def is_chief(self) -> bool:
@@ -70,6 +91,8 @@ class Run:
         """Training begins after ``step``: what came before was spent on beginning."""
         self._pace.begins(step)
         self._begin, self._waited_s = time.monotonic(), 0.0
+        self._started_s = max(0.0, time.time() - self._asked)
+        self._note(max(step, self._last_reached))
 
     def says(self, text: str) -> None:
         """Says it once, for all processes."""
@@ -82,12 +105,31 @@ class Run:
         Raises:
             SystemExit: a process was asked to end.
         """
+        self._note(step)
+        if CHANGE in os.environ and step > self._step:
+            self._tell_change(step)
         todo = self._pace.after(step, must_agree, self._writer)
         if todo.signal:
             self._ends = True
             self._end(take(), self._writer, todo.signal)
         elif todo.takes:
             take()
+
+    def _note(self, step: int) -> None:
+        """Keeps for the next start, at each step, what a snapshot may not have."""
+        if self._reached >= 0:
+            spent = self.spent()
+            text = json.dumps({"step": step, "since": spent.since, "starts": spent.starts, "started_s": spent.started_s})
+            with contextlib.suppress(OSError):  # a full disk
+                os.pwrite(self._reached, text.ljust(_WIDTH).encode(), 0)
+
+    def _tell_change(self, step: int) -> None:
+        """Says what the launcher told of the start before, once training goes on."""
+        change = json.loads(os.environ.pop(CHANGE))
+        lost = max(0, self._last_reached - self._step)
+        self.says("{}; {} lost, and training goes on with step {}, {:.1f} s after this was noticed".format(
+            change["what"], "no step was" if not lost else f"step {self._last_reached} was" if lost == 1 else
+            f"steps {self._step + 1} to {self._last_reached} were", self._step + 1, time.time() - change["at"]))
 
     def take(self, step: int, state: Dict[str, Any], arrays: Dict[str, Any],
              read: Callable[[], Tuple[List[Piece], List[Any]]]) -> Job:
@@ -117,11 +159,14 @@ class Run:
         """How time was spent until now."""
         before = self._before
         return Spent(before.since, before.trained_s + time.monotonic() - self._begin - self._waited_s,
-                     before.waited_s + self._waited_s, before.starts + 1)
+                     before.waited_s + self._waited_s, before.starts + 1, before.started_s + self._started_s)
 
     def finished(self, step: int, how: str = "has finished") -> None:
         """Training is over, after ``step``: says what it took."""
         self._writer.wait()
+        if self._reached >= 0:
+            os.close(self._reached)
+            self._reached = -1
         if self._ends:  # by a signal, and has said so
             return
         spent = self.spent()
@@ -129,7 +174,7 @@ class Run:
         starts = "" if spent.starts == 1 else f" in {spent.starts} starts"
         self.says(f"{self.name} {how}: {step} steps, {elapsed_s:.0f} s after its first start{starts}; "
                   f"{100 * min(1.0, spent.trained_s / elapsed_s):.1f}% of this time went into these steps (goodput), "
-                  f"{spent.waited_s:.2f} s into waiting for snapshots")
+                  f"{spent.started_s:.1f} s into starts, {spent.waited_s:.2f} s into waiting for snapshots")
 
     def wait(self) -> None:
         """Until the last snapshot is written."""

@@ -28,7 +28,7 @@ from whale_tf.ir.traits import RANDOM
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import Termination
-from whale_tf.processes.watch import TERMINATED_STATUS, say
+from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS, say
 from whale_tf.runtime.snapshots.files import Snapshot, Store
 from whale_tf.runtime.snapshots.fitting import TRAINER, Fit
 from whale_tf.runtime.snapshots.loops import Epochs, Loop
@@ -254,10 +254,12 @@ class Runs:
     def _end(self, job: Job, writer: Writer, number: int) -> None:
         """Ends this process, once the snapshot is complete; the signal was for it, or for another process.
 
+        In a job whose number of processes changes, the status says whether it was for this one.
+
         Raises:
             SystemExit
         """
         self._termination.is_asked = True  # maybe only another process was
         self._say("{}: snapshot of step {} is {}; ending".format(
             signal.Signals(number).name, job.step, "complete" if writer.wait_for_manifest(job) else "not complete"))
-        sys.exit(TERMINATED_STATUS)
+        sys.exit(EXIT_STATUS if self._processes.most and not self._termination.signal else TERMINATED_STATUS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, v1
-from whale_tf.cluster import ONE_PROCESS
+from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 from whale_tf.runtime.active import Active
 
@@ -18,6 +18,8 @@ class DataTriggers:
 
     def dataset(self, given: Any) -> Any:
         state = self._state
+        if state.joins_input:
+            return share(given, Processes(most=state.processes.most))
         if not state.may_share_input or v1.get_default_graph() in state.estimators.apart:
             return given
         state.shares_input = True
@@ -32,18 +34,18 @@ class DataTriggers:
 
     def training_data(self, adapter: Any) -> Any:
         state = self._state
-        if state.runtime is None:
+        if state.runtime is None and not (state.may_share_input or state.joins_input):
             if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
             return Adapter(adapter, ONE_PROCESS, lambda given: given, False)  # the same order in a run that goes on
-        processes = state.processes if state.may_share_input else ONE_PROCESS
+        processes = state.processes if state.may_share_input or state.joins_input else ONE_PROCESS
         return Adapter(adapter, processes, self.dataset, global_seed() is not None)
 
     def training_batches(self, given: Any, number: Optional[int]) -> Tuple[Any, int]:
         processes = self._state.processes
-        if not self._state.may_share_input:
+        if not (self._state.may_share_input or self._state.joins_input):
             return given, 1
-        return self.dataset(whole_rounds(given, number, processes)), processes.count
+        return self.dataset(whole_rounds(given, number, processes)), processes.mini_batches
 
     def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
         snapshots = self._state.snapshots

@@ -295,8 +295,9 @@ class SessionTriggers:
 
 def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
     """This process, if there are several: they train in parallel, or each runs its part of a step."""
+    refusals.check_mini_batch(state, done.plan.spans_processes)
     if state.runtime is not None and done.plan.spans_processes:
         state.runtime.run_parts()
         if state.shares_input:
-            take_all(graph)
+            take_all(graph, state.processes.most or 1)
     return state.runtime
