@@ -11,10 +11,11 @@ import pytest
 import whale_tf as wh
 from tests.command_line import call
 from tests.multiprocess.launch import WHALE_RUN, Starter
+from whale_tf._tf_compat import v1
 from whale_tf.cli import app
-from whale_tf.diagnosis.record import Record, parse
+from whale_tf.diagnosis.record import MESSAGE, Record, parse
 from whale_tf.errors import PlanError
-from whale_tf.runtime.doctor import Event, stalled_seconds
+from whale_tf.runtime.doctor import Event, events_of, exchanging_seconds, stalled_seconds, usual
 
 SCRIPT = '''
 import os, sys, time
@@ -102,6 +103,8 @@ def test_whale_run_puts_the_processes_together(tmp_path: Path) -> None:
     assert [one.rank for one in found.processes] == [0, 1]
     for rank, process in enumerate(found.processes):
         assert {op.device for op in process.ops if op.name == "MatMul" and op.is_known} == {rank}
+        assert process.message_s + process.collective_s > 0
+        assert not [op for op in process.ops if op.type == MESSAGE and op.is_known]  # a message's time is not its op's
 
 
 def test_too_few_steps_are_refused() -> None:
@@ -126,3 +129,29 @@ def test_file_that_is_no_record(tmp_path: Path) -> None:
     path.write_text("{}")
     called = call(app, "doctor", str(path))
     assert called.exit_code == 2 and "not what wh.doctor() writes" in called.stderr
+
+
+def test_message_has_another_name_than_the_op_that_made_its_tensor() -> None:
+    """As rows of a worker's trace say it: ops in one, messages in another."""
+    metadata, device = v1.RunMetadata(), "/job:worker/replica:0/task:0/device:CPU:0"
+    for name, label in (("whale/g0_m0_r0/h", "whale/g0_m0_r0/h = Tanh(x)"),
+                        (MESSAGE, f"[1.0MB] [9.0Mb/s] edge_7_whale/g0_m0_r0/h from {device} to {device}")):
+        row = metadata.step_stats.dev_stats.add()
+        row.device = device
+        row.node_stats.add(node_name=name, timeline_label=label, all_end_rel_micros=1000, op_end_rel_micros=1000)
+    assert [(one.name, one.type) for one in events_of(metadata)] == [
+        ("whale/g0_m0_r0/h", "Tanh"), ("whale/g0_m0_r0/h (message)", MESSAGE)]
+
+
+def test_exchanges_that_overlap_count_once() -> None:
+    events = [Event(name, kind, "", start_s, seconds) for name, kind, start_s, seconds in (
+        ("a", "CollectiveReduceV2", 0.0, 10.0), ("b", "CollectiveReduceV2", 2.0, 10.0), ("c", "MatMul", 0.0, 30.0),
+        ("d", "CollectiveReduceV2", 20.0, 1.0))]
+    assert exchanging_seconds(events, ("Collective",)) == pytest.approx(13.0)
+
+
+def test_steps_that_something_else_disturbed_are_left_out() -> None:
+    traces = [[Event("a", "MatMul", "", 0.0, seconds)] for seconds in (1.0, 9.0, 1.2, 1.1, 0.1)]
+    assert [trace[0].seconds for trace in usual(traces)] == [1.0, 1.1, 1.2]
+    profile = [traces[0], [], []]  # three steps in one trace
+    assert usual(profile) == profile
