@@ -63,18 +63,27 @@ class Collector:
         self._traces: List[List[Event]] = []
         self._done: Optional[Parallelized] = None
         self._fed: Dict[str, Tuple[int, ...]] = {}
-        self._seen = 0
+        self._seen, self._is_inside = 0, False
         self._profile = ""
         self.is_over = False
         self.trains: Dict[Any, bool] = {}  # whether runs of a graph that ask for something train
 
     def run(self, done: Parallelized, fed: Dict[str, Tuple[int, ...]], run: Callable[[Any, Any], Any], is_free: bool) -> Any:
-        """A training run of a Session.
+        """A training run of a Session, or a call of its callable.
 
         Args:
             fed: shapes of the values of its feeds.
             run: makes it with options and run metadata; is_free: whether the script has not asked for these itself.
         """
+        if self._is_inside:  # TensorFlow makes a run of the call of a callable with feeds
+            return run(None, None)
+        self._is_inside = True
+        try:
+            return self._run(done, fed, run, is_free)
+        finally:
+            self._is_inside = False
+
+    def _run(self, done: Parallelized, fed: Dict[str, Tuple[int, ...]], run: Callable[[Any, Any], Any], is_free: bool) -> Any:
         if not self._begins(done):
             return run(None, None)
         self._fed = fed
