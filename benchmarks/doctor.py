@@ -1,13 +1,14 @@
 """whale doctor on scripts with known faults: how often the first cause is the fault, and how close the predicted gain is.
 
-    python -m benchmarks.doctor [--trials 40] [--seed 1] [--only slow_input,stage] [--first 1] [--output trials.json]
+    python -m benchmarks.doctor [--trials 40] [--seed 1] [--only slow_input,stage] [--patience 60] [--output trials.json]
 
 Each fault is put into a training script (``doctor_script.py``) of randomly drawn sizes, on two CPU devices of one process or of
 two with a core each.  The doctor measures it and names causes.  Meanwhile the same script runs without the fault, in turns with
 the first one, five steps each, so that whatever else happens on the machine happens to both.  Predicted is the gain of the
 fault's own cause, also where another one was named first; measured is the difference of both scripts' steps.
 
-A trial in which other programs took more than a quarter of a core is repeated, once; the quieter one counts.
+A trial waits until other programs take less than a quarter of a core for three seconds, but not longer than ``--patience``.  One
+in which they took more is repeated, once; the quieter one counts.
 
 The messages of a throttled link go through a network namespace of their own (Linux, ``unshare -rn`` and ``tc``).  The bandwidth
 without throttling is measured first and described to the doctor.  Freed memory stays with the scripts (glibc's MALLOC_
@@ -88,9 +89,11 @@ def drawn(fault: str, dice: random.Random) -> Trial:
     if fault == "micro_batches":
         return Trial(fault, base._replace(fault=fault, micro_batches=dice.choice((32, 64))), base)
     if fault == "stage":
-        return Trial(fault, base._replace(fault=fault, micro_batches=8), base._replace(micro_batches=8))
+        base = base._replace(batch=2 * base.batch)
+        return Trial(fault, base._replace(fault=fault), base)
     if fault == "host_copies":
-        return Trial(fault, base._replace(fault=fault, strength=dice.choice((8, 12, 16))), base)
+        base = base._replace(has_section=True, strength=dice.choice((8, 12, 16)))
+        return Trial(fault, base._replace(fault=fault), base)
     base = base._replace(model="replicas")
     if fault == "undivided":
         base = base._replace(has_section=True, strength=dice.choice((8, 12, 16)))
@@ -185,12 +188,27 @@ def judged(trial: Trial, cluster: str) -> Judged:
                   own.gain_s if own is not None else 0.0, others)
 
 
-def quiet(trial: Trial, cluster: str) -> Judged:
+def quiet(trial: Trial, cluster: str, patience_s: float) -> Judged:
     """One trial, repeated while other programs disturb it; the least disturbed one."""
     found: List[Judged] = []
     while len(found) < TRIES and (not found or found[-1].others > QUIET):
+        wait_until_quiet(patience_s)
         found.append(judged(trial, cluster))
     return min(found, key=lambda one: one.others)
+
+
+def wait_until_quiet(patience_s: float) -> None:
+    """Waits until other programs take less than :data:`QUIET` cores, at most so many seconds."""
+    until = time.perf_counter() + patience_s
+    while time.perf_counter() < until and disturbance() > QUIET:
+        pass
+
+
+def disturbance(seconds: float = 3.0) -> float:
+    """Cores that other programs take."""
+    before_s = busy_seconds()
+    time.sleep(seconds)
+    return (busy_seconds() - before_s) / seconds
 
 
 def busy_seconds() -> float:
@@ -229,18 +247,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the sizes")
     parser.add_argument("--only", default=",".join(FAULTS), help="faults, with commas")
     parser.add_argument("--first", type=int, default=1, help="number of the first fault that is tried, of those drawn")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine before a trial")
     parser.add_argument("--output", help="a JSON file with all trials")
     given = parser.parse_args()
     dice, names = random.Random(given.seed), given.only.split(",")
     found: Dict[str, List[Judged]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
+        wait_until_quiet(given.patience)
         cluster = described(folder) if {"link", "slow_worker"} & set(names) else ""
         for number in range(given.trials):
             name = names[number % len(names)]
             trial = drawn(name, dice)
             if number + 1 < given.first:
                 continue
-            one = quiet(trial, cluster if trial.workers > 1 else "")
+            one = quiet(trial, cluster if trial.workers > 1 else "", given.patience)
             found[name].append(one)
             print(f"{number + 1}; {name}; first: {one.first}; {1e3 * one.before_s:.1f} ms, without {1e3 * one.after_s:.1f}; gain "
                   f"{1e3 * one.predicted_s:.1f}, {one.ratio:.2f} of the measured one; others {one.others:.2f}", flush=True)

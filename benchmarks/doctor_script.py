@@ -24,7 +24,8 @@ class Settings(NamedTuple):
     model: ``pipeline`` on two devices, or ``replicas``.
     batch, width, layers: sizes.
     strength: of the fault: seconds, repetitions, or a share of the time.
-    has_section: whether the model has products of all examples, which ``undivided`` computes whole.
+    has_section: whether the model has what ``undivided`` or ``host_copies`` makes slow: without the fault, half of the columns of
+        a product of all examples, or the function's argument instead of its value.
     """
 
     fault: str = ""
@@ -53,13 +54,13 @@ def dense(x: Any, name: str) -> Any:
 
 def between(h: Any, given: Settings) -> Any:
     """What the model computes between its halves."""
-    if given.fault == "host_copies":
+    if given.has_section and given.model == "pipeline":
         repeats = int(given.strength)
 
         def sorted_rows(values: np.ndarray) -> np.ndarray:
             return np.stack([np.sort(np.tile(row, repeats))[::repeats] for row in values]).astype("float32")
 
-        made = wh.batch_axis(tf.py_func(sorted_rows, [h], tf.float32), 0)
+        made = wh.batch_axis(tf.py_func(sorted_rows, [h], tf.float32), 0) if given.fault else h
         made.set_shape(h.shape)
         return h + 1e-3 * tf.stop_gradient(made)
     if given.has_section:  # products with the covariance of all examples, or with half of its columns
