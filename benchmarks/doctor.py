@@ -8,7 +8,7 @@ the first one, five steps each, so that whatever else happens on the machine hap
 fault's own cause, also where another one was named first; measured is the difference of both scripts' steps.
 
 A trial waits until other programs take less than a quarter of a core for three seconds, but not longer than ``--patience``.  One
-in which they took more is repeated, once; the quieter one counts.
+in which they took more is repeated, once (``--tries``); the quieter one counts.
 
 The messages of a throttled link go through a network namespace of their own (Linux, ``unshare -rn`` and ``tc``).  The bandwidth
 without throttling is measured first and described to the doctor.  Freed memory stays with the scripts (glibc's MALLOC_
@@ -43,7 +43,7 @@ SCRIPT = os.path.join(ROOT, "benchmarks", "doctor_script.py")
 TURNS = 8  # of each script: STEPS / BLOCK, and one at the end
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2 << 30), "MALLOC_TOP_PAD_": str(64 << 20),
           "MALLOC_ARENA_MAX": "1"}
-QUIET, TRIES = 0.25, 2  # cores that other programs may take in a trial; how often it is made, if they take more
+QUIET = 0.25  # cores that other programs may take in a trial
 NEAR = 0.2  # a gain is near if it is wrong by at most this share of what mending gives
 
 
@@ -60,9 +60,10 @@ class Trial(NamedTuple):
         return 1 if self.fault in ONE_PROCESS else 2
 
 
-ONE_PROCESS = {"slow_input": causes.INPUT, "micro_batches": causes.MICRO_BATCHES, "stage": causes.STAGE,
-               "host_copies": causes.COPIES, "undivided": causes.UNDIVIDED}
-FAULTS = {**ONE_PROCESS, "slow_worker": causes.WORKER, "link": causes.LINK}
+ONE_PROCESS = {"slow_input": causes.INPUT, "micro_batches": causes.MICRO_BATCHES, "host_copies": causes.COPIES,
+               "undivided": causes.UNDIVIDED}
+TWO_PROCESSES = {"stage": causes.STAGE, "slow_worker": causes.WORKER, "link": causes.LINK}
+FAULTS = {**ONE_PROCESS, **TWO_PROCESSES}
 
 
 class Judged(NamedTuple):
@@ -89,7 +90,7 @@ def drawn(fault: str, dice: random.Random) -> Trial:
     if fault == "micro_batches":
         return Trial(fault, base._replace(fault=fault, micro_batches=dice.choice((32, 64))), base)
     if fault == "stage":
-        base = base._replace(batch=2 * base.batch)
+        base = base._replace(batch=2 * base.batch)  # long micro-batches
         return Trial(fault, base._replace(fault=fault), base)
     if fault == "host_copies":
         base = base._replace(has_section=True, strength=dice.choice((8, 12, 16)))
@@ -188,10 +189,10 @@ def judged(trial: Trial, cluster: str) -> Judged:
                   own.gain_s if own is not None else 0.0, others)
 
 
-def quiet(trial: Trial, cluster: str, patience_s: float) -> Judged:
+def quiet(trial: Trial, cluster: str, patience_s: float, tries: int) -> Judged:
     """One trial, repeated while other programs disturb it; the least disturbed one."""
     found: List[Judged] = []
-    while len(found) < TRIES and (not found or found[-1].others > QUIET):
+    while len(found) < tries and (not found or found[-1].others > QUIET):
         wait_until_quiet(patience_s)
         found.append(judged(trial, cluster))
     return min(found, key=lambda one: one.others)
@@ -248,19 +249,20 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(FAULTS), help="faults, with commas")
     parser.add_argument("--first", type=int, default=1, help="number of the first fault that is tried, of those drawn")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine before a trial")
+    parser.add_argument("--tries", type=int, default=2, help="how often a trial is made that other programs disturb")
     parser.add_argument("--output", help="a JSON file with all trials")
     given = parser.parse_args()
     dice, names = random.Random(given.seed), given.only.split(",")
     found: Dict[str, List[Judged]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         wait_until_quiet(given.patience)
-        cluster = described(folder) if {"link", "slow_worker"} & set(names) else ""
+        cluster = described(folder) if set(TWO_PROCESSES) & set(names) else ""
         for number in range(given.trials):
             name = names[number % len(names)]
             trial = drawn(name, dice)
             if number + 1 < given.first:
                 continue
-            one = quiet(trial, cluster if trial.workers > 1 else "", given.patience)
+            one = quiet(trial, cluster if trial.workers > 1 else "", given.patience, given.tries)
             found[name].append(one)
             print(f"{number + 1}; {name}; first: {one.first}; {1e3 * one.before_s:.1f} ms, without {1e3 * one.after_s:.1f}; gain "
                   f"{1e3 * one.predicted_s:.1f}, {one.ratio:.2f} of the measured one; others {one.others:.2f}", flush=True)
