@@ -81,7 +81,10 @@ class Played:
             op = ops.get(name) if lane == COMPUTATION else None
             if op is not None:
                 seconds = scale(op, by_device.get((name, device), anywhere.get(name, seconds)))
-            senders = self._senders(tasks.group(number))
+            group = tasks.group(number)
+            if group is not None and group.pairs:
+                device = group.pairs[0][0]
+            senders = self._senders(group)
             self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds, senders))
         self.added = self._factors(record) if added is None else added
         self.tasks = [task._replace(seconds=task.seconds * self.added.get(task.device, 1.0))

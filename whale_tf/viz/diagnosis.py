@@ -53,7 +53,7 @@ $causes
 <h2>The measured step, and the simulated one below it</h2>
 <p class="rest">$pictured</p>
 $pictures
-<h2>Seconds of computation in a step</h2>
+<h2>What devices compute in a step</h2>
 <table><tr><th>device</th><th>measured</th><th>simulated</th></tr>$devices</table>
 </body></html>
 """)

@@ -104,7 +104,8 @@ def timeline_figure(trace: Trace, title: str = "", width: float = 14, end_s: flo
     ]
     axes.legend(
         handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower left", ncol=8 if is_wide else 3, frameon=False,
-        bbox_to_anchor=(0.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2)
+        bbox_to_anchor=(0.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2,
+        columnspacing=2.0 if is_wide else 0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
