@@ -4,17 +4,18 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
 import whale_tf as wh
 from tests.command_line import call
 from tests.multiprocess.launch import WHALE_RUN, Starter
+from whale_tf._tf_compat import v1
 from whale_tf.cli import app
-from whale_tf.diagnosis.record import Record, parse
+from whale_tf.diagnosis.record import MESSAGE, Record, parse
 from whale_tf.errors import PlanError
-from whale_tf.runtime.doctor import Event, stalled_seconds
+from whale_tf.runtime.doctor import Event, events_of, exchanging_seconds, stalled_seconds, usual
 
 SCRIPT = '''
 import os, sys, time
@@ -25,7 +26,8 @@ tf.disable_eager_execution()
 wh.init({config}{cluster})
 {doctor}
 with tf.Graph().as_default():
-    x = tf.placeholder("float32", [{batch}, 6], name="x")
+    tf.set_random_seed(1)
+    x = tf.placeholder_with_default(np.ones([8, 6], "float32"), [{batch}, 6], name="x")
     with wh.replicate({devices}):
         h = tf.tanh(tf.matmul(x, tf.get_variable("w", [6, 6])), name="h")
     with {second}:
@@ -33,30 +35,40 @@ with tf.Graph().as_default():
     train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
+        made = session.make_callable([loss, train], {feeds})
+        losses = []
         for step in range({steps}):
             time.sleep({sleep})
             session.run(h, {{x: np.ones([8, 6])}})
-            print("loss", session.run([loss, train], {{x: np.ones([8, 6])}})[0] >= 0)
+            losses.append({step_text}[0])
 wh.shutdown()
 '''
 PIPELINE: Dict[str, Any] = {"config": {"num_micro_batch": 2}, "cluster": ", cluster='cpu:2'", "batch": 8, "devices": 1,
-                            "second": "wh.replicate(1)", "steps": 15, "sleep": 0}
+                            "second": "wh.replicate(1)", "steps": 15, "sleep": 0,
+                            "feeds": "[x]", "step_text": "session.run([loss, train], {x: np.ones([8, 6])})"}
 WORKERS: Dict[str, Any] = {**PIPELINE, "config": {}, "cluster": "", "devices": 2, "second": "tf.name_scope('rest')", "doctor": ""}
 
 
 def measured(tmp_path: Path, **changes: Any) -> Record:
     """What the script's wh.doctor leaves."""
-    script, path = tmp_path / "train.py", tmp_path / "record.json"
-    text = SCRIPT.format(**{**PIPELINE, "doctor": f"wh.doctor(9, path={str(path)!r})", **changes})
-    script.write_text(text)
-    runpy.run_path(str(script), run_name="__main__")
+    path = tmp_path / "record.json"
+    losses_of(tmp_path, doctor=f"wh.doctor(9, path={str(path)!r})", **changes)
     return parse(str(path))
 
 
+def losses_of(tmp_path: Path, **changes: Any) -> List[float]:
+    """Those of the script's steps."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(**{**PIPELINE, **changes}))
+    return list(runpy.run_path(str(script), run_name="__main__")["losses"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [8, None], ids=["static", "open"])
-def test_session(tmp_path: Path, batch: Any) -> None:
-    found = measured(tmp_path, batch=batch)
+@pytest.mark.parametrize("changes", [
+    {"batch": 8}, {"batch": None}, {"batch": None, "step_text": "made(np.ones([8, 6]))"},
+    {"batch": 8, "step_text": "made()", "feeds": None}], ids=["static", "open", "callable", "callable without feeds"])
+def test_session(tmp_path: Path, changes: Dict[str, Any]) -> None:
+    found = measured(tmp_path, **changes)
     process, = found.processes
     assert (process.steps, process.traced, found.step.batch) == (6, 3, 8)
     assert 0 < process.run_s <= process.period_s
@@ -66,6 +78,16 @@ def test_session(tmp_path: Path, batch: Any) -> None:
     updates = {name.split("/")[1]: (device, count) for (name, device), count in runs.items() if "ApplyGradientDescent" in name}
     assert not updates or updates["update_v"] == (1, 1)  # a variable is updated once, where it is
     assert any(op.type.endswith("ApplyGradientDescent") and op.device == 1 and op.runs == 1 for op in process.ops)
+
+
+@pytest.mark.slow
+@pytest.mark.half
+@pytest.mark.parametrize("feeds, step_text", [("[x]", "made(np.ones([8, 6]))"), (None, "made()")])
+def test_measuring_a_callable_changes_no_number(tmp_path: Path, feeds: Any, step_text: str) -> None:
+    """Traced calls are runs."""
+    doctor = f"wh.doctor(9, path={str(tmp_path / 'r.json')!r})"
+    found = [losses_of(tmp_path, feeds=feeds, step_text=step_text, doctor=text) for text in ("", doctor)]
+    assert len(found[0]) == 15 and found[0] == found[1] and found[0][-1] < found[0][0]
 
 
 @pytest.mark.slow
@@ -102,6 +124,8 @@ def test_whale_run_puts_the_processes_together(tmp_path: Path) -> None:
     assert [one.rank for one in found.processes] == [0, 1]
     for rank, process in enumerate(found.processes):
         assert {op.device for op in process.ops if op.name == "MatMul" and op.is_known} == {rank}
+        assert process.message_s + process.collective_s > 0
+        assert not [op for op in process.ops if op.type == MESSAGE and op.is_known]  # a message's time is not its op's
 
 
 def test_too_few_steps_are_refused() -> None:
@@ -126,3 +150,29 @@ def test_file_that_is_no_record(tmp_path: Path) -> None:
     path.write_text("{}")
     called = call(app, "doctor", str(path))
     assert called.exit_code == 2 and "not what wh.doctor() writes" in called.stderr
+
+
+def test_message_has_another_name_than_the_op_that_made_its_tensor() -> None:
+    """As rows of a worker's trace say it: ops in one, messages in another."""
+    metadata, device = v1.RunMetadata(), "/job:worker/replica:0/task:0/device:CPU:0"
+    for name, label in (("whale/g0_m0_r0/h", "whale/g0_m0_r0/h = Tanh(x)"),
+                        (MESSAGE, f"[1.0MB] [9.0Mb/s] edge_7_whale/g0_m0_r0/h from {device} to {device}")):
+        row = metadata.step_stats.dev_stats.add()
+        row.device = device
+        row.node_stats.add(node_name=name, timeline_label=label, all_end_rel_micros=1000, op_end_rel_micros=1000)
+    assert [(one.name, one.type) for one in events_of(metadata)] == [
+        ("whale/g0_m0_r0/h", "Tanh"), ("whale/g0_m0_r0/h (message)", MESSAGE)]
+
+
+def test_exchanges_that_overlap_count_once() -> None:
+    events = [Event(name, kind, "", start_s, seconds) for name, kind, start_s, seconds in (
+        ("a", "CollectiveReduceV2", 0.0, 10.0), ("b", "CollectiveReduceV2", 2.0, 10.0), ("c", "MatMul", 0.0, 30.0),
+        ("d", "CollectiveReduceV2", 20.0, 1.0))]
+    assert exchanging_seconds(events, ("Collective",)) == pytest.approx(13.0)
+
+
+def test_steps_that_something_else_disturbed_are_left_out() -> None:
+    traces = [[Event("a", "MatMul", "", 0.0, seconds)] for seconds in (1.0, 9.0, 1.2, 1.1, 0.1)]
+    assert [trace[0].seconds for trace in usual(traces)] == [1.0, 1.1, 1.2]
+    profile = [traces[0], [], []]  # three steps in one trace
+    assert usual(profile) == profile

@@ -10,7 +10,7 @@ from tests.simulator.test_step_graph import ONE, apart, plan, step
 from whale_tf.cluster import Cluster
 from whale_tf.diagnosis import diagnose as causes
 from whale_tf.diagnosis.diagnose import Cause, Diagnosis, diagnose
-from whale_tf.diagnosis.played import Played
+from whale_tf.diagnosis.played import Played, bytes_per_s, with_micro_batches
 from whale_tf.diagnosis.record import Measured, OpTime, Record, parse, to_json, together
 from whale_tf.diagnosis.text import text_of
 from whale_tf.errors import PlanError
@@ -36,8 +36,10 @@ def record(chosen: Plan, seconds: Mapping[str, float], graph: Optional[StepGraph
                 if device in used:
                     each = seconds.get(op.name, 1.0) * slow.get(device, 1.0)
                     ops.append(OpTime(op.name, op.type, device, runs, runs * each))
-        found.append(Measured(rank, 20, 6, run_s + outside_s, run_s, stalled_s, tuple(ops) + tuple(more.get("others", ()))))
-    return Record(chosen, graph, Cluster.parse(cluster), 8, tuple(found))
+        found.append(Measured(rank, 20, 6, run_s + outside_s, run_s, stalled_s, tuple(ops), (), more.get("collective_s", 0.0)))
+    used = {device for task in chosen.task_graphs for row in task.devices for device in row}
+    cores = more.get("cores", len(used) // len(parts))  # one op at a time on each device
+    return Record(chosen, graph, Cluster.parse(cluster), cores, tuple(found))
 
 
 def simulated(measured: Record) -> float:
@@ -89,6 +91,14 @@ def test_slow_worker() -> None:
     assert found.causes[0].gain_s == pytest.approx(found.period_s - alike) and found.causes[0].gain_s > 3.0
 
 
+def test_launches_of_a_slow_worker_are_slow() -> None:
+    measured = record(apart(), {}, slow={1: 2.0})
+    found = diagnose(with_run(measured, simulated(measured) + 4.0))
+    gains = {one.kind: one.gain_s for one in found.causes}
+    assert gains[causes.WORKER] == pytest.approx(simulated(measured) - simulated(record(apart(), {})) + 2.0)
+    assert gains[causes.HOST_LAUNCHES] == pytest.approx(2.0)
+
+
 def test_workers_alike_have_no_cause() -> None:
     assert not diagnose(exact(record(apart(), {}, slow={1: 1.1}))).causes
 
@@ -99,6 +109,27 @@ def test_stage_that_is_too_long() -> None:
     found = diagnose(measured)
     cause = next(one for one in found.causes if one.kind == causes.STAGE)
     assert "TaskGraph '0'" in cause.found and 0.2 * found.period_s < cause.gain_s < 0.5 * found.period_s
+
+
+def test_devices_of_one_process_share_its_cores() -> None:
+    """A better cut of a pipeline gains nothing where one core computes both stages."""
+    chosen, seconds = plan([0], [1], micro_batches=4), {"forward_a": 6.0, "weight_a": 6.0}
+    work = sum(Played(record(chosen, seconds)).computes().values())
+    alone = exact(record(chosen, seconds, cores=1))
+    assert simulated(alone) == pytest.approx(work, rel=1e-3) and simulated(record(chosen, seconds)) < 0.9 * work
+    assert causes.STAGE not in {one.kind for one in diagnose(alone).causes}
+
+
+def test_weights_take_their_time_in_each_micro_batch() -> None:
+    """Of the product's second in each micro-batch, 0.4 s write the gradient of weights, at the speed of the update."""
+    chosen, mega = plan([0], names=ONE, micro_batches=8), 2.0 ** 20
+    graph = under(step(), chosen)
+    changes = {"weight_a": {"outputs": (StepTensor(4 * mega, "partial"),)},
+               "update_a": {"type": "AssignSub", "size_bytes": 10 * mega, "contraction": False}}
+    graph = graph._replace(ops=tuple(op._replace(**changes.get(op.name, {})) for op in graph.ops))
+    measured = record(chosen, dict(dict.fromkeys([op.name for op in graph.ops], 1e-9), weight_a=1.0, update_a=1.0), graph)
+    assert bytes_per_s(measured, 0.0) == pytest.approx(10 * mega)
+    assert with_micro_batches(measured, 1, {}).computes()[0] == pytest.approx(0.4 + 0.6 * 8 + 1.0, rel=1e-6)
 
 
 def test_micro_batches_too_small() -> None:
@@ -140,15 +171,23 @@ def test_link_that_is_slower_than_described(factor: float, is_slow: bool) -> Non
     """The member that comes last waits least."""
     chosen, cluster = apart((("a",), ("b",))), "2xcpu:1"
     bare = record(chosen, {}, cluster=cluster)
-    expected = sum(task.seconds for task in Played(bare).tasks if task.lane > 0)
+    expected = Played(bare).exchanges_s()
     assert expected > 0
     seconds = {op.name: expected for op in bare.step.ops}  # ops take as long as the messages
-    others = [OpTime("sum", "CollectiveReduceV2", -1, 1.0, factor * expected, False)]
-    measured = record(chosen, seconds, cluster=cluster, others=others)
-    waiting = measured.processes[0]._replace(ops=measured.processes[0].ops[:-1] + (others[0]._replace(seconds=9.0),))
-    measured = measured._replace(processes=(waiting, measured.processes[1]))
+    measured = record(chosen, seconds, cluster=cluster, collective_s=factor * expected)
+    measured = measured._replace(processes=(measured.processes[0]._replace(collective_s=9.0), measured.processes[1]))
     found = diagnose(with_run(measured, simulated(measured) + (factor - 1.0) * expected))
     assert [one.kind for one in found.causes if one.kind in (causes.LINK, causes.HOST_LAUNCHES)] == [causes.LINK] * is_slow
+
+
+def test_messages_of_both_directions_go_at_once() -> None:
+    """One process sends activations, the other one gradients.  Messages between devices of one process are none of these."""
+    chosen = plan([0], [1], micro_batches=4)
+    played = Played(record(replace(chosen, num_devices=2, processes=((0,), (1,))), {}, cluster="2xcpu:1"))
+    sent = [sum(task.seconds for task in played.tasks if task.senders == {rank}) for rank in (0, 1)]
+    assert min(sent) > 0 and played.exchanges_s() == pytest.approx(max(sent))
+    alone = Played(record(chosen, {}))
+    assert any(task.lane > 0 for task in alone.tasks) and alone.exchanges_s() == 0.0
 
 
 def test_causes_come_in_the_order_of_their_costs() -> None:

@@ -20,12 +20,16 @@ def doctor(
     records: List[str] = typer.Argument(..., help="what a run measured: the file of `whale run --doctor --record FILE`, or those "
                                                   "of wh.doctor(path=FILE) in each process"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
+    page: Optional[str] = typer.Option(None, "--html", help="write the causes, and both steps as pictures, as one HTML file"),
     trace: Optional[str] = typer.Option(None, help="write the measured and the simulated step for chrome://tracing or Perfetto"),
 ) -> None:
     """Say why measured steps take as long as they do: the causes, each with what it costs according to the simulator."""
     with reported(2):
-        check_files({"--trace": trace}, {})
+        check_files({"--trace": trace, "--html": page}, {})
         record = together([parse(path) for path in records])
+        if page is not None:
+            from whale_tf.viz.diagnosis import write_diagnosis  # matplotlib takes a second to load
+            write_diagnosis(page, record, diagnose(record))
         if trace is not None:
             write_chrome(trace, traces_of(record))
         typer.echo(answer(record, as_json))

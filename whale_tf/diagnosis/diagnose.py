@@ -81,13 +81,13 @@ def diagnose(record: Record) -> Diagnosis:
         played.scale(slower)
         simulated_s = played.seconds()
     left_s = max(0.0, computed_s - simulated_s)
-    causes = [_input(record, input_s)]
-    for find in (_copies, _worker, _stage, _undivided, _link):
-        cause = find(record, played, simulated_s)
-        causes += [cause] if cause is not None else []
-    slow_s = sum(cause.gain_s for cause in causes if cause.kind == LINK)  # the simulated step has the described link
-    fewer, still_s = _micro_batches(record, played, simulated_s, max(0.0, left_s - slow_s), slower)
-    causes += [fewer] if fewer is not None else []
+    link = _link(record, played, simulated_s, left_s)
+    still_s = left_s - (link.gain_s if link is not None else 0.0)  # the simulated step has the described link
+    worker, still_s = _worker(record, played, still_s)
+    fewer, still_s = _micro_batches(record, played, simulated_s, still_s, slower)
+    found = [_input(record, input_s), _copies(record, played), worker, _stage(record, played, simulated_s),
+             _undivided(record, played), fewer, link]
+    causes = [cause for cause in found if cause is not None]
     causes.append(_launches(played, still_s))
     causes = [cause for cause in causes if cause.gain_s >= LEAST * period_s]
     causes.sort(key=lambda cause: (-cause.gain_s, CAUSES.index(cause.kind)))
@@ -113,13 +113,13 @@ def _input(record: Record, input_s: float) -> Cause:
     return Cause(INPUT, input_s, text, fix)
 
 
-def _copies(record: Record, played: Played, simulated_s: float) -> Optional[Cause]:
+def _copies(record: Record, played: Played) -> Optional[Cause]:
     """Python functions, and copies between host and device."""
     tasks = [task for task in played.tasks if task.op is not None and _is_on_host(task.op.type)]
     copied: Dict[int, float] = {}
     for op in (op for process in record.processes for op in process.ops if op.type in MEMORY_COPIES):
         copied[op.device] = copied.get(op.device, 0.0) + op.seconds
-    gain = simulated_s - played.seconds(lambda task: 0.0 if task.op is not None and _is_on_host(task.op.type) else task.seconds)
+    gain = played.gain(lambda task: 0.0 if task.op is not None and _is_on_host(task.op.type) else task.seconds)
     gain = max(gain, max(copied.values(), default=0.0))
     if gain <= 0:
         return None
@@ -135,10 +135,11 @@ def _is_on_host(op_type: str) -> bool:
     return traits(op_type).role is Role.HOST
 
 
-def _worker(record: Record, played: Played, simulated_s: float) -> Optional[Cause]:
-    """A process or device that takes longer than others for the same ops."""
+def _worker(record: Record, played: Played, left_s: float) -> Tuple[Optional[Cause], float]:
+    """A process or device that takes longer than others for the same ops; and what is left of the launches without that: where a
+    CPU is slow, its launches are, too."""
     if any(task.slices is not None for task in record.plan.task_graphs):
-        return None
+        return None, left_s
     seconds: Dict[str, Dict[int, float]] = {}
     for op in (op for process in record.processes for op in process.ops if op.is_known and op.device != HOST):
         seconds.setdefault(op.name, {})[op.device] = op.seconds
@@ -156,15 +157,17 @@ def _worker(record: Record, played: Played, simulated_s: float) -> Optional[Caus
             factors[device] = max(ratios)
     slow = {device: factor for device, factor in factors.items() if factor >= SLOWER}
     if not slow:
-        return None
-    gain = simulated_s - played.seconds(lambda task: task.seconds / (slow.get(task.device, 1.0) if task.op else 1.0))
+        return None, left_s
+    gain = played.gain(lambda task: task.seconds / (slow.get(task.device, 1.0) if task.op else 1.0))
     worst = max(slow, key=lambda device: slow[device])
     where = max(record.processes, key=lambda process: sum(
         op.seconds for op in process.ops if op.device == worst and op.is_known)).rank
     process = f" of process {where}" * (len(record.processes) > 1)
     text = f"device {worst}{process} takes {slow[worst]:.1f} times as long as another device for the same ops"
-    return Cause(WORKER, gain, text, "look what else runs there, and whether its clock is throttled; or describe its speed in "
-                                     "the cluster, so that it gets fewer examples (balance.algorithm)")
+    still_s = left_s / slow[worst] if record.cluster.devices[worst].kind == "CPU" else left_s
+    fix = ("look what else runs there, and whether its clock is throttled; or describe its speed in the cluster, so that it gets "
+           "fewer examples (balance.algorithm)")
+    return Cause(WORKER, gain + left_s - still_s, text, fix), still_s
 
 
 def _stage(record: Record, played: Played, simulated_s: float) -> Optional[Cause]:
@@ -184,7 +187,7 @@ def _stage(record: Record, played: Played, simulated_s: float) -> Optional[Cause
         total = totals.get(task.device, 0.0)
         return task.seconds * (mean / total if task.op is not None and total > 0 else 1.0)
 
-    gain = simulated_s - played.seconds(level)
+    gain = simulated_s - played.seconds(level)  # takes nothing away, but moves it
     longest = max(totals, key=lambda device: totals[device])
     stage = max(of_device[longest], key=lambda number: of_device[longest][number])
     name = record.plan.task_graphs[stage].name if 0 <= stage < len(record.plan.task_graphs) else str(stage)
@@ -193,14 +196,14 @@ def _stage(record: Record, played: Played, simulated_s: float) -> Optional[Cause
     return Cause(STAGE, gain, text, "move layers from this TaskGraph to others, or let auto_parallel place them")
 
 
-def _undivided(record: Record, played: Played, simulated_s: float) -> Optional[Cause]:
+def _undivided(record: Record, played: Played) -> Optional[Cause]:
     """Ops that no device computes a part of: they run once, while the other devices wait, or on each device alike."""
     count = record.plan.num_devices
     undivided = _whole_ops(record)
     tasks = [task for task in played.tasks if task.op is not None and task.name in undivided]
     if not tasks or count < 2:
         return None
-    gain = simulated_s - played.seconds(lambda task: task.seconds / (count if task.op and task.name in undivided else 1))
+    gain = played.gain(lambda task: task.seconds / (count if task.op and task.name in undivided else 1))
     names = _longest([(task.name, task.seconds) for task in tasks])
     text = f"these ops compute the same whatever a device's examples are, or need all examples: {names}"
     return Cause(UNDIVIDED, gain, text, "wh.explain() says why they need all examples together; compute them for each example "
@@ -223,28 +226,22 @@ def _whole_ops(record: Record) -> Set[str]:
     return found
 
 
-def _link(record: Record, played: Played, simulated_s: float) -> Optional[Cause]:
-    """Collectives that take longer than the cluster's links allow.  The member that comes last waits least: its time counts."""
+def _link(record: Record, played: Played, simulated_s: float, left_s: float) -> Optional[Cause]:
+    """Collectives and messages that take longer than the cluster's links allow.  Of collectives, the time of the process that
+    comes last counts, because it waits least.  They cost no more than what the simulated step does not explain."""
     if len(record.processes) < 2:
         return None
-    rows: Dict[str, Dict[int, float]] = {}
-    for process in record.processes:
-        for op in process.ops:
-            if op.type.startswith(COLLECTIVES):
-                rows.setdefault(op.name, {})[process.rank] = op.seconds
-    measured_s = sum(min(row.values()) for row in rows.values() if len(row) == len(record.processes))
-    expected_s = sum(task.seconds for task in played.tasks if task.lane > 0)
+    collective_s, message_s = zip(*((process.collective_s, process.message_s) for process in record.processes))
+    measured_s = min(collective_s) + max(message_s)
+    expected_s = played.exchanges_s()
     if expected_s <= 0 or measured_s < LONGER * expected_s:
         return None
     factor = measured_s / expected_s
-    gain = played.seconds(lambda task: task.seconds * (factor if task.lane > 0 else 1.0)) - simulated_s
-    text = (f"sums between processes take {seconds_text(measured_s)} of a step, {factor:.1f} times what the links of "
+    gain = min(left_s, played.seconds(lambda task: task.seconds * (factor if task.senders else 1.0)) - simulated_s)
+    text = (f"messages between processes take {seconds_text(measured_s)} of a step, {factor:.1f} times what the links of "
             f"{record.cluster.name} allow")
     return Cause(LINK, gain, text, "look for other traffic on the network, the adapter that TensorFlow uses, and its speed; or "
                                    "communication.fp16")
-
-
-COLLECTIVES = ("Collective", "Nccl")
 
 
 def _micro_batches(record: Record, played: Played, simulated_s: float, left_s: float,

@@ -1,17 +1,19 @@
 """The Program of a measured step, played by the simulator with the measured times of its ops, and again after a change.
 
-A device does one op at a time, in the order of the Program; devices beyond a machine's cores share these.  An op takes what it
-took on average on its device.  The ops that whale_tf added there (sums of gradients, parts of mini-batches) take together what
-they took together.  Messages take what the simulator gives them.
+A GPU does one op at a time, in the order of the Program.  The CPU devices of a process share its pool of threads, one for each
+core that it may use: two ops of one device can run at once, and ops of two devices wait for each other.  An op takes what it took
+on average on its device.  The ops that whale_tf added there (sums of gradients, parts of mini-batches) take together what they
+took together.  Messages take what the simulator gives them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
-from whale_tf.cluster import Cluster
-from whale_tf.diagnosis.record import HOST, OpTime, Record
+from whale_tf.diagnosis.record import COLLECTIVES, HOST, MESSAGE, OpTime, Record, joined
+from whale_tf.ir.layout import SHARDED
 from whale_tf.ir.traits import Role, traits
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED
@@ -23,10 +25,12 @@ from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.simulate import gamma_of
 from whale_tf.simulator.step_graph import StepOp
+from whale_tf.simulator.transformation import Group
 
 
 class Task(NamedTuple):
-    """An op on a device, or (``op`` None) a message, a sum or another part of a recipe."""
+    """An op on a device, or (``op`` None) a message, a sum or another part of a recipe; ``senders``: the processes that send it
+    to others."""
 
     name: str
     device: int
@@ -34,6 +38,7 @@ class Task(NamedTuple):
     lane: int
     op: Optional[StepOp]
     seconds: float
+    senders: FrozenSet[int] = frozenset()
 
 
 class Played:
@@ -62,7 +67,8 @@ class Played:
         plan = replace(plan, emit="inline")
         _, _, tasks = captured_step(plan, step, self._cluster, self._network, costs)
         self._chains = tasks.chains
-        self._shares = _shares_cores(self._cluster, tasks.used, self._cores)
+        self._shares = all(self._cluster.devices[device].kind == "CPU" for device in tasks.used)
+        self._process_of = {device: rank for rank, devices in enumerate(plan.processes) for device in devices}
         if not self._shares:
             tasks.take_turns(self._chains)
         self._made = tasks
@@ -75,10 +81,23 @@ class Played:
             op = ops.get(name) if lane == COMPUTATION else None
             if op is not None:
                 seconds = scale(op, by_device.get((name, device), anywhere.get(name, seconds)))
-            self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds))
+            group = tasks.group(number)
+            if group is not None and group.pairs:
+                device = group.pairs[0][0]
+            senders = self._senders(group)
+            self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds, senders))
         self.added = self._factors(record) if added is None else added
         self.tasks = [task._replace(seconds=task.seconds * self.added.get(task.device, 1.0))
                       if task.op is None and task.lane == COMPUTATION else task for task in self.tasks]
+
+    def _senders(self, group: Optional[Group]) -> FrozenSet[int]:
+        if group is None:
+            return frozenset()
+        if not group.pairs:
+            members = frozenset(self._process_of.get(device, 0) for device in group.devices)
+            return members if len(members) > 1 else frozenset()
+        ends = {(self._process_of.get(sender, 0), self._process_of.get(receiver, 0)) for sender, receiver, _ in group.pairs}
+        return frozenset(sender for sender, receiver in ends if sender != receiver)
 
     def _factors(self, record: Record) -> Dict[int, float]:
         measured, simulated = {}, {}  # type: Dict[int, float], Dict[int, float]
@@ -97,12 +116,29 @@ class Played:
         """Seconds of the step if each task takes what ``change`` says."""
         return self.times(change).makespan
 
+    def gain(self, change: Callable[[Task], float]) -> float:
+        """Seconds by which the step is shorter if each task takes what ``change`` says.  Other times can change the order of ops,
+        with gains of its own, so it is at most what is taken from a device's ops; of devices that share cores, from all."""
+        taken: Dict[int, float] = {}
+        for task in self.tasks:
+            taken[task.device] = taken.get(task.device, 0.0) + task.seconds - change(task)
+        most_s = sum(taken.values()) if self._shares else max(taken.values(), default=0.0)
+        return min(self.seconds() - self.seconds(change), most_s)
+
     def times(self, change: Callable[[Task], float] = lambda task: task.seconds) -> Times:
         graph = self._graph._replace(seconds=[change(task) for task in self.tasks])
         if self._shares:
-            return self._made.times_on_cores(graph, self._cores, self._chains)
+            return self._made.times_on_cores(graph, self._cores, self._chains, self._process_of)
         gammas = [gamma_of(self._cluster.devices[device], None) for device in graph.devices]
         return run(graph, self._network.bandwidths, gammas)
+
+    def exchanges_s(self) -> float:
+        """Seconds of the step in which a process sends messages or parts of sums to others; of the process that does longest."""
+        times, sent = self.times(), {}  # type: Times, Dict[int, List[Tuple[float, float]]]
+        for task, start, end in zip(self.tasks, times.start, times.end):
+            for sender in task.senders:
+                sent.setdefault(sender, []).append((start, end))
+        return max((sum(end - start for start, end in joined(spans)) for spans in sent.values()), default=0.0)
 
     def computes(self) -> Dict[int, float]:
         """Device -> seconds of its ops in a step."""
@@ -125,16 +161,7 @@ def _is_added(op: OpTime) -> bool:
             and not op.type.startswith(COMMUNICATION))
 
 
-COMMUNICATION = ("_", "Collective", "Nccl", "MEMCPY")  # of TensorFlow's own ops that send and receive; _Mkl... are known ops
-
-
-def _shares_cores(cluster: Cluster, used: Sequence[int], cores: int) -> bool:
-    """Whether more CPU devices of a node compute than it has cores."""
-    counts: Dict[int, int] = {}
-    for device in (cluster.devices[number] for number in used):
-        if device.kind == "CPU":
-            counts[device.node] = counts.get(device.node, 0) + 1
-    return max(counts.values(), default=0) > cores
+COMMUNICATION = ("_", MESSAGE, *COLLECTIVES, "MEMCPY")  # of TensorFlow's own ops that send and receive; _Mkl... are known ops
 
 
 def _seconds(record: Record) -> Tuple[Dict[Tuple[str, int], float], Dict[str, float]]:
@@ -159,25 +186,41 @@ def launch_seconds(record: Record, most_bytes: float = 4096.0) -> float:
     return every[len(every) // 10] if every else 0.0
 
 
+def bytes_per_s(record: Record, launch_s: float, least_bytes: float = 2.0 ** 18) -> float:
+    """How fast memory is read and written: the median over ops that compute little and move at least ``least_bytes`` in a run.
+    If no op moves so much, infinite."""
+    ops, parts = {op.name: op for op in record.step.ops}, record.plan.num_micro_batch
+    rates = []
+    for one in (one for process in record.processes for one in process.ops if one.runs > 0 and one.name in ops):
+        op = ops[one.name]
+        moved = op.size_bytes / (parts if op.step in CLONED else 1)
+        if not op.contraction and traits(op.type).role is Role.COMPUTE and moved >= least_bytes and _each(one) > launch_s:
+            rates.append(moved / (_each(one) - launch_s))
+    return sorted(rates)[len(rates) // 2] if rates else math.inf
+
+
 def _each(op: OpTime) -> float:
     return op.seconds / op.runs
 
 
 def with_micro_batches(record: Record, count: int, added: Mapping[int, float], slower: float = 1.0) -> Played:
-    """The step with another number of micro-batches.  What an op takes beyond its launch follows the examples.
+    """The step with another number of micro-batches.  What an op takes besides its launch, and besides the time to read and write
+    what does not depend on the examples (weights and their gradients), follows the examples.
 
     Args:
         added: see :class:`Played`.
         slower: by what to multiply measured times.
     """
-    factor, launch = record.plan.num_micro_batch / count, launch_seconds(record)
+    factor, launch_s = record.plan.num_micro_batch / count, launch_seconds(record)
+    rate, ops = bytes_per_s(record, launch_s), record.step.ops
 
     def scale(op: StepOp, seconds: float) -> float:
         seconds *= slower
         if op.step not in CLONED:
             return seconds
-        fixed = min(seconds, launch)
-        return fixed + (seconds - fixed) * factor
+        tensors = [*op.outputs, *(ops[source].outputs[place] for source, place in op.inputs)] if op.contraction else []
+        fixed_bytes = sum(tensor.bytes for tensor in tensors if tensor.layout != SHARDED)
+        fixed_s = min(seconds, (launch_s + fixed_bytes / rate) * slower)
+        return fixed_s + (seconds - fixed_s) * factor
 
     return Played(record, replace(record.plan, num_micro_batch=count, micro_batch_slices=None), scale, added)
-

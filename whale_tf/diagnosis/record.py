@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.documents import json_object
@@ -13,6 +13,8 @@ from whale_tf.plan import Plan
 from whale_tf.simulator.step_graph import StepGraph
 
 VERSION = 1
+COLLECTIVES = ("Collective", "Nccl")  # beginnings of the types of TensorFlow's collectives
+MESSAGE = "RecvTensor"  # as TensorFlow's traces call a message between processes
 FOLDER, STEPS = "WHALE_DOCTOR", "WHALE_DOCTOR_STEPS"  # environment: where to write records, and of how many steps
 HOST = -1  # instead of a device's number
 
@@ -55,6 +57,9 @@ class Measured(NamedTuple):
         run_s: of ``Session.run`` or the function's call, median.
         stalled_s: of it, how long a step only waited for its input pipeline.
         timeline: the ops of one traced step.
+        collective_s: of a traced step, how long its collectives took, with waiting for other processes.
+        message_s: the same of messages that it sent to or received from other processes, from the moment on at which there was
+            something to send.
     """
 
     rank: int
@@ -65,6 +70,8 @@ class Measured(NamedTuple):
     stalled_s: float
     ops: Tuple[OpTime, ...]
     timeline: Tuple[Ran, ...] = ()
+    collective_s: float = 0.0
+    message_s: float = 0.0
 
     @property
     def input_s(self) -> float:
@@ -77,7 +84,7 @@ class Record(NamedTuple):
 
     Attributes:
         step: the step for the mini-batch of a process.
-        cores: CPU cores that a process may use.
+        cores: CPU cores that a process may use, its share of those that all processes of a machine use.
     """
 
     plan: Plan
@@ -136,3 +143,14 @@ def together(records: Sequence[Record]) -> Record:
         raise PlanError("the records are of different plans; give those of one run")
     found: List[Measured] = [process for one in records for process in one.processes]
     return first._replace(processes=tuple(sorted(found, key=lambda one: one.rank)))
+
+
+def joined(intervals: Iterable[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """Intervals (start, end) without overlaps, in order."""
+    found: List[Tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found

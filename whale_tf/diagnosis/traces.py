@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Optional
 
 from whale_tf.diagnosis.played import Played
 from whale_tf.diagnosis.record import Record
@@ -11,6 +11,7 @@ from whale_tf.simulator.instructions import COMPUTATION, FEATURE
 from whale_tf.simulator.trace import Trace, TraceEvent
 
 KINDS = {BACKWARD: BACKWARD, UPDATE: UPDATE}
+ADDED = "added"  # sums of gradients, parts of mini-batches
 RECEIVE = ("Recv", "Dequeue", "Collective", "Nccl")
 
 
@@ -21,11 +22,18 @@ def traces_of(record: Record) -> List[Trace]:
     for process in record.processes:
         for ran in process.timeline:
             lane = FEATURE if any(mark in ran.type for mark in RECEIVE) else COMPUTATION
-            kind = KINDS.get(steps.get(ran.name, FORWARD), FORWARD) if lane == COMPUTATION else "send_recv"
+            kind = _kind(steps.get(ran.name), lane)
             events.append(TraceEvent(ran.name, kind, ran.device, 0, lane, -1, ran.start_s, ran.seconds))
     played = Played(record)
     times = played.times()
-    simulated = [TraceEvent(task.name, KINDS.get(task.op.step, FORWARD) if task.op is not None else "send_recv", task.device,
+    simulated = [TraceEvent(task.name, _kind(task.op.step if task.op is not None else None, task.lane), task.device,
                             task.task_graph, task.lane, -1, start, end - start)
                  for task, start, end in zip(played.tasks, times.start, times.end) if task.lane >= 0]
     return [Trace("measured", tuple(events), {}), Trace("simulated", tuple(simulated), {}, times.makespan)]
+
+
+def _kind(step: Optional[str], lane: int) -> str:
+    """What a timeline calls an op of a step; None: one that whale_tf added."""
+    if lane != COMPUTATION:
+        return "send_recv"
+    return ADDED if step is None else KINDS.get(step, FORWARD)

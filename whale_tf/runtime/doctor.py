@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 from whale_tf._tf_compat import profiled_space, tf, v1
 from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster, Processes
-from whale_tf.diagnosis.record import HOST, Measured, OpTime, Ran, Record
+from whale_tf.diagnosis.record import COLLECTIVES, HOST, MESSAGE, Measured, OpTime, Ran, Record, joined
 from whale_tf.errors import PlanError
 from whale_tf.ir.traits import PULLS
 from whale_tf.parallelize import Parallelized
@@ -30,7 +30,7 @@ IN_A_ROW = 3  # calls of a function that the profiler traces
 _CLONE = re.compile(r"^whale(_\d+)?/(g\d+(_m\d+)?(_r\d+)?|section)/(?=.)")
 _EVENT = re.compile(r"^([\w.\-/>]+):(\w+)$")  # name of an op and its type
 _OWN = re.compile(r"(^|/)whale(_\d+)?/")  # names of what whale_tf has added
-WAITING = ("_Recv", "Collective", "Nccl")
+WAITING = ("_Recv", MESSAGE, *COLLECTIVES)
 _LABEL = re.compile(r"= (\w+)\(")
 
 
@@ -63,18 +63,27 @@ class Collector:
         self._traces: List[List[Event]] = []
         self._done: Optional[Parallelized] = None
         self._fed: Dict[str, Tuple[int, ...]] = {}
-        self._seen = 0
+        self._seen, self._is_inside = 0, False
         self._profile = ""
         self.is_over = False
         self.trains: Dict[Any, bool] = {}  # whether runs of a graph that ask for something train
 
     def run(self, done: Parallelized, fed: Dict[str, Tuple[int, ...]], run: Callable[[Any, Any], Any], is_free: bool) -> Any:
-        """A training run of a Session.
+        """A training run of a Session, or a call of its callable.
 
         Args:
             fed: shapes of the values of its feeds.
             run: makes it with options and run metadata; is_free: whether the script has not asked for these itself.
         """
+        if self._is_inside:  # TensorFlow makes a run of the call of a callable with feeds
+            return run(None, None)
+        self._is_inside = True
+        try:
+            return self._run(done, fed, run, is_free)
+        finally:
+            self._is_inside = False
+
+    def _run(self, done: Parallelized, fed: Dict[str, Tuple[int, ...]], run: Callable[[Any, Any], Any], is_free: bool) -> Any:
         if not self._begins(done):
             return run(None, None)
         self._fed = fed
@@ -161,18 +170,26 @@ class Collector:
         periods = [later - start for (start, traced), (later, _) in zip(self._starts, self._starts[1:]) if not traced]
         named = _Names(done, [op.name for op in step.ops])
         totals: Dict[Tuple[str, str, int, bool], List[float]] = {}
-        traces = [[event for event in trace if event.type in PULLS or named.is_of_step(event)] for trace in self._traces]
+        traces = usual([[event for event in trace if event.type in PULLS or named.is_of_step(event)] for trace in self._traces])
         for event in (event for trace in traces for event in trace):
             total = totals.setdefault(named.of(event), [0.0, 0.0])
             total[0] += 1
             total[1] += event.seconds
         count = len(traces)
-        stalled_s = sum(map(stalled_seconds, traces)) / count
+        stalls = list(map(stalled_seconds, traces))
+        stalled_s = statistics.median(stalls) if all(traces) else sum(stalls) / count
         ops = tuple(OpTime(name, kind, device, runs / count, seconds / count, known)
                     for (name, kind, device, known), (runs, seconds) in totals.items())
+        exchanging = [sum(exchanging_seconds(trace, types) for trace in traces) / count for types in (COLLECTIVES, (MESSAGE,))]
         own = Measured(self._processes.rank, len(periods), count, statistics.median(periods), statistics.median(self._runs),
-                       stalled_s, ops, _timeline(next(trace for trace in reversed(traces) if trace), named))
-        return Record(plan, step, self._cluster, cores(), (own,))
+                       stalled_s, ops, _timeline(_middle(traces), named), *exchanging)
+        return Record(plan, step, self._cluster, cores(self._on_this_machine()), (own,))
+
+    def _on_this_machine(self) -> int:
+        """The number of processes with CPU devices on this process' machine."""
+        devices, processes = self._cluster.devices, self._done.plan.processes if self._done is not None else ()
+        nodes = [{devices[device].node for device in own if devices[device].kind == "CPU"} for own in processes]
+        return sum(bool(node & nodes[self._processes.rank]) for node in nodes) if nodes else 1
 
     def _examples(self) -> int:
         assert self._done is not None and self._done.decision is not None
@@ -180,6 +197,12 @@ class Collector:
         fed = [self._fed[name][dim] for name, dim in ((captured.graph.tensor_name(tensor), dim)
                                                       for tensor, dim in captured.sources.items()) if name in self._fed]
         return self._batch or captured.examples or next(iter(fed), self._assumed)
+
+
+def _middle(traces: Sequence[List[Event]]) -> List[Event]:
+    """One of the traced steps; of a profile, which has several in one, that."""
+    known = [trace for trace in traces if trace]
+    return known[len(known) // 2]
 
 
 class _Names:
@@ -250,7 +273,9 @@ def _canonical(device: str) -> str:
 
 def events_of(metadata: Any) -> Iterable[Event]:
     """The ops of a traced run.  For GPUs: what they computed and copied, not when the host launched it."""
-    rows = {row.device: row.node_stats for row in metadata.step_stats.dev_stats}
+    rows: Dict[str, List[Any]] = {}  # messages are in rows of their own
+    for row in metadata.step_stats.dev_stats:
+        rows.setdefault(row.device, []).extend(row.node_stats)
     streams = {device.partition("/stream:")[0] for device in rows if device.endswith("stream:all")}
     for device, nodes in rows.items():
         on = device.partition("/stream:")[0]
@@ -260,8 +285,16 @@ def events_of(metadata: Any) -> Iterable[Event]:
             offset_s, seconds = executed_s(node)
             copied = re.search(r"MEMCPY[DH]to[DH]", node.node_name + node.timeline_label)
             label = _LABEL.search(node.timeline_label)
-            kind = copied.group(0) if copied else label.group(1) if label else ""
-            yield Event(op_name(node.node_name), kind, on, node.all_start_micros * 1e-6 + offset_s, seconds)
+            kind = copied.group(0) if copied else label.group(1) if label else MESSAGE * (node.node_name == MESSAGE)
+            name = _sent(node) if kind == MESSAGE else op_name(node.node_name)
+            yield Event(name, kind, on, node.all_start_micros * 1e-6 + offset_s, seconds)
+
+
+def _sent(node: Any) -> str:
+    """What a timeline calls a message: after the op that made its tensor, of ``[1.0MB] [900.0Mb/s] edge_7_NAME from ... to ...``.
+    The op itself has another name, because its time is not the message's."""
+    found = re.search(r"\] (?:edge_\d+_)?(\S+) from ", node.timeline_label)
+    return f"{found.group(1)} (message)" if found else node.node_name
 
 
 def profiled(folder: str) -> Iterable[Event]:
@@ -284,7 +317,7 @@ def stalled_seconds(events: Sequence[Event]) -> float:
     waited for, which is in a queue too, is neither."""
     spans = [(one.type in PULLS, (one.start_s, one.start_s + one.seconds)) for one in events
              if not (_OWN.search(one.name) and one.type in PULLS) and not one.type.startswith(WAITING)]
-    pulls, others = (_joined([span for is_pull, span in spans if is_pull == wanted]) for wanted in (True, False))
+    pulls, others = (joined([span for is_pull, span in spans if is_pull == wanted]) for wanted in (True, False))
     shared, place = 0.0, 0
     for start, end in pulls:
         while place < len(others) and others[place][1] <= start:
@@ -296,17 +329,30 @@ def stalled_seconds(events: Sequence[Event]) -> float:
     return sum(end - start for start, end in pulls) - shared
 
 
-def _joined(intervals: List[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """The intervals without overlaps, in order."""
-    found: List[Tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((start, end))
-    return found
+def exchanging_seconds(events: Sequence[Event], types: Tuple[str, ...]) -> float:
+    """How long collectives or messages were under way, several at once counted once.
+
+    Args:
+        types: beginnings of their types.
+    """
+    return sum(end - start for start, end in joined(
+        (one.start_s, one.start_s + one.seconds) for one in events if one.type.startswith(types)))
 
 
-def cores() -> int:
-    """The CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usual(traces: Sequence[List[Event]]) -> List[List[Event]]:
+    """The traced steps without the longest and the shortest fifth: what else ran on the machine then says nothing of the step."""
+    if not all(traces):  # a profile has several steps in one trace
+        return list(traces)
+    ordered = sorted(traces, key=lambda trace: sum(event.seconds for event in trace))
+    return ordered[len(traces) // 5:len(traces) - len(traces) // 5]
+
+
+def cores(processes: int = 1) -> int:
+    """The CPU cores that this process may use.  Processes of one machine that may use all of them share them.
+
+    Args:
+        processes: their number on this machine.
+    """
+    every = os.cpu_count() or 1
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else every
+    return own if own < every else max(1, every // processes)

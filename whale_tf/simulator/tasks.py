@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -121,6 +121,10 @@ class Tasks:
             self._links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
         return task
 
+    def group(self, task: int) -> Optional[Group]:
+        """The devices that a communication is between; None: the task computes."""
+        return self._sent[task][0] if task in self._sent else None
+
     @property
     def instructions(self) -> List[Instruction]:
         """An object for each task."""
@@ -222,10 +226,17 @@ class Tasks:
         """The times at which the tasks run."""
         return run(graph, self.network.bandwidths, [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used])
 
-    def times_on_cores(self, graph: ExecutionGraph, cores: int, chains: Sequence[Sequence[int]]) -> Times:
+    def times_on_cores(self, graph: ExecutionGraph, cores: int, chains: Sequence[Sequence[int]],
+                       process_of: Optional[Mapping[int, int]] = None) -> Times:
         """The times if the devices of each node share so many threads, which do not slow each other down.  A thread continues
-        with an op of a call (``chains``) and puts off additions."""
-        ops, node_of = {task for chain in chains for task in chain}, [device.node for device in self.cluster.devices]
+        with an op of a call (``chains``) and puts off additions.
+
+        Args:
+            process_of: device -> its process, 0 if it is missing; then the devices of a process share the threads.
+        """
+        ops = {task for chain in chains for task in chain}
+        node_of = [device.node if process_of is None else process_of.get(number, 0)
+                   for number, device in enumerate(self.cluster.devices)]
         busy = sorted({node_of[device] for devices in self.devices for device in devices})
         host_of = {node: host for host, node in enumerate(busy)}
         put_off = {task for task, lane in enumerate(self.lanes) if lane == COMPUTATION}.difference(ops)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster.hardware import GIB
 from whale_tf.errors import MissingPackageError
@@ -21,7 +21,8 @@ try:
 except ImportError as error:
     raise MissingPackageError(f'pictures need matplotlib ({error}); install it: pip install "whale_tf[viz]"') from error
 
-COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "weight": "#b7dca0", "recompute": "#a9c9f2", "update": "#8e6bb8"}
+COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "weight": "#b7dca0", "recompute": "#a9c9f2", "update": "#8e6bb8",
+           "added": "#8a8a8a"}
 FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"
 MAX_ROWS = 32
 
@@ -64,11 +65,19 @@ def new_figure(width: float, height: float) -> Tuple[Figure, Any]:
     return figure, figure.add_subplot(1, 1, 1)
 
 
-def timeline_figure(trace: Trace, title: str = "") -> Figure:
-    """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below."""
+def timeline_figure(trace: Trace, title: str = "", width: float = 14, end_s: float = 0.0,
+                    labels: Optional[Mapping[int, str]] = None) -> Figure:
+    """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below.
+
+    Args:
+        width: in inches.
+        end_s: of the axis of time; 0: where the trace ends.
+        labels: device -> name of its row; None: its stage and number.
+    """
     devices = trace.devices[:MAX_ROWS]
-    end_s = trace.end_s or 1.0
-    figure, axes = new_figure(14, 1.6 + 0.75 * len(devices))
+    end_s = end_s or trace.end_s or 1.0
+    is_wide = width > 8
+    figure, axes = new_figure(width, (1.6 if is_wide else 1.9) + 0.75 * len(devices))
     stage_of = {event.device: event.stage for event in trace.events}
     for row in range(len(devices)):
         axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
@@ -76,13 +85,13 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
     for block in blocks_of([event for event in trace.events if event.device in row_of], end_s / 2000.0):
         _draw(axes, row_of[block.device], block, end_s)
     axes.set_yticks(range(len(devices)))
-    axes.set_yticklabels([f"stage {stage_of[device]}, device {device}" for device in devices])
+    axes.set_yticklabels([labels[device] if labels else f"stage {stage_of[device]}, device {device}" for device in devices])
     axes.set_ylim(len(devices) - 0.4, -0.6)
     axes.set_xlim(0.0, end_s * 1e3)
     axes.set_xlabel("milliseconds")
     hidden = len(trace.devices) - len(devices)
     name = title or trace.about or trace.name
-    axes.set_title(name + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left", pad=24)
+    axes.set_title(name + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left", pad=24 if is_wide else 40)
     kinds = {event.kind for event in trace.events if event.lane == 0}
     lanes = {event.lane for event in trace.events}
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds]
@@ -94,8 +103,9 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
         if lane in lanes
     ]
     axes.legend(
-        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower left", ncol=8, frameon=False,
-        bbox_to_anchor=(0.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2)
+        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")], loc="lower left", ncol=8 if is_wide else 3, frameon=False,
+        bbox_to_anchor=(0.0, 1.0), fontsize=9, borderaxespad=0.2, handlelength=1.2,
+        columnspacing=2.0 if is_wide else 0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -109,7 +119,8 @@ def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[n
             row + (0.335 if block.lane == 1 else 0.41), wide_ms, 0.07, left=start_ms,
             color=FEATURE_COLOUR if block.lane == 1 else GRADIENT_COLOUR, linewidth=0)
         return
-    axes.barh(row, wide_ms, 0.56, left=start_ms, color=COLOURS.get(block.kind, "#999999"), edgecolor="white", linewidth=0.6)
+    axes.barh(row, wide_ms, 0.56, left=start_ms, color=COLOURS.get(block.kind, "#999999"), edgecolor="white",
+              linewidth=0.6 if wide_ms > end_s * 1e3 * 0.003 else 0.0)  # its edges would cover a narrower block
     if block.micro_batch >= 0 and wide_ms > end_s * 1e3 * 0.008:
         axes.text(
             start_ms + wide_ms / 2.0, row, str(block.micro_batch), ha="center", va="center", fontsize=8, color="white",

@@ -205,16 +205,20 @@ class SessionTriggers:
                 proof = self._proof(graph, fetches)
                 if proof is not None:
                     return proof.run(session, original, *arguments)
-                return self._watched(known, session, original, *arguments)
+                return self._watched(
+                    known, session, fetches, feed_dict, options is None and run_metadata is None,
+                    lambda own_options, own_metadata: sessions.run(
+                        known, session, original, fetches, feed_dict, options or own_options, run_metadata or own_metadata))
 
-    def _watched(self, known: Fetches, session: Any, original: Callable, fetches: Any, feed_dict: Any, options: Any,
-                 metadata: Any) -> Any:
-        """A run of a rewritten graph, which the doctor measures if it trains."""
+    def _watched(self, known: Fetches, session: Any, fetches: Any, feed_dict: Any, is_free: bool,
+                 run: Callable[[Any, Any], Any]) -> Any:
+        """A run of a rewritten graph, which the doctor measures if it trains.
+
+        Args:
+            run: makes it with options and metadata.
+            is_free: whether the script asks for neither.
+        """
         doctor = self._state.doctor
-
-        def run(own_options: Any, own_metadata: Any) -> Any:
-            return sessions.run(known, session, original, fetches, feed_dict, options or own_options, metadata or own_metadata)
-
         if doctor is None or doctor.is_over:
             return run(None, None)
         wanted = elements(session.graph, fetches)[1]
@@ -225,7 +229,7 @@ class SessionTriggers:
             return run(None, None)
         fed = {getattr(key, "name", str(key)): np.shape(value) for key, value in (feed_dict or {}).items()
                if not isinstance(key, (tuple, list))}
-        return doctor.run(self._state.done[session.graph], fed, run, options is None and metadata is None)
+        return doctor.run(self._state.done[session.graph], fed, run, is_free)
 
     def make_callable(self, session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:
@@ -236,11 +240,16 @@ class SessionTriggers:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._state.termination.between(session, fetches), self._followed(session, fetches), named_errors():
-                proof = self._proof(session.graph, fetches)
+                proof, own_run = self._proof(session.graph, fetches), hooks.original_run(session)
+                fed_values = dict(zip(feed_list or (), args))
                 if proof is not None:
-                    fed_values = dict(zip(feed_list or (), args))
-                    return proof.run(session, hooks.original_run(session), fetches, fed_values, **kwargs)
-                return found(*args, **kwargs)
+                    return proof.run(session, own_run, fetches, fed_values, **kwargs)
+                if known is None:
+                    return found(*args, **kwargs)
+                return self._watched(  # a callable that can be traced is slower, so that traced steps are runs
+                    known, session, fetches, fed_values, all(value is None for value in kwargs.values()),
+                    lambda options, metadata: found(*args, **kwargs) if options is None else sessions.run(
+                        known, session, own_run, fetches, fed_values, options, metadata))
 
         return call
 
