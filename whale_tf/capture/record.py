@@ -73,7 +73,7 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mappin
 
 def record_anew(before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
                 shapes: Mapping[str, Shape], copies: Mapping[str, str] = NO_COPIES,
-                tags: Mapping[str, Tags] = NO_TAGS) -> OpGraph:
+                tags: Mapping[str, Tags] = NO_TAGS, before_ops: Mapping[str, str] = NO_COPIES) -> OpGraph:
     """The op graph after a pass, with new ops and moved edges.
 
     Args:
@@ -83,10 +83,12 @@ def record_anew(before: OpGraph, definitions: Definitions, successors: Mapping[s
         shapes: shapes of the new ops' tensors; tensors that are not listed have unknown rank.
         copies: new op -> an op that was there before, from which it differs only in its edges, device, colocation and tags.
         tags: new op -> attributes that it has in the op graph, in addition to its own or in their place.
+        before_ops: new op -> the op in front of which it is, dropped or not; the other new ops are at the end.  Ops of a
+            version 1 loop must be in front of those that follow it.
     """
     with garbage_collection_paused():
         return _Recorder(definitions.graph, definitions.library).anew(
-            before, definitions, successors, dropped, shapes, copies, tags)
+            before, definitions, successors, dropped, shapes, copies, tags, before_ops)
 
 
 class _Recorder:
@@ -116,17 +118,18 @@ class _Recorder:
         return _build(nodes, OpGraph())
 
     def anew(self, before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
-             shapes: Mapping[str, Shape], copies: Mapping[str, str], tags: Mapping[str, Tags]) -> OpGraph:
-        kept = [op for op in before.ops if op.name not in dropped and op.name not in definitions.added]
+             shapes: Mapping[str, Shape], copies: Mapping[str, str], tags: Mapping[str, Tags],
+             before_ops: Mapping[str, str]) -> OpGraph:
         added = {name: node for name, node in definitions.added.items() if name not in dropped}
-        places = {name: place for place, name in enumerate([*(op.name for op in kept), *added])}
+        places = {name: place for place, name in enumerate(_sequence(before, added, dropped, before_ops))}
         place_of = {op.id: places[op.name] for op in before.ops if op.name in places}
-        nodes = [_kept(op, before, places, place_of, successors, definitions.changed.get(op.name)) for op in kept]
-        for name, definition in added.items():
+        nodes = []
+        for name in places:
             if name in before:
-                op = before.op(name)
-                nodes.append(_kept(op, before, places, place_of, successors, definition))
+                moved = added.get(name) or definitions.changed.get(name)
+                nodes.append(_kept(before.op(name), before, places, place_of, successors, moved))
                 continue
+            definition = added[name]
             if copies.get(name, "") in before:
                 attrs, dtypes, body = self._inherited(before.op(copies[name]), before, definition)
             else:
@@ -282,6 +285,19 @@ def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
         if forward is not None and forward in op_graph:
             op.forward = op_graph.op(forward).id
     return op_graph
+
+
+def _sequence(before: OpGraph, added: Mapping[str, Any], dropped: Collection[str], before_ops: Mapping[str, str]) -> List[str]:
+    """Names of the ops after a pass, in order."""
+    in_front: Dict[str, List[str]] = {}
+    for name, follower in before_ops.items():
+        in_front.setdefault(follower, []).append(name)
+    found: List[str] = []
+    for op in before.ops:
+        found += in_front.get(op.name, ())
+        if op.name not in dropped:
+            found.append(op.name)
+    return found + [name for name in added if name not in before and name not in before_ops]
 
 
 def _all_attrs(op: Op, graph: OpGraph) -> Dict[str, Any]:

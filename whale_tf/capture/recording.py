@@ -8,7 +8,7 @@ from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequenc
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
-from whale_tf.capture.record import NO_TAGS, Tags, record, record_anew
+from whale_tf.capture.record import NO_COPIES, NO_TAGS, Tags, record, record_anew
 from whale_tf.capture.sizes import of_unknown_rank
 from whale_tf.graph_editor.definitions import Definitions, definitions_of
 from whale_tf.graph_editor.staged import StagedEdit
@@ -51,7 +51,8 @@ class Recording(NamedTuple):
         return name
 
     def after(self, edit: StagedEdit, calls: List[GradientCall], successors: Mapping[str, str], shapes: Mapping[str, Shape],
-              replaced: Mapping[str, Any], kept: Collection[str] = (), tags: Mapping[str, Tags] = NO_TAGS) -> Recording:
+              replaced: Mapping[str, Any], kept: Collection[str] = (), tags: Mapping[str, Tags] = NO_TAGS,
+              before_ops: Mapping[str, str] = NO_COPIES) -> Recording:
         """The step after a pass.
 
         Args:
@@ -61,7 +62,7 @@ class Recording(NamedTuple):
             shapes: shapes of new tensors, by name.
             replaced: that of the step after the pass.
             kept: ops with a successor that others still read, and that stay in the step.
-            tags: see :func:`record_anew`.
+            tags, before_ops: see :func:`record_anew`.
         """
         definitions = edit.definitions()
         annotations = copy.copy(self.annotations)
@@ -71,7 +72,7 @@ class Recording(NamedTuple):
                             if isinstance(replaced.get(name, name), str)}
         gone = {name for name in self.definitions.added if name not in self.graph}  # added by a pass, dropped by a later one
         dropped = gone.union(successors).difference(kept)
-        graph = record_anew(self.graph, definitions, successors, dropped, shapes, edit.copies, tags)
+        graph = record_anew(self.graph, definitions, successors, dropped, shapes, edit.copies, tags, before_ops)
         return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 

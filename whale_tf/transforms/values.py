@@ -127,6 +127,7 @@ class _Passer:
         self._functions: Dict[Tuple[str, FrozenSet[Tuple]], str] = {}
         self._successors: Dict[str, str] = {}
         self._replaced: Dict[str, str] = {}
+        self._before: Dict[str, str] = {}  # new op -> the one in front of which it is
         self.shapes: Dict[str, Shape] = {}
 
     def run(self) -> Recording:
@@ -146,7 +147,8 @@ class _Passer:
         calls = [renamed_call(call, *(renamed(names, self._replaced) for names in (call.ys, call.xs, call.grads)))
                  for call in step.annotations.gradient_calls]
         instead = {name: (new,) for name, new in self._successors.items()}  # a function runs all its stateful ops
-        return step.after(edit, calls, self._successors, self.shapes, {**step.replaced, **self._replaced, **instead})
+        return step.after(edit, calls, self._successors, self.shapes, {**step.replaced, **self._replaced, **instead},
+                          before_ops=self._before)
 
     def _stage(self, op: Op, positions: Positions) -> None:
         graph, edit, definition = self._graph, self._edit, self._step.definitions.node(op.name)
@@ -157,6 +159,7 @@ class _Passer:
             is_value = graph.producer(tensor).type in _IN_LOOPS and now != graph.tensor_name(tensor)
             inputs.append(self._read(op, positions[position], now) if position in positions and not is_value else now)
         node = edit.copy(definition, name, inputs, device=op.device, control_inputs=waits)
+        self._before[name] = op.name
         if op.forward >= 0:
             forward = graph.ops[op.forward].name
             node.attr[FORWARD_ATTR].s = self._successors.get(forward, forward).encode()
@@ -209,6 +212,7 @@ class _Passer:
 
     def _like(self, op: Op, name: str, shape: Shape, outputs: int = 1) -> None:
         """Puts a new node, whose results have this shape, into the TaskGraph and phase of ``op``."""
+        self._before[name] = op.name
         node = self._edit.node(name)
         tag_like(node, self._step.definitions.node(op.name))
         if op.forward >= 0:
