@@ -91,6 +91,15 @@ def test_version_1_loops_read_variables_that_are_in_one_place(body: Callable[...
     np.testing.assert_allclose(found.numbers, run(body, Setting(1, False)).numbers, rtol=1e-12, atol=1e-14)
 
 
+def test_a_condition_that_asks_whether_a_variable_has_a_value_keeps_its_handle() -> None:
+    def body(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        missing = tf.get_variable("missing", [WIDTH, WIDTH], tf.float64, trainable=False, collections=[])  # without a value
+        chosen = tf.cond(missing.is_initialized(), lambda: missing + 0.0, lambda: tf.tanh(w))
+        return tf.matmul(x, w + tf.stop_gradient(chosen))
+
+    np.testing.assert_allclose(run(body, Setting(2, True, 2)).numbers, run(body, Setting(2, True)).numbers, rtol=1e-12)
+
+
 def test_a_loop_that_writes_a_variable_keeps_its_handle() -> None:
     wh.init({}, cluster="cpu:2")
     with tf.Graph().as_default() as graph, control_flow(2), tf.variable_scope("", use_resource=True):

@@ -27,7 +27,8 @@ from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
-from whale_tf.ir.traits import CALLS, CONDITIONALS, ENTERS, SWITCHES, WHILES, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, ENTERS, SWITCHES, WHILES, VariableUse, traits
+from whale_tf.ir.walk import reached
 from whale_tf.transforms.replacing import move_waits, tag_like
 
 _FUNCTIONAL = WHILES | CONDITIONALS | CALLS
@@ -43,7 +44,8 @@ def pass_values(step: Recording) -> Recording:
     it only reads."""
     found: Dict[int, Positions] = {}
     for op in step.graph.ops:
-        if op.type in _TAKERS and op.phase in _REGION and _loop_around(step.graph, op).issubset(found):
+        if op.type in _TAKERS and op.phase in _REGION and _loop_around(step.graph, op).issubset(found) and not (
+                op.type in CONDITIONALS and _asks_whether_initialized(step.graph, op)):
             positions = _only_read(step, op)
             if positions:
                 found[op.id] = positions
@@ -72,22 +74,34 @@ def _loop_around(graph: OpGraph, op: Op) -> Set[int]:
     return set()
 
 
-def _is_only_read(graph: OpGraph, op: Op, position: int) -> bool:
-    """Whether the functions that an op calls, or the loop that it enters, only read what is behind a handle that it takes."""
+def _asks_whether_initialized(graph: OpGraph, op: Op) -> bool:
+    """Whether a condition depends on which variables have values: those of a branch that is not taken may have none."""
+    asked = reached([graph.producer(op.inputs[0]).id], lambda index: [
+        graph.tensors[tensor].op for tensor in graph.ops[index].inputs if graph.tensors[tensor].dtype == "bool"])
+    return any(traits(graph.ops[index].type).state is VariableUse.IS_INITIALIZED for index in asked)
+
+
+def _is_only_read(graph: OpGraph, op: Op, position: int, callers: Tuple[OpGraph, ...] = ()) -> bool:
+    """Whether the functions that an op calls, or the loop that it enters, only read what is behind a handle that it takes.
+
+    Args:
+        callers: the functions in which the op is; a recursive one keeps its handles.
+    """
     if op.type in _IN_LOOPS:
-        return all(_reads(graph.ops[user], at) or _is_only_read(graph, graph.ops[user], at)
+        return all(_reads(graph.ops[user], at) or _is_only_read(graph, graph.ops[user], at, callers)
                    for tensor in op.outputs for user, at in graph.consumers(tensor))
-    return bool(op.body) and all(_reads_argument(body, _argument(op, position), op.type in WHILES)
-                                 for body in (op.body or {}).values())
+    return bool(op.body) and all(
+        body not in callers and _reads_argument(body, _argument(op, position), op.type in WHILES, callers)
+        for body in (op.body or {}).values())
 
 
-def _reads_argument(body: OpGraph, index: int, may_return: bool) -> bool:
+def _reads_argument(body: OpGraph, index: int, may_return: bool, callers: Tuple[OpGraph, ...]) -> bool:
     for op, position in _uses(body, index):
         if op.type == "_Retval":
             if not (may_return and op.attrs["index"] == index):
                 return False
         elif op.type in _FUNCTIONAL:
-            if not _is_only_read(body, op, position):
+            if not _is_only_read(body, op, position, (*callers, body)):
                 return False
         elif not _reads(op, position):
             return False
