@@ -18,6 +18,7 @@ TensorFlow is imported.
 """
 from __future__ import annotations
 
+import abc
 import array
 import contextlib
 import ctypes
@@ -168,12 +169,12 @@ class Warm:
         self._folder.cleanup()
 
 
-class _Polled:
+class _Polled(abc.ABC):
     """What has the part of ``subprocess.Popen`` that tells of an end."""
 
+    @abc.abstractmethod
     def poll(self) -> Optional[int]:
         """The exit status, negative for a signal; None: it runs."""
-        raise NotImplementedError
 
     def wait(self) -> int:
         while True:

@@ -21,8 +21,8 @@ from whale_tf.capture.recording import renamed, renamed_call
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import CALL_ATTR, SHARD_ATTR, Op, Shape
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import VARIABLE_LOOK_UPS, traits
-from whale_tf.transforms.replacing import move_waits
+from whale_tf.ir.traits import VARIABLE_LOOK_UPS
+from whale_tf.transforms.replacing import move_waits, stage_of_value
 
 _TAGS = (SHARD_ATTR, PHASE_ATTR, CALL_ATTR)
 
@@ -70,15 +70,13 @@ class _Staged:
         return captured_after(self._captured, recording)
 
     def _stage(self, op: Op) -> str:
-        graph, edit, row = self._graph, self._edit, traits(op.type)
+        graph, edit = self._graph, self._edit
         variable, output = graph.tensors[op.inputs[0]].op, graph.tensors[op.outputs[0]]
         waits = [self._successors.get(graph.ops[wait].name, graph.ops[wait].name) for wait in op.control_inputs]
         before = [graph.ops[wait].name for wait in op.control_inputs if wait not in self._region.batch_level]
         read = edit.add("ReadVariableOp", f"{op.name}/value", [graph.tensor_name(op.inputs[0])], device=op.device,
                         control_inputs=before, attrs={"dtype": tf.as_dtype(output.dtype)})
-        axis = edit.const(op.attrs.get("batch_dims", 0), f"{op.name}/axis", dtype=tf.int32, device=op.device)
-        name = edit.add(row.of_value, f"{op.name}/of_value", [read, graph.tensor_name(op.inputs[1]), axis], device=op.device,
-                        control_inputs=waits, attrs={"batch_dims": op.attrs.get("batch_dims", 0)})
+        name, axis = stage_of_value(edit, op, read, [graph.tensor_name(op.inputs[1])], f"{op.name}/of_value", waits)
         self.tags.update(dict.fromkeys((read, axis, name), self._tags(op)))
         self.shapes[f"{read}:0"] = self._captured.phases.variables[variable].shape
         self.shapes[f"{axis}:0"] = ()

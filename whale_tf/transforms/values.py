@@ -29,7 +29,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import CALLS, CONDITIONALS, ENTERS, SWITCHES, WHILES, VariableUse, traits
 from whale_tf.ir.walk import reached
-from whale_tf.transforms.replacing import move_waits, tag_like
+from whale_tf.transforms.replacing import move_waits, stage_of_value, tag_like
 
 _FUNCTIONAL = WHILES | CONDITIONALS | CALLS
 _IN_LOOPS = ENTERS | SWITCHES  # of version 1
@@ -210,16 +210,12 @@ class _Passer:
 
     def _of_value(self, op: Op, value: str) -> str:
         """Stages what does to a value in a loop what ``op`` does to the variable."""
-        graph, edit, type_ = self._graph, self._edit, traits(op.type).of_value
-        inputs = [value, *map(self._now, op.inputs[1:])]
-        attrs: Dict[str, Any] = {name: op.attrs[name] for name in ("out_type", "batch_dims") if name in op.attrs}
-        if len(op_def(edit.graph, type_).input_arg) > len(inputs):  # a look-up in a value has an axis
-            axis = edit.const(op.attrs.get("batch_dims", 0), f"{op.name}/axis", dtype=tf.int32, device=op.device,
-                              control_inputs=[value.partition(":")[0]])
-            self._like(op, axis, ())
-            inputs.append(f"{axis}:0")
-        name = edit.add(type_, f"{op.name}/of_value", inputs, device=op.device, attrs=attrs,
-                        control_inputs=[graph.ops[wait].name for wait in op.control_inputs])
+        graph = self._graph
+        name, *axis = stage_of_value(
+            self._edit, op, value, [self._now(tensor) for tensor in op.inputs[1:]], f"{op.name}/of_value",
+            [graph.ops[wait].name for wait in op.control_inputs], [value.partition(":")[0]])
+        for one in axis:
+            self._like(op, one, ())
         self._like(op, name, graph.tensors[op.outputs[0]].shape)
         self._replaced[graph.tensor_name(op.outputs[0])] = f"{name}:0"
         return name
