@@ -23,15 +23,14 @@ from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import consumers
-from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import STAGE, asks_for_homes, has_one_memory
+from whale_tf.runtime.results import Results
 from whale_tf.runtime.variable_parts import VariableParts
-from whale_tf.transforms.shard import Pieces
 from whale_tf.transforms.shard.checkpoints import DividedVariable
 
 SHARED = "shared"
@@ -227,10 +226,11 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
         PlanError: the function did not capture one of these, or undivided ops would run as well.
     """
     _check_results(graph, emitted.context)
-    graph.outputs = merged(graph, emitted, {**replaced, **emitted.sent.replaced}, graph.outputs)
+    results = Results(emitted, replaced)
+    graph.outputs = merged(results, graph.outputs)
     # the end of a loss scale's gate comes first: what it waits for is dead in a step that is skipped, and so is then whatever
     # waits for this function in another one
-    graph.control_outputs = _all_clones(emitted, {**emitted.sent.replaced, **replaced}, graph.control_outputs)
+    graph.control_outputs = _all_clones(emitted, results, graph.control_outputs)
     processes = emitted.context.processes
     if (divided or processes.runs_part) and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
         what = "wh.split or zero divides variables of" if divided else "this process runs a part of"
@@ -300,56 +300,26 @@ def _check_results(graph: tf.Graph, context: Context) -> None:
                 "variable outside of the function")
 
 
-def merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor],
-           computed: Optional[Emitted] = None) -> List[tf.Tensor]:
+def merged(results: Results, tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     """Results, with those that clones compute merged over all clones.  TensorFlow puts an Identity before most results; these
-    are outside the cloned ops and read merged values already.
-
-    Args:
-        computed: has the merged values of what the step's own calls do not return.
-    """
-    context, computed = emitted.context, computed or emitted.beside_update()
-    edit = computed.begin_edit()
-    names = []
-
-    def whole(name: str) -> str:
-        op = name.partition(":")[0]
-        if op in context.graph and context.graph.op(op).id in context.region.batch_level:
-            number = context.graph.tensor(name)
-            recipes = emitted.recipes if context.is_returned(number) else computed.recipes
-            if not computed.context.is_exported(number):
-                emitted.calls.export(number, computed.context)
-            if context.region.batch.layout(number).is_sharded and not context.processes.runs_part:  # each keeps its own rows
-                name = recipes.whole(number)
-            else:
-                name = recipes.of_all_processes(number)
-        return tensor_name(name)
-
-    for tensor in tensors:
-        name: Any = tensor.name
-        while name in replaced:
-            name = replaced[name]
-        if isinstance(name, Pieces):
-            names.append(name.joined(emitted.nodes, [whole(piece) for piece in name.names], context.name(
-                "joined", tensor.name.replace(":", "_")), tensor.dtype, context.host) + ":0")
-        else:
-            names.append(whole(name))
+    are outside the cloned ops and read merged values already."""
+    edit = results.begin_edit()
+    names = [results.joined(tensor.name, [
+        results.whole(part, trains=True, is_together=True) if results.is_cloned(part) else part
+        for part in results.tensors(tensor.name)]) for tensor in tensors]
     edit.commit()
-    return [graph.get_tensor_by_name(name) for name in names]
+    return [edit.graph.get_tensor_by_name(name) for name in names]
 
 
-def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+def _all_clones(emitted: Emitted, results: Results, ops: Sequence[tf.Operation]) -> List[tf.Operation]:
     """Ops that must run.  An op that was replaced, cloned or divided gives way to its replacement, or to all its clones or
     parts."""
     context = emitted.context
     owned, elsewhere = context.owners.update, context.owners.state
     left_out = {context.graph.ops[index].name for index in context.owners.left_out}
-    pending = [op.name for op in ops]
     found: Dict[str, None] = {}
-    for name in pending:  # grows while we walk
-        if name in replaced:
-            pending.extend(one.partition(":")[0] for one in replaced[name])
-        if name in replaced or name in left_out:
+    for name in (name for op in ops for name in results.ops(op.name)):
+        if name in left_out:
             continue
         names = [name]
         if name in context.graph:
@@ -358,8 +328,8 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
                 names = [context.gathered.ops[record.id]]
             elif any(context.graph.tensors[tensor].op in elsewhere for tensor in record.inputs) and record.id not in owned:
                 continue  # a read that nobody uses
-            if record.id in context.region.batch_level:
-                names = [context.op_in(record, clone) for clone in context.clones(context.task_graph_of(record))]
+            elif results.is_cloned(name):
+                names = results.clones(name)
         found.update(dict.fromkeys(names))
     return [context.tf_graph.get_operation_by_name(name) for name in found]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections import ChainMap
 from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import eager_context, tf, v1
@@ -18,21 +17,19 @@ from whale_tf.communicators import ProcessCommunicator, check_gpus
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
-from whale_tf.emit.recipes import Recipes
 from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.session_part import SessionPart
 from whale_tf.emit.session_step import SessionSteps
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
-from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.state import StateElsewhere
 from whale_tf.processes.step_numbers import StepNumbers
 from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed
 from whale_tf.runtime.part_runs import PartRuns, Run
+from whale_tf.runtime.results import Results
 from whale_tf.transforms.loss_scale import INITIAL
-from whale_tf.transforms.shard import Pieces
 from whale_tf.transforms.shard.divided_variables import DividedVariables
 
 
@@ -70,20 +67,13 @@ class Fetches:
                  runtime: Optional[Runtime], plan: str = "") -> None:
         context = rewritten.context
         self._rewritten, self._instead, self._graph = rewritten, rewritten.instead, context.tf_graph
-        copies: Dict[str, Any] = {}
-        for name, new in self._instead.items():
-            copies[name] = (new,)
-            for tensor in self._graph.get_operation_by_name(name).outputs:
-                copies[tensor.name] = f"{new}:{tensor.value_index}"
-        # grows with ops that are added later
-        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]
+        self.results = Results(rewritten, replaced)
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[Tuple[str, bool], Fetch] = {}
         self._checked: Set[int] = set()  # fetched ops outside of the clones
-        self._beside_update = rewritten.beside_update()
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
@@ -118,11 +108,6 @@ class Fetches:
         runs = PartRuns(part, steps, divided, runtime, plan)
         rewritten.mirror.finish(part.added)  # it writes copies itself
         return runs
-
-    @property
-    def merges(self) -> Sequence[Recipes]:
-        """Merged values that a run may compute."""
-        return self._rewritten.recipes, self._beside_update.recipes
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
         """What a run of (substituted) fetches means for other processes, and what it must feed to wait for nothing else.
@@ -239,7 +224,7 @@ class Fetches:
         if loads:
             return loads
         for feed in feeds:
-            if feed.name in self._replaced:
+            if self.results.is_replaced(feed.name):
                 raise UnsupportedOpError(
                     f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
                     "out these options, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
@@ -277,18 +262,10 @@ class Fetches:
                 for fetch, names in zip(fetches, found)]
 
     def _successors(self, fetch: Fetch) -> List[Fetch]:
-        """The tensors or ops that are computed for a fetch: itself, its replacement, or its parts."""
-        found = self._replaced.get(fetch.name)
+        """The tensors or ops that are computed for a fetch: itself, its replacement, or its pieces."""
         if isinstance(fetch, tf.Operation):
-            if found is None and fetch.name + ":0" in self._replaced:
-                found = (self._replaced[fetch.name + ":0"].partition(":")[0],)
-            names = found or ()
-            return [s for name in names for s in self._successors(self._graph.get_operation_by_name(name))] or [fetch]
-        if found is None:
-            return [fetch]
-        if isinstance(found, Pieces):
-            return [self._graph.get_tensor_by_name(name) for name in found.names]
-        return self._successors(self._graph.get_tensor_by_name(found))
+            return [self._graph.get_operation_by_name(name) for name in self.results.ops(fetch.name)]
+        return [self._graph.get_tensor_by_name(name) for name in self.results.tensors(fetch.name)]
 
     def _join(self, fetch: Fetch, parts: Sequence[Fetch]) -> Fetch:
         """Puts the parts of a fetch together."""
@@ -297,28 +274,23 @@ class Fetches:
         names = [part.name for part in parts]
         key = " ".join(names)
         if key not in self._joined:
-            edit = StagedEdit(self._graph)
-            nodes, scope = Nodes(edit), self._rewritten.context.name("joined", fetch.name.replace(":", "_"))
             if isinstance(fetch, tf.Operation):
-                joined = nodes.no_op(scope, "", names)
+                self._joined[key] = self._all(fetch, "joined", names)
             else:
-                joined = self._joined_tensor(fetch, nodes, names, scope)
-            with unfinalized(self._graph):
-                new = edit.commit()
-            self._joined[key] = new[joined] if isinstance(fetch, tf.Operation) else new[joined].outputs[0]
+                edit = self.results.begin_edit()
+                self._joined[key] = self._added(edit, self.results.joined(fetch.name, names))
         return self._joined[key]
 
-    def _joined_tensor(self, fetch: tf.Tensor, nodes: Nodes, names: Sequence[str], scope: str) -> str:
-        """Stages the whole of a tensor in its own type; under mixed precision its parts may have another type."""
-        host, wanted = self._rewritten.context.host, fetch.dtype.base_dtype
-        dtype, whole = self._graph.get_tensor_by_name(names[0]).dtype.base_dtype, names[0]
-        if len(names) > 1:
-            found = self._replaced[fetch.name]
-            while isinstance(found, str):
-                found = self._replaced[found]
-            assert isinstance(found, Pieces)
-            whole = found.joined(nodes, names, scope, dtype, host)
-        return whole if dtype == wanted else nodes.cast(whole, scope + "/cast", dtype, wanted, host)
+    def _added(self, edit: StagedEdit, name: str) -> Fetch:
+        """A tensor or an op of an edit that is now complete."""
+        with unfinalized(self._graph):
+            edit.commit()
+        return self._graph.as_graph_element(name)
+
+    def _all(self, op: tf.Operation, scope: str, names: Sequence[str]) -> tf.Operation:
+        """A new op that runs all ops of these names."""
+        edit = self.results.begin_edit()
+        return self._added(edit, self._rewritten.nodes.no_op(self._rewritten.context.name(scope, op.name), "", names))
 
     def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
         """What to run instead of a fetch.
@@ -348,7 +320,7 @@ class Fetches:
         is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
         key = fetch.name, bool(writes) and is_computed
         if key not in self._merged:
-            self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
+            self._merged[key] = self._merge(fetch, trains=key[1])
             self._seen = self._graph.version
         return self._merged[key]
 
@@ -356,11 +328,9 @@ class Fetches:
         """The mini-batches of all model replicas, for a fetched batch input of which each has its own."""
         key = fetch.name, False
         if key not in self._merged:
-            edit = self._rewritten.begin_edit()
+            edit = self.results.begin_edit()
             name = self._rewritten.recipes.inputs_of_all(self._rewritten.context.graph.tensor(fetch.name))
-            with unfinalized(self._graph):
-                edit.commit()
-            self._merged[key] = fetch if name is None else self._graph.get_tensor_by_name(tensor_name(name))
+            self._merged[key] = self._added(edit, fetch.name if name is None else tensor_name(name))
             self._seen = self._graph.version
         return self._merged[key]
 
@@ -370,25 +340,18 @@ class Fetches:
         Raises:
             UnsupportedOpError: the clones' values cannot be put together so.
         """
-        context, key = self._rewritten.context, (f"{fetch.name} in {collection}", trains)
+        key = f"{fetch.name} in {collection}", trains
         if self.parts is not None:
             raise UnsupportedOpError(
                 f"tensor {fetch.name!r} is in the collection {collection!r}, but model replicas have devices of several "
                 "processes, and none has the values of all clones; leave it out of collections, which gives the local script's "
                 "value")
         if key not in self._merged:
-            tensor = context.graph.tensor(fetch.name)
-            is_computed = context.graph.producer(tensor).id in context.region.batch_level and not context.is_returned(tensor)
-            rewritten = self._beside_update if trains and is_computed else self._rewritten
-            edit = rewritten.begin_edit()
-            if not context.is_in_place and is_computed and not context.is_exported(tensor):
-                rewritten.calls.export(tensor, rewritten.context if rewritten is self._beside_update else None)
-            staged = len(rewritten.communicator.collectives)
-            name = rewritten.recipes.collected(tensor, collection, trains)
-            self._runs.beside.update(rewritten.communicator.collectives[staged:])
-            with unfinalized(self._graph):
-                edit.commit()
-            self._merged[key] = self._graph.get_tensor_by_name(tensor_name(name))
+            edit, sums = self.results.begin_edit(), self._rewritten.communicator.collectives
+            staged = len(sums)
+            name = self.results.collected(fetch.name, collection, trains)
+            self._runs.beside.update(sums[staged:])
+            self._merged[key] = self._added(edit, name)
             self._seen = self._graph.version
         return self._merged[key]
 
@@ -404,23 +367,12 @@ class Fetches:
         name = self._rewritten.context.graph.ops[write].name
         return name in writes or self._ends.get(name) in writes
 
-    def _merge(self, fetch: Fetch, rewritten: Emitted) -> Fetch:
-        """Stages and adds the merged value of a tensor or, for an op, an op that runs all its clones."""
-        context, edit = rewritten.context, rewritten.begin_edit()
+    def _merge(self, fetch: Fetch, trains: bool) -> Fetch:
+        """Adds the merged value of a tensor or, for an op, an op that runs all its clones."""
         if isinstance(fetch, tf.Operation):
-            op = context.graph.op(fetch.name)
-            clones = [context.op_in(op, clone) for clone in context.clones(context.task_graph_of(op))]
-            name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
-        else:
-            tensor = context.graph.tensor(fetch.name)
-            if not context.is_exported(tensor):
-                rewritten.calls.export(tensor, context if rewritten is self._beside_update else None)
-            is_together = self.parts is not None  # in a run of all processes
-            name = rewritten.recipes.of_all_processes(tensor) if is_together else rewritten.recipes.whole(tensor)
-        with unfinalized(self._graph):
-            edit.commit()
-        return self._graph.get_operation_by_name(name) if isinstance(fetch, tf.Operation) else (
-            self._graph.get_tensor_by_name(tensor_name(name)))
+            return self._all(fetch, "all", self.results.clones(fetch.name))
+        edit = self.results.begin_edit()
+        return self._added(edit, self.results.whole(fetch.name, trains, is_together=self.parts is not None))
 
     def _is_parallel(self, op: tf.Operation) -> bool:
         """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are traced back to them."""

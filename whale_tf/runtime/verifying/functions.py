@@ -30,6 +30,7 @@ from whale_tf.parallelize import Parallelized
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.runtime.functions import merged
+from whale_tf.runtime.results import Results
 from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.runtime.verifying import compare as comparing
 from whale_tf.runtime.verifying.compare import TOLERANCE, VALUE, Compared, Comparison, Item, compare, key, summary
@@ -195,7 +196,7 @@ class _Replayed(NamedTuple):
     found: Values
     after: Values
     known: Dict[str, tf.Tensor]
-    merges: List[Recipes]
+    merges: Sequence[Recipes]
 
     @property
     def draws(self) -> bool:
@@ -383,7 +384,7 @@ class _Proof:
         return np.array(self._parts.value(handle, tf.as_dtype(dtype)))
 
     def _observed(self, graph: tf.Graph, cut: Cut,
-                  given: Values) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor], List[Recipes]]:
+                  given: Values) -> Tuple[Dict[str, tf.Tensor], Dict[str, tf.Tensor], Sequence[Recipes]]:
         """Name in the local script -> the divided step's tensor; the same with merged values for results; all merged values."""
         ops, found = self._before.script.ops, {}  # type: ignore[var-annotated]
         found.update(zip(self._before.returned, graph.outputs))
@@ -397,11 +398,11 @@ class _Proof:
                 and ops.producer(t).phase is not Phase.INPUT]
         emitted = self._done.emitted
         assert emitted is not None
-        replaced, computed = {**self._done.replaced, **emitted.sent.replaced}, emitted.beside_update()
+        results = Results(emitted, self._done.replaced)
         names = rest + list(self._before.returned if self._runtime is not None else ())
-        new = dict(zip(names, merged(graph, emitted, replaced, [graph.get_tensor_by_name(name) for name in names], computed)))
+        new = dict(zip(names, merged(results, [graph.get_tensor_by_name(name) for name in names])))
         found.update((name, new[name]) for name in rest)
-        return found, {**found, **new}, [emitted.recipes, computed.recipes]
+        return found, {**found, **new}, results.recipes
 
 
 class _Divided:

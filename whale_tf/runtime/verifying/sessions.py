@@ -225,7 +225,7 @@ class SessionProof:
         fetched = self._fetches.substitutes([*wanted, *asked], fed(self._graph, feed_dict))[len(wanted):]
         instead = dict(zip((tensor.name for tensor in asked), fetched))
         known = {name: instead[tensors[0].name] for name, tensors in extra.items()}
-        return Whole(self._done, self._script.ops, known, self._fetches.merges).together(
+        return Whole(self._done, self._script.ops, known, self._fetches.results.recipes).together(
             [part.tensors for part in parts], cut)
 
     def _kept_here(self, cut: Cut) -> List[str]:
@@ -382,12 +382,9 @@ class SessionProof:
         name, emitted = self._script.ops.ops[op].name, self._done.emitted
         assert emitted is not None
         name = emitted.instead.get(name, name)
-        if self._is_replaced(name):
+        if self._fetches.results.is_replaced(name):
             return None
         return self._graph.get_operation_by_name(name).inputs[position]
-
-    def _is_replaced(self, name: str) -> bool:
-        return any(each in self._fetches._replaced for each in (name, name + ":0"))
 
     def _of_replicas(self, name: str) -> List[tf.Tensor]:
         """An input in the second and the further mini-batches that a step takes from the input pipeline."""
