@@ -1,13 +1,13 @@
-"""Pause garbage collection while many long-lived objects are made.
+"""Pause garbage collection while many long-lived objects are made, and find objects that nobody lists.
 
-Otherwise the collector would walk TensorFlow's whole heap again and again and find nothing.
+Without the pause, the collector would walk TensorFlow's whole heap again and again and find nothing.
 """
 from __future__ import annotations
 
 import contextlib
 import gc
 import sys
-from typing import Iterator
+from typing import Any, Iterator, List, Set
 
 GROWTH = 1.5
 
@@ -31,6 +31,19 @@ def garbage_collection_paused() -> Iterator[None]:
         if was_enabled:
             _age()
             gc.enable()
+
+
+def instances(*classes: type) -> List[Any]:
+    """All objects of these classes that the collector knows.  One test of each object's own type is several times as fast as
+    ``isinstance``, and a program that has run for long has millions of objects."""
+    kinds: Set[type] = set()
+    pending = list(classes)
+    while pending:
+        kind = pending.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            pending.extend(type.__subclasses__(kind))
+    return [item for item in gc.get_objects() if type(item) in kinds]
 
 
 def _make_up() -> None:

@@ -14,19 +14,19 @@ distribution of its variables says.  Keras' variables are found when a function 
 """
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
-from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import GradientCall, annotations_of, set_default_strategy
 from whale_tf.capture.callbacks import Callbacks, Function
 from whale_tf.capture.fitting import is_reading_aside
-from whale_tf.capture.handles import inside, own_handle
+from whale_tf.capture.handles import inside, note_variables, own_handle
 from whale_tf.capture.layers import Place
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import AnnotationError, ClusterError, PlanError, UnsupportedOpError
+from whale_tf.garbage import instances
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED
 from whale_tf.ir.traits import traits
 from whale_tf.patterns.spread import Spread, tiles
@@ -49,6 +49,8 @@ class _Kind(NamedTuple):
 
 
 _made_under: MutableMapping[Any, _Kind] = weakref.WeakKeyDictionary()  # mesh -> distribution under which variables were made
+_OWNER = "_whale_keras"  # attribute of a tf.Variable: a weak reference to the Keras variable that holds it
+_optimizers: MutableSet[Any] = weakref.WeakSet()  # Keras' optimizers that have been found
 
 
 class _Mesh(NamedTuple):
@@ -368,19 +370,32 @@ def evaluate(graph: tf.Graph) -> None:
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
     """Placeholder -> Keras' variable, for those that a function captured and uses, without those of optimizers: these follow."""
+    note_variables(graph)
+    placeholders, used = inside(graph), {}
+    for value in graph.variables:
+        inner = placeholders.get(id(own_handle(value)))
+        if inner is not None and inner.consumers():
+            used[inner.op.name] = value
+    if any(_OWNER not in vars(value) for value in used.values()):
+        _find_owners()
+    kept = {id(one) for optimizer in _optimizers for one in vars(optimizer).get("_variables", ())}
+    owners = {name: vars(used[name]).setdefault(_OWNER, _nobody)() for name in sorted(used)}
+    return {name: owner for name, owner in owners.items() if owner is not None and id(owner) not in kept}
+
+
+def _find_owners() -> None:
+    """Lets each tf.Variable know its Keras variable.  This looks at all objects, so it is done only for new variables."""
     core = sys.modules[_BACKEND + ".core"]
     optimizers = sys.modules.get("keras.src.optimizers.base_optimizer")
-    placeholders, found, kept = inside(graph), {}, set()  # type: Any, Dict[str, Any], set
-    for item in gc.get_objects():
-        kind = type(item)
-        if issubclass(kind, core.Variable):
-            value = vars(item).get("_value")
-            inner = placeholders.get(id(own_handle(value))) if isinstance(value, tf.Variable) else None
-            if inner is not None and inner.consumers():
-                found[inner.op.name] = item
-        elif optimizers is not None and issubclass(kind, optimizers.BaseOptimizer):
-            kept.update(map(id, vars(item).get("_variables", ())))
-    return {name: found[name] for name in sorted(found) if id(found[name]) not in kept}
+    for item in instances(core.Variable, *([] if optimizers is None else [optimizers.BaseOptimizer])):
+        if not isinstance(item, core.Variable):
+            _optimizers.add(item)
+        elif isinstance(vars(item).get("_value"), tf.Variable):
+            vars(vars(item)["_value"])[_OWNER] = weakref.ref(item)
+
+
+def _nobody() -> None:
+    """In place of a reference to the Keras variable of a tf.Variable that has none."""
 
 
 def _mesh_in_use(variables: Dict[str, Any], current: Any) -> Optional[_Mesh]:

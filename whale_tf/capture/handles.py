@@ -7,11 +7,11 @@
 """
 from __future__ import annotations
 
-import gc
 from typing import Any, Dict, Iterable, List, NamedTuple, Set
 
 from whale_tf._tf_compat import tf, variable_value
 from whale_tf.capture.annotations import TASK_GRAPH_ATTR, annotations_of
+from whale_tf.garbage import instances
 from whale_tf.ir.across import SUMS
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR
 
@@ -58,8 +58,7 @@ def note_variables(graph: tf.Graph) -> None:
     unknown = {id(outer) for outer, inner in graph.captures
                if id(outer) not in known and inner.dtype == tf.resource and variable_value(inner) is not None}
     if unknown:
-        add_variables(graph, [one for one in gc.get_objects() if issubclass(type(one), tf.Variable)
-                              and id(own_handle(one)) in unknown])
+        add_variables(graph, [one for one in instances(tf.Variable) if id(own_handle(one)) in unknown])
 
 
 def add_variables(graph: tf.Graph, variables: Iterable[Any]) -> None:
