@@ -13,7 +13,7 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.cluster import Processes, process_of
@@ -47,8 +47,8 @@ class OwnPart(NamedTuple):
     seen: str
 
 
-def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], inputs: Sequence[str], processes: Processes,
-                  keys: Keys) -> OwnPart:
+def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Collection[str], inputs: Sequence[str],
+                  processes: Processes, keys: Keys) -> OwnPart:
     """See the module's docstring.
 
     Args:
@@ -60,14 +60,15 @@ def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], input
     Raises:
         UnsupportedOpError, PlanError: a value that has to cross cannot; the graph is then unchanged.
     """
-    return _Division(graph, variables, processes).part_of(keys, inputs)
+    return _Division(graph, variables, pieces, processes).part_of(keys, inputs)
 
 
 class _Division:
     """The step as nodes, and what each process runs of it."""
 
-    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], processes: Processes) -> None:
-        self._graph, self._variables, self._processes = graph, variables, processes
+    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Collection[str],
+                 processes: Processes) -> None:
+        self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
         self._of_several: Set[int] = set()  # ops that take variables which different processes keep
@@ -87,6 +88,8 @@ class _Division:
         inputs = tuple(map(self._output, (edge for edge in edges if edge[0] != "^")))
         waits = tuple(self._numbers[edge[1:]] for edge in edges if edge[0] == "^")
         kept = {self._variables[edge] for edge in edges if edge in self._variables}
+        if node.name in self._pieces and len(kept) > 1:
+            kept.discard(None)
         if len(kept) > 1:
             self._of_several.add(self._numbers[node.name])
         if node.name in self._variables:

@@ -18,6 +18,7 @@ from whale_tf.cluster import Cluster, Processes, process_of
 from whale_tf.communicators import Keys, ProcessCommunicator
 from whale_tf.config import Config
 from whale_tf.emit.context import Context
+from whale_tf.emit.effects import divide_effects
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part
 from whale_tf.emit.owners import kept_variables
@@ -270,7 +271,7 @@ def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: P
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
     for one in moved:
         owners.update(zip(one.names, map(process_of, one.devices)))
-    own = keep_own_part(graph, owners, inputs, processes, keys)
+    own = keep_own_part(graph, owners, divide_effects(graph, owners), inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
     for one in moved:
         are_own = [owners[name] == processes.rank for name in one.names]
