@@ -55,13 +55,23 @@ def compiled(inputs: Any, outputs: Any, optimizer: Any, **options: Any) -> Any:
 
 
 # -- classifiers -------------------------------------------------------------------------------------------------------
-def mlp(stages: Sequence[Scope]) -> Any:
+def mlp(stages: Sequence[Scope], optimizer: Callable[[Any], Any] = lambda inner: inner) -> Any:
     inputs = keras.Input((6,))
     with stages[0]():
         x = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(inputs)
     with stages[1]():
         outputs = head(layers.Dense(8, activation="gelu")(x))
-    return compiled(inputs, outputs, keras.optimizers.Adam(0.01, global_clipnorm=0.5))
+    return compiled(inputs, outputs, optimizer(keras.optimizers.Adam(0.01, global_clipnorm=0.5)))
+
+
+def scaled(inner: Any) -> Any:
+    """All variables are updated in one condition, which does not hold in steps whose gradients are not finite."""
+    module = keras.optimizers if hasattr(keras.optimizers, "LossScaleOptimizer") else keras.mixed_precision
+    return module.LossScaleOptimizer(inner, initial_scale=2.0 ** 10, dynamic_growth_steps=2)
+
+
+def accumulated(inner: Any) -> Any:
+    return keras.optimizers.AdamW(0.01, global_clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True)
 
 
 def convnet(stages: Sequence[Scope]) -> Any:
@@ -285,8 +295,12 @@ CASES: Dict[str, Case] = {
     "embeddings": Case(embeddings, TOKENS, LABELS),
     "tied weights": Case(tied, TOKENS, np.roll(TOKENS, -1, axis=1)),
     "bfloat16": Case(bfloat16, FEATURES, LABELS, policy="mixed_bfloat16", tolerance=2e-2),
+    "loss scale": Case(functools.partial(mlp, optimizer=scaled),
+                       np.where(np.arange(EXAMPLES)[:, None] == 40, np.nan, FEATURES), LABELS),  # one step is skipped
     "gan": Case(functools.partial(own, Adversaries), (FEATURES, NOISE)),
     "gan, both at once": Case(functools.partial(own, Together), (FEATURES, NOISE)),
     "vae": Case(functools.partial(own, Variational), (FEATURES, NOISE)),
     "gradient penalty": Case(functools.partial(own, Critic), (FEATURES, NOISE)),
 }
+if keras.__version__ >= "3":
+    CASES["accumulated gradients"] = Case(functools.partial(mlp, optimizer=accumulated), FEATURES, LABELS)

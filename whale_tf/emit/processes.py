@@ -22,6 +22,7 @@ from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
 from whale_tf.ir.walk import reached
+from whale_tf.ir.writes import is_write
 from whale_tf.patterns.sources import is_seeded
 
 
@@ -99,7 +100,7 @@ def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
     users = {user for tensor in tensors for user, _ in graph.consumers(tensor)}
     followers = reached(users, lambda index: (
         user for tensor in graph.ops[index].outputs for user, _ in graph.consumers(tensor)))
-    return {index for index in followers if traits(graph.ops[index].type).is_write}
+    return {index for index in followers if is_write(graph.ops[index])}
 
 
 def check_random(context: Context) -> None:

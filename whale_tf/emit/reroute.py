@@ -8,7 +8,7 @@ from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import traits
+from whale_tf.ir.writes import is_write
 
 Use = Tuple[int, int]  # (op number, input position)
 
@@ -41,7 +41,7 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
         for op in graph.ops:
             if op.id not in reached and any(graph.tensors[t].op in reached for t in op.inputs):
                 reached.add(op.id)
-                if op.phase is Phase.APPLY and traits(op.type).is_write:
+                if op.phase is Phase.APPLY and is_write(op):
                     waits.setdefault(op.id, []).append(graph.ops[control].name)
     return waits
 
@@ -70,7 +70,7 @@ def move_controls(context: Context, after: Set[int]) -> None:
 
 def update_writes(graph: OpGraph) -> List[int]:
     """Ops of the update that write variables."""
-    return [op.id for op in graph.ops if op.phase is Phase.APPLY and traits(op.type).is_write]
+    return [op.id for op in graph.ops if op.phase is Phase.APPLY and is_write(op)]
 
 
 def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:

@@ -23,6 +23,7 @@ from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import READS, traits
 from whale_tf.ir.walk import reached
+from whale_tf.ir.writes import is_write
 
 Use = Tuple[int, int]  # op number, input position
 SUMS = "sums_over_processes"  # attribute of a function's variable: its value is the sum of the increments of all processes
@@ -80,7 +81,7 @@ def is_of_rows(layout: Layout) -> bool:
 
 def leading_to_writes(graph: OpGraph) -> Set[int]:
     """Ops from which a variable's new value is computed."""
-    return reached((op.id for op in graph.ops if traits(op.type).is_write),
+    return reached((op.id for op in graph.ops if is_write(op)),
                    lambda index: (graph.tensors[tensor].op for tensor in graph.ops[index].inputs))
 
 
@@ -109,7 +110,7 @@ class _Function:
         return bool(shape) and shape[0] == self.batch  # type: ignore[index]
 
     def across(self, results: Sequence[int], shares_batch: bool) -> Across:
-        writes = [index for index in self.outside if traits(self.graph.ops[index].type).is_write]
+        writes = [index for index in self.outside if is_write(self.graph.ops[index])]
         added: Dict[int, Use] = {}  # write -> what it adds
         for index in sorted(self.from_rows.intersection(writes)):
             use = self._counted(self.graph.ops[index])

@@ -16,6 +16,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from whale_tf.ir.graph import CALL_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, traits
+from whale_tf.ir.writes import is_write
 
 
 class Demand(NamedTuple):
@@ -74,7 +75,7 @@ def find_demand(region: Region) -> Demand:
     groups: Dict[Tuple[int, int], int] = {}
     updates = [0] * len(graph.ops)
     for op in graph.ops:
-        if op.phase is Phase.APPLY and calls[op.id] and traits(op.type).is_write:
+        if op.phase is Phase.APPLY and calls[op.id] and is_write(op):
             updates[op.id] = 1 << groups.setdefault((calls[op.id], behind[op.id]), len(groups))
     changed = True
     while changed:  # a second round only for the back edges of while loops

@@ -10,6 +10,7 @@ from whale_tf.ir.holder import Holder
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
 from whale_tf.ir.walk import reached
+from whale_tf.ir.writes import is_write
 
 
 class Update(NamedTuple):
@@ -140,7 +141,7 @@ def _is_of_numbers(graph: OpGraph, op: Op) -> bool:
     def are_numbers(tensors: Sequence[int]) -> bool:
         return all(graph.tensors[tensor].shape == () for tensor in tensors)
 
-    return bool(op.outputs) and not traits(op.type).is_write and (are_numbers(op.outputs) or are_numbers(op.inputs))
+    return bool(op.outputs) and not is_write(op) and (are_numbers(op.outputs) or are_numbers(op.inputs))
 
 
 def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> Set[int]:
