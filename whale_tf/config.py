@@ -276,8 +276,8 @@ class Config(Record):
         description="mirrored: every replica has and updates its own copies of its variables. shared: the replicas of a "
         "process read one copy, on the first replica's device; in a tf.function, where the script made it. stage: shared, and "
         "in a tf.function on the first replica's device too; there, the step moves the variable and its optimizer state. auto: "
-        "shared if the replicas are CPU devices of one process, which share one memory; in a tf.function of one process, stage "
-        "if the devices have memories of their own.")
+        "shared if the replicas are CPU devices of one process, which share one memory, or if a condition or function "
+        "updates the variables; in a tf.function of one process, stage if the devices have memories of their own.")
     recompute: Literal["none", "full", "auto"] = field(
         "none",
         description="Recompute activations in the backward pass instead of keeping them (gradient checkpointing). full: keep "

@@ -12,7 +12,8 @@ if function_tracing() is None or function_tracing().compilation is None:  # type
     pytest.skip("no functions in several processes before TensorFlow 2.15", allow_module_level=True)
 
 SCRIPT = ("-m", "tests.multiprocess.train_functions")
-SAMPLE = ("mlp/fit/pipeline", "embeddings/custom/zero v3", "mlp/custom/split after replicas", "mlp/custom/auto_parallel")
+SAMPLE = ("mlp/fit/pipeline", "embeddings/custom/zero v3", "mlp/custom/split after replicas", "mlp/custom/auto_parallel",
+          "loss scale/custom/one stage", "accumulated gradients/fit/pipeline")
 EVERY = [(2, 1), (2, 2), (4, 1)]
 
 

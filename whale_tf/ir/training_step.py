@@ -8,7 +8,7 @@ from whale_tf.ir.across import Across, of_session
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.holder import Holder
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import PULLS, VARIABLES, traits
+from whale_tf.ir.traits import PULLS, SWITCHES, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 
@@ -127,13 +127,22 @@ def owned(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int],
             if not found and several and _is_of_numbers(graph, op):
                 derived |= several
             classes[op.id] = frozenset(found | derived)
-        slots = {graph.tensors[t].op: next(iter(classes[op.id])) for op in apply_ops
+        slots = {_referred(graph, t).id: next(iter(classes[op.id])) for op in apply_ops
                  if len(classes[op.id]) == 1 and traits(op.type).is_write
-                 for t in op.inputs if graph.producer(t).type in VARIABLES}
+                 for t in op.inputs if _referred(graph, t).type in VARIABLES}
         if all(slot in homes for slot in slots):
             break
         homes = {**slots, **homes}
     return {index: next(iter(found)) for index, found in classes.items() if len(found) == 1}, homes
+
+
+def _referred(graph: OpGraph, tensor: int) -> Op:
+    """The variable to which a tensor refers, perhaps through the Switch of a version 1 condition; otherwise any other op."""
+    op = graph.producer(tensor)
+    while op.type in SWITCHES and graph.tensors[tensor].dtype.endswith(("resource", "_ref")):
+        tensor = op.inputs[0]
+        op = graph.producer(tensor)
+    return op
 
 
 def _is_of_numbers(graph: OpGraph, op: Op) -> bool:

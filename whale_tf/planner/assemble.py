@@ -40,6 +40,7 @@ class StageStatistics(NamedTuple):
         state_bytes: bytes of their optimizer state (momentum has one slot, Adam two).
         gradients: gradients of its variables, in the order in which they become ready.
         read_in_loops: names of its variables whose handles enter version 1 while loops.
+        updated_in_functions: names of its variables that conditions, loops and calls of the update change.
         gradient_bytes: bytes of all gradients; the size of a sparse one is not known.
     """
 
@@ -49,6 +50,7 @@ class StageStatistics(NamedTuple):
     state_bytes: int
     gradients: Tuple[Gradient, ...]
     read_in_loops: Tuple[str, ...] = ()
+    updated_in_functions: Tuple[str, ...] = ()
     gradient_bytes: int = 0
 
     @property
@@ -146,7 +148,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
             TaskGraphPlan(
                 name=spec.name, strategy=spec.strategy, ops=stage.ops, devices=row, warmup=warmup, slices=parts_of_batch,
                 batch_of=spec.batch_of, xla=config.xla,
-                variables=variables_of(stage.read_in_loops, row, cluster, config, decision.processes, bool(sums)))
+                variables=variables_of(stage.read_in_loops, stage.updated_in_functions, row, cluster, config, decision.processes,
+                                       bool(sums)))
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         processes=decision.processes,

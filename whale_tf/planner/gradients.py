@@ -43,11 +43,12 @@ def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Seque
     return backend
 
 
-def variables_of(read_in_loops: Sequence[str], rows: Sequence[Tuple[int, ...]], cluster: Cluster, config: Config,
-                 processes: Sequence[Tuple[int, ...]], is_between_graphs: bool) -> str:
+def variables_of(read_in_loops: Sequence[str], updated_in_functions: Sequence[str], rows: Sequence[Tuple[int, ...]],
+                 cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]], is_between_graphs: bool) -> str:
     """Whether the replicas of a TaskGraph share one copy of its variables.
 
-    A version 1 loop reads its variables on its own device, because its stacks are there too.
+    A version 1 loop reads its variables on its own device, because its stacks are there too.  A condition that updates variables
+    (those of several TaskGraphs, perhaps, and a step counter) runs once.
 
     Raises:
         ConfigError: the configuration asks for a shared copy, but that is impossible.
@@ -73,6 +74,15 @@ def variables_of(read_in_loops: Sequence[str], rows: Sequence[Tuple[int, ...]], 
         raise ConfigError(
             f"variables is {config.variables!r}, but a while loop reads {read_in_loops[0]!r} on the loop's own device; use "
             "variables 'auto' or 'mirrored', or read the variable before the loop")
+    if updated_in_functions and len({index for row in rows for index in row}) > 1:
+        if wanted == "mirrored" or by_collective or read_in_loops:
+            what = f"a while loop reads {read_in_loops[0]!r} on its own device" if read_in_loops else \
+                "variables is 'mirrored'" if wanted == "mirrored" else "communication.backend is 'collective'"
+            raise ConfigError(
+                f"{what}, so that every replica has a copy of its variables, but a condition or function updates "
+                f"{updated_in_functions[0]!r}, of one copy only; apply gradients outside of tf.cond and tf.function, or leave it "
+                "out")
+        return "shared"
     if wanted != "auto":
         return wanted
     used = {index for row in rows for index in row}

@@ -7,6 +7,7 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS
+from whale_tf.ir.writes import is_write
 from whale_tf.planner.assemble import Crossing, StageStatistics
 from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -43,11 +44,12 @@ def stage_statistics(region: Region, gradients: Sequence[Tuple[int, int]], varia
         task_graph = variable_task_graph.get(variable, 0)
         summed[task_graph] += tensor_bytes(graph, tensor)
         found[task_graph].append(_gradient(region, tensor, variable, task_graph, calls.get(tensor, -1)))
-    loops = _read_in_loops(graph, variable_task_graph)
+    loops, functions = _read_in_loops(graph, variable_task_graph), _updated_in_functions(graph, variable_task_graph)
     return [
         StageStatistics(
             tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], state[i], tuple(found[i]),
-            tuple(name for name, task_graph in loops if task_graph == i), summed[i])
+            tuple(name for name, task_graph in loops if task_graph == i),
+            tuple(name for name, task_graph in functions if task_graph == i), summed[i])
         for i in range(count)]
 
 
@@ -57,6 +59,15 @@ def _read_in_loops(graph: OpGraph, variable_task_graph: Dict[int, int]) -> List[
         (graph.ops[variable].name, task_graph)
         for variable, task_graph in variable_task_graph.items()
         if any(graph.ops[user].type in ENTERS for user, _ in graph.consumers(graph.ops[variable].outputs[0]))]
+
+
+def _updated_in_functions(graph: OpGraph, variable_task_graph: Dict[int, int]) -> List[Tuple[str, int]]:
+    """(variable, its TaskGraph) for variables that conditions, loops and calls of the update change."""
+    return [
+        (graph.ops[variable].name, task_graph)
+        for variable, task_graph in variable_task_graph.items()
+        if any(graph.ops[user].body and graph.ops[user].phase is Phase.APPLY and is_write(graph.ops[user])
+               for user, _ in graph.consumers(graph.ops[variable].outputs[0]))]
 
 
 def _gradient(region: Region, tensor: int, variable: int, task_graph: int, call: int) -> Gradient:
