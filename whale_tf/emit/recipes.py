@@ -26,7 +26,7 @@ from whale_tf.ir.batch_axis import Offset, Reduce
 from whale_tf.ir.layout import batch_of, rows_each
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.lowering import Lowering, Primitive, in_order, primitive
-from whale_tf.program import ACCUMULATE, ALL, EVERY, MERGE, SYNCHRONISE, Clone
+from whale_tf.program import ACCUMULATE, ALL, MERGE, SYNCHRONISE, Clone
 
 
 class Recipes:
@@ -370,5 +370,5 @@ class Recipes:
 
 
 def _place(clone: Clone) -> Union[Clone, Copy]:
-    """Where a value is: in a clone or, if it belongs to no micro-batch, in a copy."""
-    return clone if clone == EVERY or clone.m != ALL else Copy(clone.g, clone.r)
+    """Where a value is: in a clone or, if it belongs to no micro-batch, in a copy; what belongs to all is in the first one."""
+    return clone if clone.m != ALL else Copy(max(0, clone.g), max(0, clone.r))

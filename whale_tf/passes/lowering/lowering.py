@@ -379,8 +379,7 @@ class Lowering:
         if (tensor, how) not in self._combined:
             scope, task_graph = f"reduce_{how.kind}/{TENSOR}", self._step.task_graph_of(tensor)
             device = device_at(self._plan, task_graph, ORIGINAL, self._graph.producer(tensor).shard)
-            every = clones(self._plan, task_graph)[:1 if how.kind == SAME else None]
-            pieces = self._values.comparable(tensor, every, how.power, how.offset, scope)
+            pieces = self._values.comparable(tensor, clones(self._plan, task_graph), how.power, how.offset, scope)
             if how.kind == EXAMPLES:
                 found = self._values.examples(tensor, pieces, device, scope, Rows())
             elif how.kind == SAME:

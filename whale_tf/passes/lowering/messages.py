@@ -56,8 +56,7 @@ class Messages:
         bodies = [number for number, body in enumerate(program.bodies) if body.step in MESSAGES]
         self._messages: Dict[int, Message] = dict(zip(bodies, self._owners.messages))
         self._writes = self._owners.writes(step.graph) if bodies else {}
-        self.calls = sorted((number for number, call in enumerate(program.calls) if call.body in self._messages),
-                            key=lambda number: program.calls[number].body)
+        self.calls = [number for number, call in enumerate(program.calls) if call.body in self._messages]
         self._clone_of: Dict[int, Clone] = {
             op: call.clone for call in program.calls if program.step_of(call) == UPDATE for op in program.bodies[call.body].ops}
         self._sent: Dict[int, Primitive] = {}
