@@ -47,6 +47,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.passes.lowering.lowering": ("tests/passes/test_lowering.py",) + PASSES,
     "whale_tf.passes.lowering.values": ("tests/passes/test_lowering.py",) + PASSES,
     "whale_tf.passes.lowering.bridges": ("tests/passes/test_lowering.py",) + PASSES,
+    "whale_tf.passes.lowering.messages": ("tests/passes/test_lowering.py",) + PASSES,
     "whale_tf.passes.lowering.levels": ("tests/passes/test_lowering.py",) + PASSES,
     "whale_tf.emit.order": ("tests/emit/test_barriers.py",),
     "whale_tf.planner.bounds": ("tests/planner/test_bounds.py",),

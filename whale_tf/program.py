@@ -46,8 +46,9 @@ ONCE, EARLY, SECTION, FORWARD = "once", "early", "section", "forward"
 BACKWARD, WEIGHT, UPDATE = "backward", "weight", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
 GATHER, BROADCAST = "gather", "broadcast"
+MESSAGES = (GATHER, BROADCAST)  # from one process to all others
 CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
-RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, GATHER, BROADCAST)
+RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, *MESSAGES)
 BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
 ALL = -1  # instead of a coordinate
 

@@ -86,6 +86,13 @@ def sent(done: Parallelized) -> List[str]:
     return [name for name in done.emitted.communicator.collectives if name.startswith("whale/sent/")]  # type: ignore[union-attr]
 
 
+def assigned(done: Parallelized) -> Dict[str, bool]:
+    """Trained variables to which a received value is assigned -> whether that happens on the variable's own device."""
+    graph = done.emitted.context.tf_graph  # type: ignore[union-attr]
+    ops = [op for op in graph.get_operations() if op.name.startswith("whale/sent/") and op.name.endswith("/assign")]
+    return {op.inputs[0].op.name: op.device == op.inputs[0].op.device != "" for op in ops}
+
+
 def played(done: Parallelized) -> Any:
     graph = step_graph(done.captured, done.region, "model", done.plan.graph, BATCH)
     graph = graph.measured(BATCH, {op.origin: 1e-3 for op in graph.ops})
@@ -123,6 +130,9 @@ def test_messages(optimizer: str, bucket_bytes: Any, values: int) -> None:
     assert len(of_values) == values and sorted(sum(of_values, ())) == [f"w{layer}:0" for layer in range(LAYERS)]
     assert len(known[0]) == values + (0 if optimizer == "adam" else 2), "the squares of an owner's changes in one"
     assert sent(both[0]) == sent(both[1]) and len(sent(both[0])) == len(known[0])
+    received = [assigned(done) for done in both]
+    assert sorted([*received[0], *received[1]]) == [f"w{layer}" for layer in range(LAYERS)] and all(received)
+    assert all([*received[0].values(), *received[1].values()])
     done, found = both[0], played(both[0])
     messages_played = [one for one in found.program.instructions if one.label == BROADCAST]
     assert len(messages_played) == len(known[0])

@@ -1,10 +1,11 @@
 """Lowered recipes, computed with numbers: what their primitives make of given values."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy as np
 
+from whale_tf.ir.graph import OpGraph
 from whale_tf.passes.lowering import Primitive, in_order
 from whale_tf.passes.lowering import primitive as kinds
 from whale_tf.passes.lowering.levels import divide, levels
@@ -102,3 +103,27 @@ def terms(value: Primitive) -> Dict[Clone, float]:
 def of_kind(values: Sequence[Primitive], kind: str) -> List[Primitive]:
     """The primitives of a kind that values are made of."""
     return [each for each in in_order(values, {}) if each.kind == kind]
+
+
+def ops_of(graph: OpGraph, waits: Sequence[Primitive]) -> List[str]:
+    """Names of the ops of the update for which something waits."""
+    assert {each.kind for each in waits} <= {kinds.OP}
+    return [graph.ops[each.detail].name for each in waits]
+
+
+def of_message(graph: OpGraph, values: Mapping[str, Primitive], given: Mapping[str, Any], arrived: Any = None) -> Dict[str, Any]:
+    """What a message means in a process, which has the ``given`` values of tensors and variables, or receives ``arrived``."""
+    made: Dict[Primitive, Any] = {}
+    for each in in_order(list(values.values()), {}):
+        operands = [made[operand] for operand in each.operands]
+        if each.kind in (kinds.READ, kinds.VALUE):
+            made[each] = given[graph.tensor_name(each.tensor)]
+        elif each.kind == kinds.UNPACK:
+            made[each] = operands[0][each.detail]
+        elif each.kind == kinds.PACK:
+            made[each] = operands
+        elif each.kind == kinds.BROADCAST and not operands:
+            made[each] = arrived
+        else:
+            made[each] = operands[0] if operands else None
+    return {name: made[value] for name, value in values.items()}

@@ -74,6 +74,10 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "zero_v2_of_second_process": (chain(2, task_graphs=1, momentum=True, clip=True)._replace(processes=2), plan(
         [1], 2, 2, zero="v2", processes=((0,), (1,)),
         tasks={0: {"variables": "shared", "homes": {"v0": 0, "v1": 0}}}).local_part(1)),
+    **{f"zero_v3_of_{which}_process": (chain(2, task_graphs=1, momentum=True)._replace(processes=2), plan(
+        [1], 1, 2, zero="v3", processes=((0,), (1,)), gradients=_bucket(("v1", "v0")),
+        tasks={0: {"variables": "shared", "homes": {"v0": 0, "v1": 0}}}).local_part(rank))
+       for rank, which in enumerate(("first", "second"))},
     "zero_v3": (chain(3, task_graphs=1, clip=True), plan(
         [2], 2, zero="v3", tasks={0: {"variables": "shared", "homes": {"w0": 0, "w1": 1, "w2": 0}}})),
 }

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from tests.passes.drawings import chain, plan
-from tests.passes.lowered import WEIGHT, Numbers, computed, of_kind, terms
+from tests.passes.lowered import WEIGHT, Numbers, computed, of_kind, of_message, ops_of, terms
 from tests.passes.programs import PROGRAMS
+from tests.passes.test_owners import add, drawn, with_norms
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, Reduce
 from whale_tf.ir.layout import REFERENCE, Layout, partial, replicated, sharded
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program, parted
-from whale_tf.passes.lowering import Lowering, Primitive
+from whale_tf.passes.lowering import Lowering, Primitive, in_order
 from whale_tf.passes.lowering import primitive as kinds
-from whale_tf.passes.lowering.levels import agreed_batch, divide, is_even, running
+from whale_tf.passes.lowering.levels import agreed_batch, divide, is_even, levels, running
 from whale_tf.passes.replicate import clones, device_at
 from whale_tf.plan import GradientPlan, Plan
-from whale_tf.program import BRIDGE, SYNCHRONISE, Clone, Copy
+from whale_tf.program import BRIDGE, EVERY, SYNCHRONISE, Clone, Copy
 
 
 class Case:
@@ -395,6 +396,15 @@ def test_parts_of_a_mini_batch() -> None:
     assert running((2, 1), 2) == [0, 2, 3] and running(None, 3) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("nested_batch, own, expected", [
+    ("divide", False, [[0, 1, 2], [0, 1, 2, 3], [0, 2, 3]]), ("micro", False, [[0, 1, 2], [0, 1, 2, 3], [0, 2, 3]]),
+    ("own", True, [[0, 1, 2, 3], [0, 2, 3]]), ("micro", True, [[0, 2, 3]])])
+def test_levels_at_which_a_mini_batch_is_divided(nested_batch: str, own: bool, expected: List[List[int]]) -> None:
+    """Two model replicas, three micro-batches, and two replicas of which one has twice as many examples."""
+    chosen = plan([2], 3, 2, {0: {"slices": (2, 1)}}, nested_batch=nested_batch)
+    assert levels(chosen, 0, own) == expected
+
+
 def test_inputs_agree_on_the_size_of_a_mini_batch() -> None:
     graph = chain(1, labels=True).graph
     sources = {graph.tensor("x"): 0, graph.tensor("y"): 0}
@@ -409,3 +419,107 @@ def test_inputs_agree_on_the_size_of_a_mini_batch() -> None:
     assert [sized(None, None), sized(12, None), sized(12, 4), sized(None, 5)] == [None, 4, 4, 5]
     with pytest.raises(PlanError, match="inputs have different batch sizes: x:0"):
         sized(12, 5)
+
+
+class TestMessages:
+    """What the owners of variables send, as primitives of each process's own Program."""
+
+    def of_each(self, step: TrainingStep, homes: Dict[str, int], zero: str = "v1", micro_batches: int = 1) -> List[Case]:
+        """Two processes with two devices each; all gradients in one bucket."""
+        names = tuple(sorted(homes, reverse=True))
+        whole = plan([2], micro_batches, 2, {0: {"variables": "shared", "homes": homes}}, zero=zero,
+                     processes=((0, 1), (2, 3)), gradients=(GradientPlan(task_graph=0, backend="collective", buckets=(names,)),))
+        return [Case(step, whole.local_part(rank)) for rank in range(2)]
+
+    def sides(self, cases: List[Case], place: int) -> List[Tuple[Primitive, Dict[str, Primitive]]]:
+        """A message's broadcast in each process, and what it means there, by the names of tensors."""
+        found = []
+        for case in cases:
+            number = case.lowering.messages.calls[place]
+            values = case.lowering.messages.values(number)
+            assert case.lowering.values_of(number) == list(dict.fromkeys(values.values()))
+            assert all(case.lowering.of_call(number, tensor) is value for tensor, value in values.items())
+            assert {each.call for each in in_order(list(values.values()), {}) if each.kind != kinds.OP} == {number}
+            found.append((case.lowering.messages.sent(number),
+                          {case.step.graph.tensor_name(tensor): value for tensor, value in values.items()}))
+        return found
+
+    @pytest.mark.parametrize("zero, count", [("v1", 4), ("v3", 6)])
+    def test_what_arrives_is_what_was_sent(self, zero: str, count: int) -> None:
+        """Both processes know the same messages in one order, and one of them sends."""
+        cases = self.of_each(with_norms(), {"v0": 0, "v1": 3}, zero)
+        given = {"v0:0": 2.0, "v1:0": 3.0, "size0:0": 5.0, "size1:0": 7.0}
+        assert [len(case.lowering.messages.calls) for case in cases] == [count] * 2
+        for place in range(count):
+            sides = self.sides(cases, place)
+            detail = sides[0][0].detail
+            assert sides[1][0].detail == detail and sides[0][1].keys() == sides[1][1].keys()
+            assert [bool(each.operands) for each, _ in sides] == [rank == detail.root for rank in range(2)]
+            owner, other = (cases[rank].step.graph for rank in (detail.root, 1 - detail.root))
+            sent = of_message(owner, {"": sides[detail.root][0]}, given)[""]
+            if detail.tensors:
+                names = [owner.tensor_name(tensor) for tensor in detail.tensors]
+                assert of_message(other, sides[1 - detail.root][1], {}, sent) == {name: given[name] for name in names}
+
+    def test_new_values(self) -> None:
+        cases = self.of_each(drawn(3), {"v0": 0, "v1": 1, "v2": 3})
+        graph = cases[0].step.graph
+        (sent, ends), (arrived, assigned) = self.sides(cases, 0)
+        packed, = sent.operands
+        assert packed.kind == kinds.PACK and packed.tensor == graph.tensor("v0") and ends == {"v0:0": sent, "v1:0": sent}
+        assert [(each.kind, each.tensor, each.device, ops_of(graph, each.waits)) for each in packed.operands] == [
+            (kinds.READ, graph.tensor("v0"), 0, ["update0"]), (kinds.READ, graph.tensor("v1"), 1, ["update1"])]
+        assert sent.detail == arrived.detail == (0, (graph.tensor("v0"), graph.tensor("v1")))
+        assert (sent.device, packed.device, arrived.device) == (0, 0, 2) and not arrived.operands and not arrived.waits
+        for place, (name, device) in enumerate((("v0:0", 2), ("v1:0", 3))):
+            value, (taken,) = assigned[name], assigned[name].operands
+            assert (value.kind, value.device, ops_of(graph, value.waits)) == (kinds.ASSIGN, device, [f"update{name[1]}"])
+            assert (taken.kind, taken.device, taken.detail, taken.operands) == (kinds.UNPACK, 2, place, (arrived,))
+        (alone, other), (sent, _) = self.sides(cases, 1)
+        assert other["v2:0"].operands == (alone,) and [each.kind for each in sent.operands] == [kinds.READ]
+
+    def test_tensors(self) -> None:
+        """Numbers that the same op reads."""
+        cases = self.of_each(with_norms(), {"v0": 0, "v1": 1})
+        graph = cases[0].step.graph
+        (sent, own), (arrived, others) = self.sides(cases, 0)
+        packed, = sent.operands
+        assert [(each.kind, each.tensor, each.clone) for each in packed.operands] == [
+            (kinds.VALUE, graph.tensor(f"size{i}"), EVERY) for i in range(2)]
+        assert [(each.kind, each.operands, each.waits, each.device) for each in own.values()] == [
+            (kinds.IDENTITY, (packed.operands[i],), (sent,), i) for i in range(2)]
+        assert ops_of(graph, arrived.waits) == ["size0", "size1"]
+        assert [(each.kind, each.detail, each.operands) for each in others.values()] == [
+            (kinds.UNPACK, i, (arrived,)) for i in range(2)]
+
+    def test_state_that_is_written_before_and_behind_the_variable(self) -> None:
+        """The new value leaves behind the first, and a message of its own says that the other is written."""
+        step = drawn(1)
+        add(step, "before", "AssignAddVariableOp", ["m0", "grad0"], shape="none")
+        add(step, "behind", "AssignAddVariableOp", ["m0", "grad0"], ["update0"], "none")
+        cases = self.of_each(step, {"v0": 1})
+        graph = cases[0].step.graph
+        (sent, _), (_, assigned) = self.sides(cases, 0)
+        assert ops_of(graph, sent.operands[0].waits) == ["update0", "before"]
+        assert ops_of(graph, assigned["v0:0"].waits) == ["update0", "before", "behind"]
+        (late, ends), (arrived, others) = self.sides(cases, 1)
+        token, = late.operands
+        assert (token.kind, ops_of(graph, token.waits), ends) == (kinds.TOKEN, ["behind"], {"v0:0": late})
+        assert others == {"v0:0": arrived} and late.detail == arrived.detail == (0, ())
+
+    def test_values_before_the_step_and_tokens_behind_it(self) -> None:
+        cases = self.of_each(drawn(2), {"v0": 2, "v1": 3}, "v3")
+        graph = cases[0].step.graph
+        (arrived, others), (sent, own) = self.sides(cases, 0)
+        packed, = sent.operands
+        assert sent.scope == "values/{}/bucket"  # what follows the update has other names
+        assert [(each.kind, each.device, each.waits) for each in packed.operands] == [(kinds.READ, 2, ()), (kinds.READ, 3, ())]
+        assert [(each.kind, each.operands, each.waits, each.device) for each in own.values()] == [
+            (kinds.IDENTITY, (packed.operands[i],), (sent,), 2 + i) for i in range(2)]
+        assert [(each.kind, each.operands) for each in others.values()] == [(kinds.UNPACK, (arrived,))] * 2 and not arrived.waits
+        (arrived, others), (sent, ends) = self.sides(cases, 1)
+        token, = sent.operands
+        assert (token.kind, token.device, ops_of(graph, token.waits)) == (kinds.TOKEN, 2, ["update0", "update1"])
+        assert list(ends.values()) == [sent, sent] and arrived.detail == sent.detail == (1, ())
+        assert [(each.kind, each.device, each.operands, ops_of(graph, each.waits)) for each in others.values()] == [
+            (kinds.TOKEN, 0, (arrived,), ["update0"]), (kinds.TOKEN, 1, (arrived,), ["update1"])]

@@ -178,7 +178,7 @@ def explain(
                    "cpu:4; without PLAN, also plan for it instead of the script's own cluster"),
     most: int = typer.Option(40, min=0, help="number of calls of a Program to print; 0: all"),
     lowered: bool = typer.Option(
-        False, "--lowered", help="show the primitive ops of each bridge, sum and merge of the Program, too"),
+        False, "--lowered", help="show the primitive ops of each bridge, sum, merge and message of the Program, too"),
     picture: Optional[str] = typer.Option(None, metavar="FILE", help="also draw the Program: a .png or .svg file"),
 ) -> None:
     """Show a plan's TaskGraphs, devices, bridges and collectives, and the search's estimate; or a training step, call by call."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-import numpy as np
-
 from whale_tf._tf_compat import collectives_carry_float16, collectives_gather_any_size, collectives_send_from_any, tf
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators.base import Communicator, Member
@@ -202,21 +200,6 @@ class ProcessCommunicator(Communicator):
         """
         return self._carried(member, name, dtype, lambda one, wire: self._broadcast(one, shape, name, wire, root, waits),
                              has_value=self._rank == root)
-
-    def broadcast_together(self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any,
-                           root: int, waits: Sequence[str] = ()) -> List[str]:
-        """Process ``root``'s values on every process, in one message; on ``root`` itself, an op that ends when they are sent.
-
-        Args:
-            waits: see :meth:`broadcast`.
-        """
-        if len(members) == 1:
-            return [self.broadcast(members[0], shapes[0], names[0], dtype, root, waits)]
-        size, scope, device = sum(int(np.prod(shape)) for shape in shapes), names[0] + "/bucket", members[0].device
-        is_own = self._rank == root
-        bucket = pack(self._nodes, [member.value for member in members], names, dtype, device) if is_own else ""
-        value = self.broadcast(Member(bucket, device), [size], scope, dtype, root, waits)
-        return [value] * len(members) if is_own else unpack(self._nodes, value, names, shapes, dtype, device)
 
     def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]) -> str:
         if root > 0 and not collectives_send_from_any():

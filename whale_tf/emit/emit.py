@@ -101,7 +101,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         operands.reads = Reads(context, nodes, order)
     if context.owners.gathered:
         assert isinstance(sums, ProcessCommunicator)
-        context.gathered = gather_values(context, nodes, sums, after)
+        context.gathered = gather_values(context, nodes, operands.recipes, sums, after)
     if not (has_run or context.is_in_place):  # after a run, a copy would draw instead, whose generator starts from the beginning
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, Guard(context, nodes, division), after)
@@ -134,7 +134,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     sent = Sent()
     if context.owners.process:
         assert isinstance(sums, ProcessCommunicator)
-        sent = send_updates(context, nodes, sums, context.owners)
+        sent = send_updates(context, nodes, recipes, sums)
 
     instead = edit.copy_instead(context.name("instead")) if has_run else {}
     if not has_run:

@@ -14,35 +14,36 @@ Switch, and everything in it reads the copy.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.communicators import Member, ProcessCommunicator
+from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.calls import control_for
 from whale_tf.emit.context import ORIGINAL, Context, Gathered
+from whale_tf.emit.recipes import Recipes
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.variables import read
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import groups
-from whale_tf.passes.owners import VALUES, Message
+from whale_tf.passes.lowering import in_order, primitive
+from whale_tf.program import GATHER
 
 
-def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, after: Set[int]) -> Gathered:
+def gather_values(context: Context, nodes: Nodes, recipes: Recipes, sums: ProcessCommunicator, after: Set[int]) -> Gathered:
     """Stages the messages, and the copy of the ops that depend only on variables.
 
     Args:
         after: ops outside the region that follow from it; the copy does not wait for them.
     """
     graph, owners = context.graph, context.owners
-    values: Dict[int, str] = {}
+    tensors: Dict[int, str] = {}
     alone: Dict[str, Tuple[str, ...]] = {}
-    for message in owners.messages:
-        if message.kind == VALUES and message.variables:
-            values.update(_Values(context, nodes, sums, message, alone).stage())
-    tensors = {graph.ops[variable].outputs[0]: value for variable, value in values.items()}
+    for number in recipes.lowering.messages.calls:
+        if context.program.step_of(context.program.calls[number]) == GATHER:
+            tensors.update(_Values(context, nodes, recipes, sums, number, alone).stage())
     reads = [graph.ops[index] for index in owners.gathered if graph.ops[index].type == "ReadVariableOp"]
     for op in reads:
-        tensors[op.outputs[0]] = values[graph.tensors[op.inputs[0]].op]
+        tensors[op.outputs[0]] = tensors[op.inputs[0]]
     ops = {op.id: tensors[op.outputs[0]].partition(":")[0] for op in reads}
     copied = [graph.ops[index] for index in owners.gathered if index not in ops]
     members, scope = {op.id for op in copied}, context.name("gathered")
@@ -81,69 +82,51 @@ def read_gathered(context: Context) -> None:
 class _Values:
     """Stages one message; ``alone``: see :class:`Gathered`."""
 
-    def __init__(self, context: Context, nodes: Nodes, sums: ProcessCommunicator, message: Message,
+    def __init__(self, context: Context, nodes: Nodes, recipes: Recipes, sums: ProcessCommunicator, number: int,
                  alone: Dict[str, Tuple[str, ...]]) -> None:
-        self._context, self._nodes, self._sums, self._message, self._alone = context, nodes, sums, message, alone
-        self._ops = [context.graph.ops[variable] for variable in message.variables]
+        self._context, self._nodes, self._recipes, self._sums, self._alone = context, nodes, recipes, sums, alone
+        self._sent, self._values = recipes.lowering.messages.sent(number), recipes.lowering.messages.values(number)
+        self._ops = [context.graph.producer(tensor) for tensor in self._values]
         self._scopes = [context.name("values", op.name) for op in self._ops]
         self._devices = [context.device_of(op) for op in self._ops]
         self._dtype = tf.as_dtype(self._ops[0].attrs["dtype"]).base_dtype
 
     def stage(self) -> Dict[int, str]:
-        """Variable -> the tensor that training reads."""
-        context, nodes, scope, host = self._context, self._nodes, self._scopes[0], self._context.host
-        root = context.plan.process_of(self._message.home)
-        is_own = root == context.owners.rank
+        """Handle or reference of a variable -> the tensor that training reads."""
+        nodes, scope, host = self._nodes, self._scopes[0], self._context.host
         if self._sums.is_always_together:
-            return {op.id: value + ":0" for op, value in zip(self._ops, self._in_all(root, is_own))}
+            return {tensor: self._recipes.of(made) + ":0" for tensor, made in self._values.items()}
         true = nodes.const(True, scope + "/default", tf.bool, host)
         together = nodes.add("PlaceholderWithDefault", scope + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
-        first = len(self._sums.collectives)
-        values = self._own(together, root) if is_own else self._received(together, root)
+        first, is_own = len(self._sums.collectives), bool(self._sent.operands)
+        values = self._own(together) if is_own else self._received(together)
         self._sums.together.update(dict.fromkeys(self._sums.collectives[first:], together))
         self._alone[together] = () if is_own else tuple(op.name for op in self._ops)
-        return {op.id: value + ":0" for op, value in zip(self._ops, values)}
+        return {tensor: value + ":0" for tensor, value in zip(self._values, values)}
 
-    def _shapes(self) -> List[List[int]]:
-        return [list(op.attrs["shape"]) for op in self._ops]
-
-    def _in_all(self, root: int, is_own: bool) -> List[str]:
-        """What each process reads in a step that all of them run together."""
-        reads = [self._read(op, op.name, place, ()) if is_own else "" for place, op in enumerate(self._ops)]
-        members = [Member(read, device) for read, device in zip(reads, self._devices)]
-        sent = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root)
-        if not is_own:
-            return sent
-        return [self._nodes.identity(read, where + "/value", self._dtype, device, sorted(set(sent)))
-                for read, where, device in zip(reads, self._scopes, self._devices)]
-
-    def _own(self, together: str, root: int) -> List[str]:
+    def _own(self, together: str) -> List[str]:
         """What the variables' owner reads: the values, after sending them."""
-        nodes, scope = self._nodes, self._scopes[0]
-        reads = [self._read(op, op.name, place, ()) for place, op in enumerate(self._ops)]
-        taken = [nodes.add("Switch", where + "/taken", [read, together], device, T=self._dtype)
-                 for read, where, device in zip(reads, self._scopes, self._devices)]
-        members = [Member(name + ":1", device) for name, device in zip(taken, self._devices)]
-        sent = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root)
-        device = self._devices[0]
+        nodes, recipes, scope, device = self._nodes, self._recipes, self._scopes[0], self._devices[0]
+        reads = [each for each in in_order([self._sent], {}) if each.kind == primitive.READ]
+        taken = {each: nodes.add("Switch", where + "/taken", [recipes.of(each), together], place, T=self._dtype) + ":1"
+                 for each, where, place in zip(reads, self._scopes, self._devices)}
+        sent = recipes.of(self._sent, taken)
         branch = nodes.add("Switch", scope + "/done", [together, together], device, T=tf.bool)
-        done = nodes.identity(branch + ":1", scope + "/sent", tf.bool, device, sorted(set(sent)))
+        done = nodes.identity(branch + ":1", scope + "/sent", tf.bool, device, [sent])
         ended = nodes.add("Merge", scope + "/ended", [branch + ":0", done], device, T=tf.bool, N=2)
-        return [nodes.identity(read, where + "/value", self._dtype, place, [ended])
-                for read, where, place in zip(reads, self._scopes, self._devices)]
+        return [recipes.of(made, {self._sent: ended}) for made in self._values.values()]
 
-    def _received(self, together: str, root: int) -> List[str]:
+    def _received(self, together: str) -> List[str]:
         """What the other processes read: the received values or, in a run by itself, the variables."""
-        nodes, scope, device = self._nodes, self._scopes[0], self._devices[0]
+        nodes, recipes, scope, device = self._nodes, self._recipes, self._scopes[0], self._devices[0]
         branch = nodes.add("Switch", scope + "/branch", [together, together], device, T=tf.bool)
-        waits = nodes.identity(branch + ":1", scope + "/is_together", tf.bool, device)
-        members = [Member("", where) for where in self._devices]
-        arrived = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root, [waits])
+        recipes.of(self._sent, waits=[nodes.identity(branch + ":1", scope + "/is_together", tf.bool, device)])
         found = []
-        for place, (op, value) in enumerate(zip(self._ops, arrived)):
+        for place, (op, made) in enumerate(zip(self._ops, self._values.values())):
             alone = nodes.identity(branch + ":0", f"{self._scopes[place]}/is_alone", tf.bool, self._devices[place])
-            read = self._read(op, self._same(op, place), place, [alone])
-            found.append(nodes.add("Merge", self._scopes[place] + "/merged", [read, value], self._devices[place],
+            value = read(nodes, op.type == "VarHandleOp", self._same(op, place), self._scopes[place] + "/alone", self._dtype,
+                         self._devices[place], [alone])
+            found.append(nodes.add("Merge", self._scopes[place] + "/merged", [value, recipes.of(made)], self._devices[place],
                                    T=self._dtype, N=2))
         return found
 
@@ -154,7 +137,3 @@ class _Values:
         names = self._context.edit.clone([self._context.tf_ops[op.id]], self._context.name("same"), device=self._devices[place],
                                          edit=shared)
         return names[op.name]
-
-    def _read(self, op: Op, name: str, place: int, waits: Sequence[str]) -> str:
-        is_resource, scope = op.type == "VarHandleOp", self._scopes[place] + "/read"
-        return read(self._nodes, is_resource, name, scope, self._dtype, self._devices[place], waits)

@@ -6,24 +6,27 @@ numbers of examples that are known only when the step runs.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf.communicators import CollectiveCommunicator, Communicator, Member, pack, unpack
+from whale_tf.communicators import CollectiveCommunicator, Communicator, Member, ProcessCommunicator, pack, unpack
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.collected import Collected
 from whale_tf.emit.context import Context, Copy
 from whale_tf.emit.convert import Converter, of_inputs
 from whale_tf.emit.shares import Number
 from whale_tf.emit.sizes_outside import check_size
+from whale_tf.emit.waits import Waits
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.batch_axis import Offset, Reduce
 from whale_tf.ir.layout import batch_of, rows_each
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.lowering import Lowering, Primitive, in_order, primitive
-from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
+from whale_tf.program import ACCUMULATE, ALL, MERGE, SYNCHRONISE, Clone
 
 
 class Recipes:
@@ -36,6 +39,7 @@ class Recipes:
     def __init__(self, context: Context, converter: Converter, communicator: Communicator, lowering: Lowering) -> None:
         self._context, self._converter, self._communicator, self.lowering = context, converter, communicator, lowering
         self._nodes: Nodes = converter.nodes
+        self._waits = Waits(context, converter.nodes)
         self._names: Dict[Primitive, str] = {}
         self._results: Dict[Primitive, List[str]] = {}  # of primitives with several
         self._whole: Dict[int, str] = {}
@@ -46,8 +50,11 @@ class Recipes:
             primitive.SHIFT: self._shift, primitive.LESS_SURPLUS: self._less_surplus, primitive.BLOCK: self._block,
             primitive.CUT: self._cut, primitive.CONCAT: self._concat, primitive.ADD: self._add,
             **dict.fromkeys(primitive.ADDITIONS[1:], self._reduce), primitive.PACK: self._pack, primitive.UNPACK: self._unpack,
-            primitive.IDENTITY: self._identity, primitive.ALL_REDUCE: self._all_reduce, primitive.ALL_GATHER: self._all_gather,
-            primitive.TAKE: self._take}
+            primitive.ALL_REDUCE: self._all_reduce, primitive.ALL_GATHER: self._all_gather, primitive.TAKE: self._take,
+            primitive.OP: self._op}
+        self._staged_behind: Dict[str, Callable[[Primitive, List[str], str, str, List[str]], str]] = {
+            primitive.IDENTITY: self._identity, primitive.READ: self._read, primitive.ASSIGN: self._assign,
+            primitive.TOKEN: self._token, primitive.BROADCAST: self._broadcast}
 
     def beside(self, context: Context) -> Recipes:
         """The values of the tensors that are exported under the names of another context."""
@@ -69,12 +76,24 @@ class Recipes:
                 for tensor in body.inputs:
                     self.whole(tensor)
 
-    def of(self, value: Primitive) -> str:
-        """Name of the tensor that a primitive makes."""
+    def of(self, value: Primitive, instead: Mapping[Primitive, str] = {}, waits: Sequence[str] = ()) -> str:  # noqa: B006
+        """Name of the tensor that a primitive makes.
+
+        Args:
+            instead: other names, for this value alone, of primitives that are staged already.
+            waits: further ops for which the op of ``value`` waits; of a broadcast, in a process that receives it.
+        """
         for each in in_order([value], self._names):
-            operands = [self._names[operand] for operand in each.operands]
+            operands = [instead.get(operand) or self._names[operand] for operand in each.operands]
             device = self._context.host if each.device == primitive.HOST else self._context.devices[each.device]
-            self._names[each] = self._staged[each.kind](each, operands, self._context.scoped(each.scope, each.tensor), device)
+            scope = self._context.scoped(each.scope, each.tensor)
+            if each.kind in self._staged:
+                self._names[each] = self._staged[each.kind](each, operands, scope, device)
+            else:
+                before = [instead.get(wait) or self._op_of(wait) for wait in each.waits if wait.kind != primitive.OP]
+                before += self._waits.behind([wait.detail for wait in each.waits if wait.kind == primitive.OP], scope, device)
+                self._names[each] = self._staged_behind[each.kind](
+                    each, operands, scope, device, before + list(waits) * (each is value))
         return self._names[value]
 
     # ------------------------------------------------------------------------------------------------ merged values
@@ -140,7 +159,10 @@ class Recipes:
 
     # ---------------------------------------------------------------------------------------------------- operands
     def _value(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
-        return self._context.tensor_in(each.tensor, each.clone)
+        return self._context.tensor_in(each.tensor, _place(each.clone))
+
+    def _op(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
+        return self._context.graph.ops[each.detail].name
 
     def _part(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
         return self._converter.inputs.part(each.tensor, each.task_graph, each.clone)
@@ -276,32 +298,27 @@ class Recipes:
                 total = self._nodes.binary(op_type, total, term, where, dtype, device)
         return total
 
-    def _identity(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
-        waits = [self._op_of(wait) for wait in each.waits]
-        return self._nodes.identity(operands[0], scope, self._context.dtype(each.tensor), device, waits)
+    def _identity(self, each: Primitive, operands: List[str], scope: str, device: str, waits: List[str]) -> str:
+        return self._nodes.identity(operands[0], scope, self._dtype(each.tensor), device, waits)
 
     def _op_of(self, each: Primitive) -> str:
         if each.kind == primitive.VALUE:
-            return self._context.op_in(self._context.graph.producer(each.tensor), each.clone)
+            return self._context.op_in(self._context.graph.producer(each.tensor), _place(each.clone))
         return self._names[each].partition(":")[0]
 
     # --------------------------------------------------------------------------------- between devices and processes
     def _pack(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
-        scopes = self._scopes(each)
-        return pack(self._nodes, operands, scopes, self._context.dtype(each.tensor), device)
+        scopes = [self._context.scoped(each.scope, operand.tensor) for operand in each.operands]
+        return pack(self._nodes, operands, scopes, self._dtype(each.tensor), device)
 
     def _unpack(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
         total, = each.operands
         if total not in self._results:
-            packed, = total.operands
-            shapes = [self._context.static_shape(operand.tensor) for operand in packed.operands]
-            self._results[total] = unpack(self._nodes, operands[0], self._scopes(packed), shapes,
-                                          self._context.dtype(each.tensor), device)
+            tensors = primitive.contents(total)
+            scopes = [self._context.scoped(each.scope, tensor) for tensor in tensors]
+            self._results[total] = unpack(self._nodes, operands[0], scopes, list(map(self._shape, tensors)),
+                                          self._dtype(each.tensor), device)
         return self._results[total][each.detail]
-
-    def _scopes(self, packed: Primitive) -> List[str]:
-        """Names for what is packed, one for each tensor."""
-        return [self._context.scoped(packed.scope, operand.tensor) for operand in packed.operands]
 
     def _all_reduce(self, each: Primitive, operands: List[str], scope: str, device: str) -> str:
         how, dtype = each.detail, self._context.dtype(each.tensor)
@@ -319,3 +336,39 @@ class Recipes:
         layout, (is_equal, is_counted) = self._context.region.batch.layout(each.tensor), each.detail
         lengths = self._converter.rows_of_each_process(each.tensor, layout) if is_counted else None
         return self._converter.gathered(Member(operands[0], device), each.tensor, layout.dim, scope, is_equal, lengths)
+
+    # ------------------------------------------------------------------------------------------------- of variables
+    def _read(self, each: Primitive, operands: List[str], scope: str, device: str, waits: List[str]) -> str:
+        op = self._context.graph.producer(each.tensor)
+        return read(self._nodes, op.type == "VarHandleOp", op.name, scope, self._dtype(each.tensor), device, waits)
+
+    def _assign(self, each: Primitive, operands: List[str], scope: str, device: str, waits: List[str]) -> str:
+        op = self._context.graph.producer(each.tensor)
+        return assign(self._nodes, op.type == "VarHandleOp", op.name, operands[0], scope, self._dtype(each.tensor), device, waits)
+
+    def _token(self, each: Primitive, operands: List[str], scope: str, device: str, waits: List[str]) -> str:
+        nothing = operands[0] if operands else self._nodes.const(0, scope + "/nothing", tf.int32, device)
+        return self._nodes.identity(nothing, scope, tf.int32, device, waits)
+
+    def _broadcast(self, each: Primitive, operands: List[str], scope: str, device: str, waits: List[str]) -> str:
+        assert isinstance(self._communicator, ProcessCommunicator)
+        root, tensors = each.detail
+        shape = [sum(int(np.prod(self._shape(tensor))) for tensor in tensors)] if len(tensors) > 1 else [
+            size for tensor in tensors for size in self._shape(tensor)]
+        dtype = self._dtype(each.tensor) if tensors else tf.int32
+        return self._communicator.broadcast(Member(operands[0] if operands else "", device), shape, scope, dtype, root, waits)
+
+    def _dtype(self, tensor: int) -> tf.DType:
+        """The type of a tensor's value; for a variable's handle, of the variable's."""
+        op = self._context.graph.producer(tensor)
+        return tf.as_dtype(op.attrs["dtype"]).base_dtype if op.type in VARIABLES else self._context.dtype(tensor)
+
+    def _shape(self, tensor: int) -> Tuple[int, ...]:
+        """The static shape of a tensor's value; for a variable's handle, of the variable's."""
+        op = self._context.graph.producer(tensor)
+        return tuple(op.attrs["shape"]) if op.type in VARIABLES else self._context.static_shape(tensor)
+
+
+def _place(clone: Clone) -> Union[Clone, Copy]:
+    """Where a value is: in a clone or, if it belongs to no micro-batch, in a copy; what belongs to all is in the first one."""
+    return clone if clone.m != ALL else Copy(max(0, clone.g), max(0, clone.r))

@@ -14,9 +14,7 @@ from whale_tf.program import (
     ACCUMULATE,
     ALL,
     BACKWARD,
-    BROADCAST,
     FORWARD,
-    GATHER,
     MERGE,
     SYNCHRONISE,
     UPDATE,
@@ -29,7 +27,6 @@ from whale_tf.program import (
 from whale_tf.simulator.calibration import MEMORY
 from whale_tf.simulator.tasks import About
 
-MESSAGES = (GATHER, BROADCAST)
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
@@ -97,7 +94,6 @@ class CallFacts:
         readers: (call, tensor) -> number of calls that take it.
         pieces: of each body, op -> its piece, in the order of the graph.
         parts: of each call, the fraction of a mini-batch on which it works.
-        messages: calls that send values to other processes.
     """
 
     def __init__(self, costs: OpCosts, step: TrainingStep, program: Program, plan: Plan) -> None:
@@ -120,7 +116,6 @@ class CallFacts:
                 self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
         self.pieces = [self._pieces(body, combined) for body in program.bodies]
         self.parts = [self._part(call) for call in program.calls]
-        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> Dict[int, Piece]:
         functions = body.functions or (body.ops,)

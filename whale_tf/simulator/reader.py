@@ -98,8 +98,8 @@ class _Reader(Recipes):
         ordered.update(*(call.after for call in self.program.calls))
         ends = [self._connect_ops(number, number in ordered or bool(self.body(number).reads))
                 for number in range(len(self.program.calls))]
-        for number in self.messages:
-            self.send_to_all(number)
+        for number in self.lowering.messages.calls:
+            self.play_values(number)
         for number, call in enumerate(self.program.calls):
             ended = [task for other in call.after for task in sorted(ends[other][1])]
             ended += [part.task for other in call.after if self.step_of(other) == ACCUMULATE

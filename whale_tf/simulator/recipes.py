@@ -1,8 +1,8 @@
 """What a call takes from others, as tasks.
 
 A value that is on another device is a message.  Recipes are the primitives to which :mod:`whale_tf.passes.lowering` lowers them:
-additions, concatenations and collectives are tasks; what changes each element, or cuts rows out, goes with them.  ``gather`` and
-``broadcast`` are a message from one process to each other one, once the values that it sends have been written.
+additions, concatenations and collectives are tasks; what changes each element, or cuts rows out, goes with them.  A broadcast is
+one message to each other process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import abc
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import traits
 from whale_tf.passes.lowering import Lowering, Primitive, primitive
 from whale_tf.passes.replicate import cuts_of, devices_of
 from whale_tf.plan import Plan
@@ -27,17 +26,16 @@ from whale_tf.program import (
     SYNCHRONISE,
     UPDATE,
     WHOLE,
-    Call,
     Program,
 )
-from whale_tf.simulator.call_facts import MESSAGES, CallFacts, OpCosts
+from whale_tf.simulator.call_facts import CallFacts, OpCosts
 from whale_tf.simulator.instructions import COMPUTATION, FEATURE, GRADIENT
 from whale_tf.simulator.spans import Spans
 from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
 PASSED_ON = (primitive.SCALE, primitive.SCALE_PROCESS, primitive.SHARE, primitive.SHIFT, primitive.LESS_SURPLUS, primitive.BLOCK,
-             primitive.IDENTITY)  # what is no task: it is computed with what makes or reads the value
+             primitive.IDENTITY, primitive.ASSIGN)  # what is no task: it is computed with what makes or reads the value
 NO_VALUE_BYTES = 4.0  # size of a message which only says that something is done
 
 
@@ -100,8 +98,6 @@ class Recipes(CallFacts, abc.ABC):
                                 for body in self._bodies]
         self._made: Dict[Primitive, PlayedValue] = {}
         self._unpacked: Dict[Primitive, TensorPart] = {}
-        self._are_sent: Set[int] = set()  # calls of messages
-        self._arrived: Dict[Tuple[int, int], PlayedValue] = {}  # (call of a message, tensor)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], TensorPart] = {}
 
     @abc.abstractmethod
@@ -198,9 +194,6 @@ class Recipes(CallFacts, abc.ABC):
 
     def recipe(self, number: int, tensor: int) -> PlayedValue:
         """The value that a recipe makes of a tensor; if each device that reads it makes its own, the parts that they read."""
-        if self.step_of(number) in MESSAGES:
-            self.send_to_all(number)
-            return self._arrived[number, tensor]
         each = {self._lowered_on(number, tensor, device) for device in self._readers_of(number)}
         if len(each) == 1:
             return self._played(each.pop(), number)
@@ -209,6 +202,11 @@ class Recipes(CallFacts, abc.ABC):
             first = first.operands[0]
         value = together([self._played(operand, number) for operand in first.operands])
         return value._replace(recipe=number if value.parts else -1, tensor=tensor)
+
+    def play_values(self, number: int) -> None:
+        """Plays all values that a recipe's call makes."""
+        for made in self.lowering.values_of(number):
+            self._played(made, number)
 
     def _readers_of(self, number: int) -> Sequence[int]:
         """The devices for which a recipe's call makes values."""
@@ -270,10 +268,19 @@ class Recipes(CallFacts, abc.ABC):
             return PlayedValue(tuple(part._replace(m=m) for part in self.here(values[0], made.device)), waits)
         if made.kind in PASSED_ON:
             return values[0]
+        if made.kind == primitive.OP:
+            source = self.number.get((self.body_of.get(made.detail, -1), made.clone))
+            return PlayedValue((), frozenset() if source is None else self.after(source, made.detail) - {START})
+        if made.kind in (primitive.READ, primitive.TOKEN):
+            parts = [TensorPart(START, made.device, -1, made.tensor, self.costs.bytes(made.tensor))]
+            done: FrozenSet[int] = frozenset().union(*[self._made[each].tasks for each in (*operands, *made.waits)])
+            return PlayedValue(tuple(parts) if made.kind == primitive.READ else (), done)
+        if made.kind == primitive.BROADCAST:
+            return self._sent_to_all(made, number)
         if made.kind == primitive.CUT:
             return self._cut(made, values[0])
         if made.kind == primitive.PACK:
-            return PlayedValue((self._packed(number, values),))
+            return self._packed(made, number, values)
         if made.kind == primitive.UNPACK:
             return self._taken_out(made, number)
         if made.kind == primitive.TAKE:
@@ -379,67 +386,40 @@ class Recipes(CallFacts, abc.ABC):
         total, = made.operands
         if total not in self._unpacked:
             arrived, = self._made[total].parts
-            size = sum(self.costs.bytes(each.tensor) for each in total.operands[0].operands)
+            size = sum(map(self.costs.bytes, primitive.contents(total)))
             about = self.about(number, "out of bucket")
             self._unpacked[total] = self._op(about, arrived.device, [arrived], (), 2.0 * size, size)
         return PlayedValue((self._unpacked[total]._replace(tensor=made.tensor, size=self.costs.bytes(made.tensor)),))
 
-    def send_to_all(self, number: int) -> None:
-        """Add a message to each other process, and the values that it brings there."""
-        if number in self._are_sent:
-            return
-        place = self.messages.index(number)
-        calls = [peer.program.calls[peer.messages[place]] for peer in self.peers]
-        bodies = [peer.program.bodies[call.body] for peer, call in zip(self.peers, calls)]
-        owner = next(rank for rank, (call, body) in enumerate(zip(calls, bodies))
-                     if call.takes or call.after or (body.step == GATHER and body.inputs))
-        for peer in self.peers:
-            peer._are_sent.add(peer.messages[place])
-        sender, tensors, kind = self.peers[owner], bodies[owner].inputs, bodies[owner].step
-        number, devices = sender.messages[place], [call.devices[0] for call in calls]
-        values = [sender._main(source, tensor, number) for tensor, (source,) in calls[owner].takes]
-        written = sender._written(calls[owner])
-        taken = {tensor for tensor, _ in calls[owner].takes}
-        values += [PlayedValue((TensorPart(START, devices[owner], -1, tensor, sender.costs.bytes(tensor)),), written)
-                   for tensor in tensors if tensor not in taken]
-        size, waits = NO_VALUE_BYTES, written
-        if any(value.parts for value in values):
-            packed = sender._packed(number, values)
-            if packed.task != START:
-                self.tasks.wait(packed.task, sorted(written))
-            size, waits = packed.size, together(values).waits | {packed.task}
-        pairs = tuple((devices[owner], device, 1.0) for device in devices if device != devices[owner])
+    def _sent_to_all(self, made: Primitive, number: int) -> PlayedValue:
+        """A message from the process that has its value to each other one."""
+        place = self.lowering.messages.calls.index(number)
+        numbers = [peer.lowering.messages.calls[place] for peer in self.peers]
+        same = [peer.lowering.messages.sent(each) for peer, each in zip(self.peers, numbers)]
+        sender = next(rank for rank, each in enumerate(same) if each.operands)
+        value = self.peers[sender]._played(same[sender].operands[0], numbers[sender])
+        size = sum(part.size for part in value.parts) or NO_VALUE_BYTES
+        pairs = tuple((same[sender].device, each.device, 1.0) for each in same if each is not same[sender])
+        kind, tensors = self.step_of(number), made.detail.tensors
         task = self.tasks.communicate(
-            SEND_RECV, Group(tuple(sorted(devices)), pairs), size, FEATURE if kind == GATHER else GRADIENT, sorted(waits),
-            sender.about(number, kind)._replace(label=kind))
-        for value, tensor in zip(values, bodies[owner].outputs):
-            sender._arrived[number, tensor] = value._replace(waits=value.waits | {task})
+            SEND_RECV, Group(tuple(sorted(each.device for each in same)), pairs), size, FEATURE if kind == GATHER else GRADIENT,
+            sorted(value.tasks), self.peers[sender].about(numbers[sender], kind)._replace(label=kind))
         category = "gathered parameters" if kind == GATHER else "gradient buckets"
-        for peer, device in zip(self.peers, devices):
-            if peer is not sender and tensors:
-                arrived = TensorPart(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
-                peer._unpack(peer.messages[place], tensors, arrived, size, "out of message")
+        for rank, (peer, each) in enumerate(zip(self.peers, same)):
+            if rank == sender or not tensors:
+                peer._made[each] = PlayedValue((), frozenset([task]))
+            else:
+                buffer = peer._new_buffer(category, task, each.device, size)
+                peer._made[each] = PlayedValue((TensorPart(task, each.device, buffer, tensors[0], size),))
+        return self._made[made]
 
-    def _written(self, call: Call) -> FrozenSet[int]:
-        """The tasks after which a call's message leaves: those that write the values that it sends."""
-        tensors, found = set(self.program.bodies[call.body].inputs), set()  # type: Set[int], Set[int]
-        for number in call.after:
-            for op in (piece.op for piece in self.pieces[self.program.calls[number].body].values()):
-                if traits(op.type).is_write and (not tensors or not tensors.isdisjoint(op.inputs)):
-                    found |= self.after(number, op.id)
-        return frozenset(found - {START})
-
-    def _packed(self, number: int, values: Sequence[PlayedValue]) -> TensorPart:
-        """Values of one device, packed into one tensor."""
-        parts = [part for value in values for part in value.parts]
+    def _packed(self, made: Primitive, number: int, values: Sequence[PlayedValue]) -> PlayedValue:
+        """Values of one device, packed into one tensor; those of variables once all of them have been written."""
+        parts, waits = [part for value in values for part in value.parts], together(values).waits
         if len(parts) == 1:
-            return parts[0]
+            return PlayedValue((parts[0],), waits)
         size = sum(part.size for part in parts)
-        return self._op(self.about(number, "into bucket"), parts[0].device, parts, together(values).waits, 2.0 * size, size)
-
-    def _unpack(self, number: int, tensors: Sequence[int], arrived: TensorPart, size: float, name: str) -> None:
-        """Take the values of a call, of ``size`` bytes together, out of what has arrived; ``name``: of the op that does so."""
-        if len(tensors) > 1:
-            arrived = self._op(self.about(number, name), arrived.device, [arrived], (), 2.0 * size, size)
-        for tensor in tensors:
-            self._arrived[number, tensor] = PlayedValue((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),))
+        packed = self._op(self.about(number, "into bucket"), parts[0].device, parts, waits, 2.0 * size, size)
+        if made.operands[0].kind == primitive.READ:
+            self.tasks.wait(packed.task, sorted(waits))
+        return PlayedValue((packed,), waits)

@@ -15,8 +15,8 @@
     merge, whole  all clones ──> SUM, MAX, CONCAT ...       on the first device, or at the variable's home
 
 Values are lowered when they are asked for, each once; so are values that the Program does not name, but a user fetches.
-Sizes stay symbolic: a CUT, BLOCK, SCALE or SHIFT says whose examples count.  ``gather`` and ``broadcast``, the messages about
-variables that one process keeps, are not lowered: they are one message each (:mod:`whale_tf.passes.owners`).
+Sizes stay symbolic: a CUT, BLOCK, SCALE or SHIFT says whose examples count.  For ``gather`` and ``broadcast``, the messages about
+variables that one process keeps, see :mod:`whale_tf.passes.lowering.messages`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from whale_tf.passes.collect import chains, chains_of, compressed
 from whale_tf.passes.homes import find_homes
 from whale_tf.passes.lowering.bridges import Bridges
 from whale_tf.passes.lowering.levels import batch_of_step, is_even
+from whale_tf.passes.lowering.messages import Messages
 from whale_tf.passes.lowering.primitive import (
     ADD,
     ALL_GATHER,
@@ -58,10 +59,9 @@ from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
     BRIDGE,
-    BROADCAST,
     DIVIDE,
-    GATHER,
     MERGE,
+    MESSAGES,
     ORIGINAL,
     SYNCHRONISE,
     WHOLE,
@@ -85,7 +85,7 @@ class Lowering:
         self._step, self._plan, self.program = step, plan, program
         self._graph, self._batch = step.graph, step.region.batch
         self._values = Values(step, plan)
-        self.bridges = Bridges(self._values)
+        self.bridges, self.messages = Bridges(self._values), Messages(step, plan, program)
         self._homes, self._owners = find_homes(step, plan).tensors, find_owners(step, plan)
         self._is_even, self._is_static = is_even(step, plan), batch_of_step(step) is not None
         self._by_collectives = step.processes == 1 and any(sync.backend == COLLECTIVE for sync in plan.gradients)
@@ -117,16 +117,20 @@ class Lowering:
             return self.input_part(tensor, body.task_graph, call.clone)
         if body.step == WHOLE:
             return self.combined(tensor, self._reduce_of(tensor))
+        if body.step in MESSAGES:
+            return self.messages.values(number)[tensor]
         assert body.step == SYNCHRONISE, body.step
         self._lower_synchronised()
         return self._each.get((number, tensor)) or self._everywhere[tensor, body.task_graph]
 
     def values_of(self, number: int) -> List[Primitive]:
-        """All values that a recipe's call makes; none of other calls, and of messages about variables."""
+        """All values that a recipe's call makes; none of other calls."""
         call = self.program.calls[number]
         body = self.program.bodies[call.body]
         found: Dict[Primitive, None] = {}
-        if body.step in (GATHER, BROADCAST) or not body.is_recipe:
+        if body.step in MESSAGES:
+            return list(dict.fromkeys(self.messages.values(number).values()))
+        if not body.is_recipe:
             return []
         for tensor in body.outputs:
             if body.step == BRIDGE:
@@ -375,8 +379,7 @@ class Lowering:
         if (tensor, how) not in self._combined:
             scope, task_graph = f"reduce_{how.kind}/{TENSOR}", self._step.task_graph_of(tensor)
             device = device_at(self._plan, task_graph, ORIGINAL, self._graph.producer(tensor).shard)
-            every = clones(self._plan, task_graph)[:1 if how.kind == SAME else None]
-            pieces = self._values.comparable(tensor, every, how.power, how.offset, scope)
+            pieces = self._values.comparable(tensor, clones(self._plan, task_graph), how.power, how.offset, scope)
             if how.kind == EXAMPLES:
                 found = self._values.examples(tensor, pieces, device, scope, Rows())
             elif how.kind == SAME:

@@ -10,6 +10,7 @@ from whale_tf.program import Clone, Copy
 VALUE = "value"  # what a clone, or a section, has of the tensor; it reads no other primitive
 PART = "part"  # a clone's part of an input
 EXTENT_OF = "extent of"  # a clone's sizes, which follow from its number of examples
+OP = "op"  # that an op of the update has run; in a process that leaves it out, all for which it would have waited
 # on one device
 SCALE = "scale"  # times a power of the clone's weight
 SCALE_PROCESS = "scale process"  # times a power of this process's share of all examples
@@ -23,8 +24,11 @@ ADD = "add"  # two operands; one after the other, so that each is freed at once
 SUM, MAX, MIN, PROD, ANY, ALL_OF = "sum", "max", "min", "prod", "any", "all"  # any number of operands
 PACK, UNPACK = "pack", "unpack"  # values of several tensors, made one vector, and taken out of it
 IDENTITY = "identity"  # for its name, or for what it waits for
+READ, ASSIGN = "read", "assign"  # a variable's value, and its new value
+TOKEN = "token"  # no value: it says that what it waits for is done
 # between devices or processes
 ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+BROADCAST = "broadcast"  # from one process to all others; its result in the sender is only that it is sent
 TAKE = "take"  # an operand's result on one of its devices
 
 ADDITIONS = (ADD, SUM, MAX, MIN, PROD, ANY, ALL_OF)  # element by element
@@ -74,20 +78,32 @@ class Rows(NamedTuple):
     is_counted: bool = False
 
 
+class Broadcast(NamedTuple):
+    """What a process sends to all others.
+
+    Attributes:
+        root: the process.
+        tensors: those whose values it sends, or handles or references of variables for theirs; none: no value.
+    """
+
+    root: int
+    tensors: Tuple[int, ...] = ()
+
+
 class Primitive:
     """One op.  Two are the same only if they are one object.
 
     Attributes:
         kind: what it does (see this module's constants).
-        tensor: the tensor of the step that its result is a value of.
+        tensor: the tensor of the step that its result is a value of; for a variable's value its handle or reference.
         device: number of the cluster's device on which it runs; :data:`HOST`.
         operands: the primitives whose results it reads.
         scope: its name, with :data:`TENSOR` for the tensor's.
         clone: the clone whose value, weight or examples it is about.
         task_graph: that clone's TaskGraph.
         detail: by kind: the exponent (SCALE, SCALE_PROCESS), the offsets (SHIFT), the number of a block (BLOCK) or result
-            (UNPACK, TAKE), the number of surplus terms (LESS_SURPLUS), :class:`Cut`, :class:`Reduction`, :class:`Rows`; for
-            CONCAT the clones' values whose rows it puts together.
+            (UNPACK, TAKE) or op (OP), the number of surplus terms (LESS_SURPLUS), :class:`Cut`, :class:`Reduction`,
+            :class:`Rows`, :class:`Broadcast`; for CONCAT the clones' values whose rows it puts together.
         waits: values for whose ops it also waits.
         call: number of the recipe's call in the Program, or :data:`FETCHED`.
     """
@@ -102,6 +118,11 @@ class Primitive:
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.tensor} on {self.device}>"
+
+
+def contents(total: Primitive) -> Tuple[int, ...]:
+    """The tensors whose values are packed in what an UNPACK takes them out of."""
+    return total.detail.tensors if total.kind == BROADCAST else tuple([each.tensor for each in total.operands[0].operands])
 
 
 def in_order(roots: Sequence[Primitive], known: Dict[Primitive, Any]) -> List[Primitive]:
