@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import groups
 from whale_tf.ir.rules import rule_for
-from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS
+from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS, VARIABLES
 from whale_tf.patterns.spread import Spread, Tile, everywhere, once
 from whale_tf.patterns.strategy import (
     ADVANCED,
@@ -76,7 +76,7 @@ class Lowering:
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._definitions = captured.definitions
-        self._groups = groups(graph)
+        self._groups: Set[int] = set() if graph.has_any(VARIABLES - {"VarHandleOp"}) else groups(graph)
         self._gradients = captured.gradient_task_graph.keys()
         self._rows: Dict[Tuple[int, Tile], Rows] = {}
         self._templates: Dict[int, Template] = {}
@@ -167,9 +167,11 @@ class Lowering:
 
     def _only_waits(self, op: Op, strategy: Strategy) -> bool:
         """Whether an op does nothing but delay a gradient until those of all operands of another op are there, on all devices.
-        Gradients of variables wait: an update in place must come after all readers of the variable."""
+        With reference variables, gradients wait, because updates in place must come after all readers of a variable; the value
+        that was read of a resource variable stays as it is.  Each variable has a gradient of its own."""
         return (op.type == "Identity" and op.phase is Phase.BACKWARD and strategy.needs == strategy.gives
-                and self._gradients.isdisjoint(op.outputs) and self._groups.issuperset(op.control_inputs))
+                and bool(op.control_inputs) and self._groups.issuperset(op.control_inputs)
+                and self._gradients.isdisjoint(op.outputs))
 
     def _pass_on(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         """Lets the parts of an op's operand stand for those of its result."""

@@ -7,8 +7,8 @@
     once -> shard         Split on the first device             shard -> another shard  Split on every device, ConcatV2
 
 Slices take the place of a Split if a part needs some elements alone (the same dimension in other parts, tiles), or if these are
-no floating-point numbers, for some of which TensorFlow's Split has no kernel on GPUs.  Tiles are converted like shards, of both of
-their dimensions.  Tiles that several model replicas keep are put together in each of them, again for the backward pass.
+no floating-point numbers, for some of which TensorFlow's Split has no kernel on GPUs.  Tiles are converted like shards, of both
+of their dimensions.  Tiles that several model replicas keep are put together in each of them, again for the backward pass.
 
 At the border of a ``replicate`` TaskGraph, ``once`` means: in parts of the batch, on all its devices.  So each replica slices the
 TaskGraph's tensors where it computes them, and a ``split`` part gathers its slice over the batch.  If a ``replicate`` TaskGraph
