@@ -6,22 +6,17 @@ Whatever a visit leaves behind besides layouts, rows taken and weights is left t
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, Scale, Slice
-from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE
+from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, BatchState
 from whale_tf.ir.graph import Op
 from whale_tf.ir.traits import SHAPE_ATTRS, Role, traits
-
-if TYPE_CHECKING:
-    from whale_tf.ir.batch_axis.propagate import Propagation
 
 HANDLES = ("resource", "variant")  # what they hold has a state of its own
 
 
-def take_results(state: Propagation, op: Op, flag: int) -> bool:
+def take_results(state: BatchState, op: Op, flag: int) -> bool:
     """Give a copy the results of the op that it is a copy of.
 
     Args:
@@ -54,11 +49,11 @@ def take_results(state: Propagation, op: Op, flag: int) -> bool:
     return True
 
 
-def _has_same_forward(state: Propagation, op: Op, other: Op) -> bool:
+def _has_same_forward(state: BatchState, op: Op, other: Op) -> bool:
     return op.forward == other.forward or (op.forward in state.copied and state.options.alike[op.forward] == other.forward)
 
 
-def _have_same_state(state: Propagation, op: Op, other: Op) -> bool:
+def _have_same_state(state: BatchState, op: Op, other: Op) -> bool:
     """Whether nothing tells an op from the one that it is a copy of, except which tensors it reads."""
     if state.scope is not None and not (op.id in state.scope and other.id in state.scope):
         return False
@@ -68,11 +63,11 @@ def _have_same_state(state: Propagation, op: Op, other: Op) -> bool:
         _has_same_shape(state, own, known) for own, known in zip(op.outputs, other.outputs))
 
 
-def _has_same_shape(state: Propagation, tensor: int, other: int) -> bool:
+def _has_same_shape(state: BatchState, tensor: int, other: int) -> bool:
     return state.graph.tensors[tensor].shape == state.graph.tensors[other].shape and not state.lacks_sizes(other)
 
 
-def _is_same_operand(state: Propagation, tensor: int, other: int) -> bool:
+def _is_same_operand(state: BatchState, tensor: int, other: int) -> bool:
     layout, sources = state.layouts.get(tensor), state.result.sources_of
     if state.flags[tensor] != state.flags[other] or layout != state.layouts.get(other) or layout is EXTENT or (
             sources.get(tensor) != sources.get(other) or not _has_same_shape(state, tensor, other)):
@@ -85,7 +80,7 @@ def _is_same_operand(state: Propagation, tensor: int, other: int) -> bool:
     return bool(state.flags[tensor] & VARIABLE) and not state.is_integer(tensor)  # so that nothing knows its value
 
 
-def _is_plain(state: Propagation, op: Op) -> bool:
+def _is_plain(state: BatchState, op: Op) -> bool:
     """Whether the visit of an op has left nothing behind but what :func:`take_results` passes on."""
     if traits(op.type).role is not Role.COMPUTE or op.type in SHAPE_ATTRS or op.body:
         return False
