@@ -168,10 +168,14 @@ class Lowering:
     def _only_waits(self, op: Op, strategy: Strategy) -> bool:
         """Whether an op does nothing but delay a gradient until those of all operands of another op are there, on all devices.
         With reference variables, gradients wait, because updates in place must come after all readers of a variable; the value
-        that was read of a resource variable stays as it is.  Each variable has a gradient of its own."""
+        that was read of a resource variable stays as it is."""
         return (op.type == "Identity" and op.phase is Phase.BACKWARD and strategy.needs == strategy.gives
                 and bool(op.control_inputs) and self._groups.issuperset(op.control_inputs)
-                and self._gradients.isdisjoint(op.outputs))
+                and (self._gradients.isdisjoint(op.outputs) or self._is_read_once(op.inputs[0])))
+
+    def _is_read_once(self, tensor: int) -> bool:
+        """Whether one op alone reads a tensor, so that it can be the gradient of one variable."""
+        return len(self.graph.consumers(tensor)) == 1 and tensor not in self._gradients
 
     def _pass_on(self, op: Op, strategy: Strategy, task_graph: int) -> None:
         """Lets the parts of an op's operand stand for those of its result."""
