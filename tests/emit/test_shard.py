@@ -171,3 +171,42 @@ def test_ops_with_one_clone_are_not_cloned(strategies: Tuple[str, str], added: L
 
 def place(op: tf.Operation) -> str:
     return op.device[-5:] or "CPU:0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width,kind", [(9, "Split"), (10, "SplitV")])
+def test_parts_along_a_dimension_come_from_one_op(width: int, kind: str) -> None:
+    wh.init({"patterns.force": "row"}, cluster="cpu:3")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            x = tf.placeholder("float32", [4, width])
+            with wh.split(3):
+                y = layer(x, 5, "layer")
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(y)))
+            wh.parallelize()
+            ops = reached(graph, update)
+            cut, = [op for op in ops if op.type in ("Slice", "Split", "SplitV")]
+            assert cut.type == kind and x in cut.inputs
+            readers = [{place(op) for op in tensor.consumers() if op in ops} for tensor in cut.outputs]
+            assert readers == [{"CPU:0"}, {"CPU:1"}, {"CPU:2"}]
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resource", [True, False])
+def test_gradients_wait_for_each_other_only_where_updates_are_in_place(resource: bool) -> None:
+    """TensorFlow delays the gradient of each operand until those of all operands are there, which would be all devices'."""
+    wh.init({"patterns.force": {"wide": "column", "narrow": "row"}}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=resource):
+            x = tf.placeholder("float32", [8, 6])
+            with wh.split(2):
+                y = layer(tf.nn.relu(layer(x, 24, "wide")), 6, "narrow")
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(y)))
+            wh.parallelize()
+            parts = [op for op in reached(graph, update) if op.name.startswith("shards/1/") and "control_dependency" in op.name]
+            waiting = [op.name for op in parts if "MatMul_grad" in op.name]  # of an activation, and of two kernels
+            assert len(waiting) == (0 if resource else 3), waiting
+    finally:
+        wh.shutdown()

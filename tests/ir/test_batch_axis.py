@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import pytest
@@ -22,9 +22,11 @@ from whale_tf.ir.batch_axis import (
     Whole,
     analyse,
     find_batch_axis,
+    propagate,
 )
 from whale_tf.ir.extents import batch_size
 from whale_tf.ir.layout import Layout, Rows, partial, replicated, sharded
+from whale_tf.ir.rules import rule_for
 
 B = 8
 SECTIONS = Options(sections=True)
@@ -349,6 +351,47 @@ def test_joined_batches_keep_their_blocks(g: Draft) -> None:
     assert axis.localise[op, 1].components[0] == batch_size and axis.localise[op, 2].components[0] == 2 * batch_size
     with pytest.raises(UnsupportedOpError, match="selects only some examples of the batch"):
         axis.layout(part)
+
+
+def copies(g: Draft, *rows: Sequence[int]) -> Dict[int, int]:
+    """Each op after the first one of its row -> the first one."""
+    of = [[g.graph.tensors[tensor].op for tensor in row] for row in rows]
+    return {op: row[0] for row in of for op in row[1:]}
+
+
+def test_copies_with_equal_operands_take_the_results_of_the_first(g: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = g.source(B, 4)
+    products = [g.op("MatMul", [x, g.variable(4, 3)], (B, 3)) for _ in range(3)]
+    rows = [g.op("Reshape", [product, g.const([B * 3])], (B * 3,)) for product in products]
+    sums = [g.op("Sum", [one, g.const([0])], ()) for one in rows]
+    means = [g.op("RealDiv", [total, g.const(np.float32(B))], ()) for total in sums]
+    mixed = [g.op("AddV2", [mean, penalty], ()) for mean, penalty in zip(means, [g.op("L2Loss", [g.variable(4)], ())] * 3)]
+    alike = copies(g, products, rows, sums, means, mixed)
+    visited: List[int] = []
+    monkeypatch.setattr(propagate, "rule_for", lambda op, *rest: visited.append(op.id) or rule_for(op, *rest))
+    axis = analyse(g.graph, {x: 0}, options=Options(alike=alike))
+    assert visited and alike.keys().isdisjoint(visited)
+    alone = analyse(g.graph, {x: 0})
+    assert not alike.keys().isdisjoint(visited)
+    for name, found in vars(alone).items():
+        assert name == "graph" or repr(getattr(axis, name)) == repr(found), name
+    assert axis.layout(rows[2]) == sharded(0, (3,)) and axis.localise[g.graph.tensors[rows[2]].op, 1]
+    assert axis.conversions[g.graph.tensors[mixed[2]].op, 1] == (Scale(1),)
+
+
+def test_copies_with_other_operands_are_visited_themselves(g: Draft) -> None:
+    x, y = g.source(B, 4), g.source(4, B)
+    products = [g.op("MatMul", [one, g.variable(4, 3)], (B, 3)) for one in (x, g.variable(B, 4))]
+    turned = [g.op("Transpose", [one, g.const(order)], (B, 4)) for one, order in ((x, [0, 1]), (y, [1, 0]))]
+    parts = [g.op("Reshape", [one, g.const(shape)], tuple(shape)) for one, shape in zip(products, ([B * 3], [B * 3]))]
+    added = [g.op("AddV2", [x, g.const(value)], (B, 4)) for value in (np.float32(0), np.float32(1))]
+    sources = {x: 0, y: 1}
+    axis = analyse(g.graph, sources, options=Options(alike=copies(g, products, turned, parts, added)))
+    alone = analyse(g.graph, sources)
+    assert [axis.layout(t).kind for t in products] == ["sharded", "replicated"]
+    assert [axis.layout(t) for t in (*products, *turned, *parts, *added)] == [
+        alone.layout(t) for t in (*products, *turned, *parts, *added)]
+    assert axis.localise == alone.localise and axis.conversions == alone.conversions
 
 
 def test_rows_chosen_by_data_merge_but_do_not_average(g: Draft) -> None:

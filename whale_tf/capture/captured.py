@@ -17,6 +17,7 @@ from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.across import of_function
 from whale_tf.ir.batch_axis import BatchAxis, Known, Options, analyse, find_batch_axis, static_batch
 from whale_tf.ir.graph import OpGraph, Phase, same_graph
+from whale_tf.ir.holder import Holder
 from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update, pulls_behind
@@ -24,22 +25,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec
 
 
-class Captured(NamedTuple):
-    """Attributes:
-    scope: numbers of the FORWARD and BACKWARD ops.
-    task_graph: TaskGraph of every op, -1 outside the region.
-    specs: the TaskGraphs.
-    variable_task_graph: variable op -> its TaskGraph, for variables that the region reads.
-    gradient_task_graph: gradient tensor -> TaskGraph of the variable that it updates.
-    gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
-    sources: batch inputs and their batch dimension.
-    has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
-    is_annotated: whether the TaskGraphs are the user's annotations.
-    axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
-    stated: layouts of tensors that the user states, or that follow from how inputs are used.
-    recording: the source of all this; None: it is no longer needed.
-    """
-
+class _Fields(NamedTuple):
     graph: OpGraph
     phases: Phases
     scope: FrozenSet[int]
@@ -55,6 +41,23 @@ class Captured(NamedTuple):
     axis: Optional[BatchAxis] = None
     stated: Mapping[str, Layout] = {}
     recording: Optional[Recording] = None
+
+
+class Captured(_Fields, Holder):
+    """Attributes:
+    scope: numbers of the FORWARD and BACKWARD ops.
+    task_graph: TaskGraph of every op, -1 outside the region.
+    specs: the TaskGraphs.
+    variable_task_graph: variable op -> its TaskGraph, for variables that the region reads.
+    gradient_task_graph: gradient tensor -> TaskGraph of the variable that it updates.
+    gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
+    sources: batch inputs and their batch dimension.
+    has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
+    is_annotated: whether the TaskGraphs are the user's annotations.
+    axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
+    stated: layouts of tensors that the user states, or that follow from how inputs are used.
+    recording: the source of all this; None: it is no longer needed.
+    """
 
     @property
     def definitions(self) -> Definitions:
@@ -94,7 +97,18 @@ class Captured(NamedTuple):
         if axis is not None and not is_asked and not (options.sections and (axis.unknown or axis.inexact)):
             return axis
         known = () if axis is None else axis.equalities
-        return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated, equalities=known))
+        options = options._replace(stated=self.stated, equalities=known, alike=self._alike())
+        return analyse(self.graph, self.sources, self.scope, options)
+
+    def _alike(self) -> Dict[int, int]:
+        """Op that the last pass made -> the first one that it made of the same op, to which it is equal but for its edges."""
+        copies = {} if self.recording is None else self.recording.copies
+        first: Dict[str, int] = {}  # by the op that was copied
+        found: Dict[int, int] = {}
+        for op in self.graph.ops if copies else ():
+            if op.name in copies and first.setdefault(copies[op.name], op.id) != op.id:
+                found[op.id] = first[copies[op.name]]
+        return found
 
     def with_rows_beside(self) -> Captured:
         """The same with further sources: inputs that come from the input pipeline together with sources, and of which no op needs
@@ -122,7 +136,7 @@ class Captured(NamedTuple):
             processes: that compute one each, side by side.
             shares_batch: these divide one mini-batch.
         """
-        update, across = find_update(region, self.variable_task_graph, self.gradient_task_graph), None
+        update, across = region.once(find_update, self.variable_task_graph, self.gradient_task_graph), None
         if processes > 1:
             results = self.recording.results if self.recording is not None else None
             if results is None and shares_batch:
@@ -131,11 +145,19 @@ class Captured(NamedTuple):
                 across = of_function(region, self.sources, results, shares_batch)
         return TrainingStep(region, self.sources, update, self.gradients, processes, across)
 
+    @property
+    def optimizer_state(self) -> Dict[int, List[int]]:
+        """Trained variable -> the variables that its optimizer keeps for it."""
+        return self.once(_optimizer_state)
+
     def state_bytes(self) -> Dict[int, int]:
         """Trained variable -> bytes of what its optimizer keeps for it."""
         variables = self.phases.variables
-        state = optimizer_state(self.graph, variables, {variable for _, variable in self.gradients})
-        return {owner: sum(variables[one].bytes for one in kept) for owner, kept in state.items()}
+        return {owner: sum(variables[one].bytes for one in kept) for owner, kept in self.optimizer_state.items()}
+
+
+def _optimizer_state(captured: Captured) -> Dict[int, List[int]]:
+    return optimizer_state(captured.graph, captured.phases.variables, {variable for _, variable in captured.gradients})
 
 
 def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:

@@ -9,7 +9,7 @@ parameter and ends with one ``_Retval`` op per result, both with an ``index`` at
 from __future__ import annotations
 
 import heapq
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import FunctionDef, GraphDef, op_def, static_dims, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
@@ -125,29 +125,36 @@ class _Recorder:
         place_of = {op.id: places[op.name] for op in before.ops if op.name in places}
         nodes = []
         for name in places:
-            if name in before:
+            op = before.find(name)
+            if op is not None:
                 moved = added.get(name) or definitions.changed.get(name)
-                nodes.append(_kept(before.op(name), before, places, place_of, successors, moved))
+                nodes.append(_kept(op, before, places, place_of, successors, moved))
                 continue
             definition = added[name]
-            if copies.get(name, "") in before:
-                attrs, dtypes, body = self._inherited(before.op(copies[name]), before, definition)
-            else:
-                attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
-                dtypes, body = self._output_types(definition.op, attrs)[0], self._bodies_of(definition)
-            attrs.update(tags.get(name, {}))
-            outputs = [(shapes.get(f"{name}:{index}"), dtype) for index, dtype in enumerate(dtypes)]
-            inputs, controls = _edges(edges_of(definition), places, _graph_edge)
-            nodes.append(_node(name, definition.op, definition.device, outputs, attrs, inputs, controls, body))
+            edges, own = _edges(edges_of(definition), places, _graph_edge), tags.get(name, {})
+            original = before.find(copies[name]) if name in copies else None
+            if original is not None:
+                nodes.append(self._copied(definition, original, before, edges, own, shapes))
+                continue
+            attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
+            dtypes, body = self._output_types(definition.op, attrs)[0], self._bodies_of(definition)
+            attrs.update(own)
+            nodes.append(_node(name, definition.op, definition.device, _shaped(name, dtypes, shapes), attrs, *edges, body))
         return _build(nodes, OpGraph())
 
-    def _inherited(self, original: Op, before: OpGraph,
-                   definition: Any) -> Tuple[Dict[str, Any], List[str], Optional[Dict[str, OpGraph]]]:
-        """Attributes, output dtypes and bodies of a copy."""
-        attrs = _all_attrs(original, before)
-        if attrs.pop("_class", None) is not None and "_class" in definition.attr:
-            attrs["_class"] = self._value(definition.attr["_class"])
-        return attrs, [before.tensors[t].dtype for t in original.outputs], original.body
+    def _copied(self, definition: Any, original: Op, before: OpGraph, edges: Tuple[List[_Edge], List[int]], own: Tags,
+                shapes: Mapping[str, Shape]) -> _Node:
+        """A copy of an op of the graph before, with its own edges, device, colocation and tags."""
+        name, attrs = definition.name, {**original.attrs, **own}
+        if "_class" in attrs:
+            del attrs["_class"]
+            if "_class" in definition.attr:
+                attrs["_class"] = self._value(definition.attr["_class"])
+        forward = attrs.pop(FORWARD_ATTR, before.ops[original.forward].name if original.forward >= 0 else None)
+        task_graph = attrs.pop(TASK_GRAPH_ATTR, original.task_graph)
+        op = Op(-1, name, original.type, attrs=attrs, value=original.value, phase=_phase(attrs), task_graph=task_graph,
+                device=definition.device, body=original.body)
+        return _Node(op, _shaped(name, [before.tensors[t].dtype for t in original.outputs], shapes), *edges, forward)
 
     def body(self, name: str) -> OpGraph:
         """The op graph of library function ``name``."""
@@ -300,16 +307,9 @@ def _sequence(before: OpGraph, added: Mapping[str, Any], dropped: Collection[str
     return found + [name for name in added if name not in before and name not in before_ops]
 
 
-def _all_attrs(op: Op, graph: OpGraph) -> Dict[str, Any]:
-    """An op's attributes as they were before it was built; the inverse of what :func:`_node` does with them."""
-    attrs = dict(op.attrs)
-    if op.type == "Const":
-        attrs["value"] = op.value
-    if op.task_graph >= 0:
-        attrs[TASK_GRAPH_ATTR] = op.task_graph
-    if op.forward >= 0:
-        attrs[FORWARD_ATTR] = graph.ops[op.forward].name
-    return attrs
+def _shaped(name: str, dtypes: Sequence[str], shapes: Mapping[str, Shape]) -> _Outputs:
+    """The outputs of a new op."""
+    return [(shapes.get(f"{name}:{index}"), dtype) for index, dtype in enumerate(dtypes)]
 
 
 def _more_of(shape: Shape, known: Shape) -> Shape:
@@ -391,14 +391,10 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     Raises:
         GraphError: a cycle without NextIteration.
     """
-    sources = [[source for source, _ in node.inputs] + node.controls for node in nodes]
-    if _is_ordered(sources):
-        return range(len(nodes))
     back = {place for place, node in enumerate(nodes) if node.op.type in NEXT_ITERATIONS}
-    if back:
-        sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
-        if _is_ordered(sources):
-            return range(len(nodes))
+    if _is_ordered(nodes, back):
+        return range(len(nodes))
+    sources = [[source for source, _ in node.inputs if source not in back] + node.controls for node in nodes]
     users: List[List[int]] = [[] for _ in nodes]
     for place, needed in enumerate(sources):
         for source in needed:
@@ -420,6 +416,12 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     return order
 
 
-def _is_ordered(sources: Sequence[Sequence[int]]) -> bool:
-    """Whether each place comes after its sources."""
-    return all(not needed or max(needed) < place for place, needed in enumerate(sources))
+def _is_ordered(nodes: List[_Node], back: AbstractSet[int]) -> bool:
+    """Whether each node comes after those that it needs, except for edges out of ``back``."""
+    for place, node in enumerate(nodes):
+        for source, _ in node.inputs:
+            if source >= place and source not in back:
+                return False
+        if node.controls and max(node.controls) >= place:
+            return False
+    return True

@@ -25,6 +25,7 @@ class Recording(NamedTuple):
         definitions: NodeDefs of the ops, which emission clones.
         replaced: tensor or op of the user's graph -> what is computed instead.
         returned: names of a tf.function's results; None: Sessions run the graph.
+        copies: op that the last pass made -> an op before it, from which it differs only in edges, device, colocation and tags.
     """
 
     graph: OpGraph
@@ -33,6 +34,7 @@ class Recording(NamedTuple):
     definitions: Definitions
     replaced: Mapping[str, Any] = {}
     returned: Optional[Sequence[str]] = None
+    copies: Mapping[str, str] = {}
 
     @property
     def results(self) -> Optional[List[int]]:
@@ -73,7 +75,7 @@ class Recording(NamedTuple):
         gone = {name for name in self.definitions.added if name not in self.graph}  # added by a pass, dropped by a later one
         dropped = gone.union(successors).difference(kept)
         graph = record_anew(self.graph, definitions, successors, dropped, shapes, edit.copies, tags, before_ops)
-        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
+        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned, edit.copies)
 
 
 CHECKPOINTS = "checkpoints"  # collection of tensors that scripts mark like wh.checkpoint, under EPL's and older names

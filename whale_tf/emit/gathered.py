@@ -47,7 +47,7 @@ def gather_values(context: Context, nodes: Nodes, recipes: Recipes, sums: Proces
     ops = {op.id: tensors[op.outputs[0]].partition(":")[0] for op in reads}
     copied = [graph.ops[index] for index in owners.gathered if index not in ops]
     members, scope = {op.id for op in copied}, context.name("gathered")
-    grouped = groups(context.region)  # these may also wait for what the script reads of the variables themselves
+    grouped = groups(context.region.graph)  # these may also wait for what the script reads of the variables themselves
     for op in (graph.ops[index] for index in context.region.ops if index not in context.region.batch_level):
         context.edit.move_waits(op.name, [graph.ops[wait].name for wait in op.control_inputs if wait in grouped], ())
     waits = {wait: control_for(context, wait, context.task_graph_of(op), ORIGINAL, after)

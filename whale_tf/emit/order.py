@@ -99,11 +99,14 @@ class Order:
         self._waits: Dict[Tuple[str, Clone], Tuple[str, List[Wait]]] = {}  # of each call: a name scope, and what it waits for
         self._made: Dict[Tuple[str, Tuple[str, ...]], str] = {}  # name scope, and waits -> the barrier
         self._of_gates: Dict[Tuple[str, ...], str] = {}
-        self._demand = find_demand(context.region)
         self.gates: Dict[str, Tuple[str, ...]] = {}
         for call in context.program.calls:
             if call.after and context.program.step_of(call) != BROADCAST:  # which waits for the variables' writes
                 self._stage([context.program.calls[before] for before in call.after], call)
+
+    @property
+    def _demand(self) -> Demand:
+        return self._context.region.once(find_demand)  # many programs have no calls to order, which alone ask for it
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
         """Further control inputs for those of a clone's ops that :meth:`gate` does not delay, by original op name; for a called

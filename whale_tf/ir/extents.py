@@ -16,6 +16,7 @@ Sizes are assumed to be at least one, because a dimension of extent zero would h
 """
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -186,7 +187,8 @@ def _renamed(size: Size, rename: Callable[[Symbol], Symbol]) -> Size:
     return Size({tuple(sorted(map(rename, monomial))): count for monomial, count in size.terms.items()})
 
 
-def rows_of(blocks: Sequence[Block]) -> SizeLike:
+@lru_cache(maxsize=None)  # few kinds of blocks occur, each in most tensors
+def rows_of(blocks: Tuple[Block, ...]) -> SizeLike:
     """The number of rows of blocks whose lengths are known."""
     total: SizeLike = 0
     for block in blocks:

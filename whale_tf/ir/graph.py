@@ -179,6 +179,11 @@ class OpGraph:
         """The op called ``name``; KeyError if there is none."""
         return self.ops[self._by_name[name]]
 
+    def find(self, name: str) -> Optional[Op]:
+        """The op called ``name``; None if there is none."""
+        number = self._by_name.get(name)
+        return None if number is None else self.ops[number]
+
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 

@@ -109,13 +109,13 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, rereads, frozenset(sections))
 
 
-def groups(region: Region) -> Set[int]:
+def groups(graph: OpGraph) -> Set[int]:
     """Backward ops that only make others wait.  TensorFlow 1 makes one for the gradients of all operands of an op, and each
     gradient then waits for it.
 
     A group is an op without operands or results that waits for stateless ops, outside of loops.
     """
-    graph, in_loop = region.graph, frames(region.graph)
+    in_loop = frames(graph)
 
     def is_group(op: Op) -> bool:
         return op.phase is Phase.BACKWARD and traits(op.type).role is Role.NO_OP and not any(
@@ -134,7 +134,7 @@ def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> 
             updates in place wait for all readers of the variable.  None: all groups are left out.
     """
     graph = region.graph
-    left_out = {index for index in groups(region) if later is None or not later.isdisjoint(graph.ops[index].control_inputs)}
+    left_out = {index for index in groups(graph) if later is None or not later.isdisjoint(graph.ops[index].control_inputs)}
     waits = {op.id: tuple(before for before in op.control_inputs if before not in left_out)
              for op in graph.ops if op.phase is Phase.BACKWARD and not left_out.isdisjoint(op.control_inputs)
              and (later is None or op.id not in later)}

@@ -114,6 +114,6 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):
         return "TaskGraphs, or clones and ops that need all examples, need each other's results back and forth"
-    if not find_demand(region).is_single:
+    if not region.once(find_demand).is_single:
         return "a run of one of the updates may need only some of the inputs, but a call takes them all"
     return ""

@@ -68,7 +68,7 @@ def _live(program: Program, region: Region) -> Set[int]:
     A gradient that only a group waits for is not needed.  A call ends when all its ops have ended, so the order inside it does
     not matter to whatever waits for the call.
     """
-    graph, ordering = region.graph, groups(region)
+    graph, ordering = region.graph, groups(region.graph)
     members = {index for body in program.bodies if body.step in CLONED for index in body.ops}
     elsewhere = read_elsewhere(region)
     waited = {c for op in graph.ops if op.id not in members and op.phase is not Phase.UNUSED for c in op.control_inputs}

@@ -17,7 +17,7 @@ from whale_tf.planner.folded import folded
 from whale_tf.planner.joint import NEVER_S, Playable
 from whale_tf.planner.measures import AUTO, Allowed, Measures
 from whale_tf.planner.recompute import Choice, RecomputableParts
-from whale_tf.planner.simulated import priced, simulated, simulator_of, with_slices
+from whale_tf.planner.simulated import LayeredModels, priced, simulated, simulator_of, with_slices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
@@ -47,7 +47,7 @@ class Layers(Playable):
         self.profile, self.cluster, self.name = profile, cluster, profile.name
         self._balance, self._search, self._micro_batches = balance, search, micro_batches
         self._source = source if source is not None and source.profile is None else None
-        self._simulator = simulator_of(cluster, self._source)
+        self._simulator, self._models = simulator_of(cluster, self._source), LayeredModels()
         self._priced: Dict[object, Candidate] = {}
         self._least: Dict[object, float] = {}
         self._known: Dict[object, Candidate] = {}  # in simulation
@@ -128,7 +128,7 @@ class Layers(Playable):
     def _simulated(self, found: Candidate) -> Candidate:
         key = (found.stages, found.micro_batches, found.model_replicas, id(found.profile), found.measures)
         if key not in self._known:  # candidates are kept, and so are their profiles
-            self._known[key] = simulated(found, self.cluster, self._balance, self._simulator)
+            self._known[key] = simulated(found, self.cluster, self._balance, self._simulator, self._models)
         return replace(self._known[key], search=found.search, description=found.description)
 
     def least_seconds_again(self, plain: Candidate) -> float:

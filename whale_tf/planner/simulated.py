@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Dict, Optional, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
@@ -13,6 +13,7 @@ from whale_tf.planner.slices import replica_slices
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
     LayerEstimator,
+    ModelGraph,
     Options,
     Simulation,
     Simulator,
@@ -38,19 +39,41 @@ def simulator_of(cluster: Cluster, source: Optional[Source] = None) -> Simulator
     return Simulator(cluster, options if source is None else source.options(options), keep=1)
 
 
-def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simulator: Optional[Simulator] = None) -> Candidate:
+class LayeredModels:
+    """Profiles' layers as the simulator sees them, for each size of a micro-batch; many candidates share one."""
+
+    def __init__(self) -> None:
+        self._models: Dict[Tuple[int, int], ModelGraph] = {}
+        self._names: Dict[int, Tuple[ModelProfile, Dict[str, str]]] = {}  # which keep the profiles
+
+    def model(self, profile: ModelProfile, size: int) -> ModelGraph:
+        self.names(profile)
+        key = id(profile), size
+        if key not in self._models:
+            self._models[key] = layered_model(profile, size)
+        return self._models[key]
+
+    def names(self, profile: ModelProfile) -> Dict[str, str]:
+        """See :func:`whale_tf.simulator.layered.layer_names`."""
+        if id(profile) not in self._names:
+            self._names[id(profile)] = profile, layer_names(profile)
+        return self._names[id(profile)][1]
+
+
+def simulated(found: Candidate, cluster: Cluster, balance: str = ALGORITHM, simulator: Optional[Simulator] = None,
+              models: Optional[LayeredModels] = None) -> Candidate:
     """The candidate with the simulator's time and memory instead of those of its search.
 
     Args:
         simulator: see :func:`simulator_of`; it keeps what plans on one cluster have in common.
+        models: keeps what candidates of one profile have in common.
     """
-    profile = found.profile
+    profile, models = found.profile, models or LayeredModels()
     if profile is None:
         return found
-    size = micro_batch_size(found.global_batch, found.micro_batches, 1)
-    model = layered_model(profile, size)
+    model = models.model(profile, micro_batch_size(found.global_batch, found.micro_batches, 1))
     try:
-        strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
+        strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, models.names(profile))
         costs = LayerEstimator(model, profile, tensor_parallel(strategy))
         played = (simulator or simulator_of(cluster)).run(strategy, costs)
     except PlanError as error:

@@ -81,8 +81,9 @@ def known_flops(graph: OpGraph, batch: int, ops: Iterable[Op]) -> Dict[int, floa
     forward = [graph.ops[op.forward] for op in ops if op.forward >= 0]
     tensors.update(tensor for op in forward for tensor in (*op.inputs, *op.outputs))
     shapes = {tensor: graph.tensors[tensor].shape for tensor in tensors}
-    graph = graph.with_shapes({tensor: tuple(batch if size is None else size for size in shape)
-                               for tensor, shape in shapes.items() if shape is not None and None in shape})
+    completed = {tensor: tuple(batch if size is None else size for size in shape)
+                 for tensor, shape in shapes.items() if shape is not None and None in shape}
+    graph = graph.with_shapes(completed) if completed else graph
     costs, runs, found = _Costs(graph, batch), body_runs(graph), {}
     for op in ops:
         try:

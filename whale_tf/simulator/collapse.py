@@ -48,32 +48,35 @@ class Collapse:
                 key = (instruction.label, id(instruction.groups))
                 self._patterns.setdefault(key, (instruction.label, instruction.groups))
         devices = sorted({device for stage in program.stages for device in stage})
+        self._device: Dict[int, int]  # colours: of devices, groups (of each pattern) and links
+        self._group: List[List[int]]
+        self._link: Dict[int, int]
+        self._classes: Dict[int, GroupClasses]  # by pattern; all programs of one shape share them
         if collapse:
             facts = _device_facts(program, cluster, devices)
             shape = tuple(facts.items()), tuple(self._patterns.values())
             if shape not in network.colours:
                 colours = _Refinement(facts, network, self._patterns)
-                network.colours[shape] = colours.device, list(colours.group.values()), colours.link
-            self._device, groups_of, self._link = network.colours[shape]
-            self._group = dict(zip(self._patterns, groups_of))
+                network.colours[shape] = colours.device, list(colours.group.values()), colours.link, {}
+            self._device, self._group, self._link, self._classes = network.colours[shape]
         else:
             self._device = {device: device for device in devices}
-            self._group = {key: list(range(len(groups))) for key, (_, groups) in self._patterns.items()}
-            self._link = {}
+            self._group = [list(range(len(groups))) for _, groups in self._patterns.values()]
+            self._link, self._classes = {}, {}
         first: Dict[int, int] = {}
         self.representative = {device: first.setdefault(self._device[device], device) for device in devices}
         self.kept = tuple(sorted(first.values()))
         self._first_link: Dict[int, int] = {}
         for link, colour in self._link.items():
             self._first_link.setdefault(colour, link)
-        self._classes: Dict[Tuple[str, int], GroupClasses] = {}
+        self._numbers = {key: number for number, key in enumerate(self._patterns)}
 
     def groups(self, label: str, groups: Tuple[Group, ...]) -> GroupClasses:
         """Classes of a communication's groups."""
-        key = (label, id(groups))
-        if key not in self._classes:
-            self._classes[key] = self._group_classes(label, groups, self._group[key])
-        return self._classes[key]
+        number = self._numbers[label, id(groups)]
+        if number not in self._classes:
+            self._classes[number] = self._group_classes(label, groups, self._group[number])
+        return self._classes[number]
 
     def _group_classes(self, label: str, groups: Tuple[Group, ...], colours: Sequence[int]) -> GroupClasses:
         place: Dict[int, int] = {}
@@ -117,18 +120,20 @@ class _Refinement:
         self._patterns = patterns
         self._groups_of: Dict[int, List[Tuple[Tuple[str, int], int]]] = {device: [] for device in facts}
         self._loads: Dict[Tuple[str, int], List[List[Tuple[int, int, float]]]] = {}
+        self._pairs: Dict[Tuple[str, int], List[List[Tuple[int, int, float]]]] = {}
         users: Dict[int, List[Tuple[Tuple[str, int], int, int, float]]] = {}
         for key, (label, groups) in patterns.items():
             rows = []
             for number, group in enumerate(groups):
                 for device in group.devices:
                     self._groups_of[device].append((key, number))
-                row = [(index, link, load) for index, algorithm in enumerate(network.algorithms_of(label, group))
+                row = [(index, link, _rounded(load)) for index, algorithm in enumerate(network.algorithms_of(label, group))
                        for link, load in algorithm.loads]
                 for index, link, load in row:
-                    users.setdefault(link, []).append((key, number, index, _rounded(load)))
+                    users.setdefault(link, []).append((key, number, index, load))
                 rows.append(row)
             self._loads[key] = rows
+            self._pairs[key] = [[(a, b, _rounded(fraction)) for a, b, fraction in group.pairs] for group in groups]
         self._order = {key: number for number, key in enumerate(patterns)}
         self._users = users
         self.device = _numbered(facts)
@@ -147,18 +152,18 @@ class _Refinement:
         numbers: Dict[Hashable, int] = {}
         for key, (_, groups) in self._patterns.items():
             colours = []
-            for members, row in zip(groups, self._loads[key]):
-                inside: Any = tuple(sorted((device[a], device[b], _rounded(f)) for a, b, f in members.pairs)) or \
-                    tuple(sorted(device[a] for a in members.devices))
-                loads = tuple(sorted((index, link[name], _rounded(load)) for index, name, load in row))
+            for members, pairs, row in zip(groups, self._pairs[key], self._loads[key]):
+                inside: Any = tuple(sorted([(device[a], device[b], fraction) for a, b, fraction in pairs])) or \
+                    tuple(sorted([device[a] for a in members.devices]))
+                loads = tuple(sorted([(index, link[name], load) for index, name, load in row]))
                 colours.append(numbers.setdefault((self._order[key], inside, loads), len(numbers)))
             self.group[key] = colours
         group = self.group
         self.link = _numbered({
-            name: (link[name], tuple(sorted((group[key][number], index, load) for key, number, index, load in users)))
+            name: (link[name], tuple(sorted([(group[key][number], index, load) for key, number, index, load in users])))
             for name, users in self._users.items()})
         self.device = _numbered({
-            one: (colour, tuple(sorted(group[key][number] for key, number in self._groups_of[one])))
+            one: (colour, tuple(sorted([group[key][number] for key, number in self._groups_of[one]])))
             for one, colour in device.items()})
 
 

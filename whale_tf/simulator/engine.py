@@ -188,22 +188,29 @@ class _Engine:
             candidates[task] = None
         for task in candidates:
             queues = self.graph.queues[task]
-            if any(self.busy[queue] or self.queues[queue][0] != task for queue in queues):
-                continue
             for queue in queues:
-                self.queues[queue].popleft()
-                self.busy[queue] = True
-            self._start_communication(task)
+                if self.busy[queue] or self.queues[queue][0] != task:
+                    break
+            else:
+                for queue in queues:
+                    self.queues[queue].popleft()
+                    self.busy[queue] = True
+                self._start_communication(task)
 
     def _start_communication(self, task: int) -> None:
         graph = self.graph
         self.start[task] = self.now
+        links, slows = self.links.get(task, ()), graph.lane[task] == GRADIENT
+        if not links and not slows:  # nothing changes its speed
+            end = self.end[task] = self.now + graph.seconds[task]
+            heappush(self.events, (end, task))
+            return
         self.left[task] = (graph.seconds[task], self.now, 0.0)
         self.dirty.add(task)
-        for link, demand, count in self.links.get(task, ()):
+        for link, demand, count in links:
             self.on_link.setdefault(link, {}).setdefault(task, []).append((demand, count))
             self.dirty_links.add(link)
-        if graph.lane[task] == GRADIENT:
+        if slows:
             for slot in graph.slots[task]:
                 self.reducing[slot] = task
                 running = self.computing[slot]
@@ -258,8 +265,8 @@ class _Engine:
 
 
 def _contended(graph: ExecutionGraph, bandwidths: Sequence[float]) -> Dict[int, Tuple[LinkUse, ...]]:
-    """The links of each communication, without those that have room for all communications that can run at once: of those in one
-    queue, one at a time does."""
+    """The links of the communications that have to share some, without those that have room for all communications that can run
+    at once: of those in one queue, one at a time does."""
     kinds = {(id(uses), id(graph.queues[task])): (uses, graph.queues[task]) for task, uses in graph.links.items()}
     most: Dict[int, Dict[int, float]] = {}  # link -> queue -> the most that a communication of the queue takes, bytes per second
     for uses, queues in kinds.values():
@@ -272,4 +279,4 @@ def _contended(graph: ExecutionGraph, bandwidths: Sequence[float]) -> Dict[int, 
             of_link[queue] = max(rate, of_link.get(queue, 0.0))
     full = {link for link, of_link in most.items() if LOOK in of_link or sum(of_link.values()) > bandwidths[link]}
     kept = {id(uses): tuple(use for use in uses if use[0] in full) for uses, _ in kinds.values()}
-    return {task: kept[id(uses)] for task, uses in graph.links.items()}
+    return {task: kept[id(uses)] for task, uses in graph.links.items() if kept[id(uses)]}

@@ -17,7 +17,7 @@ import numpy as np
 from whale_tf.errors import PlanError
 from whale_tf.schedule import check_warmups, orders, places_of, schedule_of
 from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
-from whale_tf.simulator.collapse import Collapse
+from whale_tf.simulator.collapse import Collapse, Entry
 from whale_tf.simulator.instructions import (
     BACKWARD,
     COMPUTATION,
@@ -30,8 +30,9 @@ from whale_tf.simulator.instructions import (
     Instruction,
     Instructions,
 )
-from whale_tf.simulator.network import Network
+from whale_tf.simulator.network import Algorithm, Network
 from whale_tf.simulator.strategy_tree import CompleteStrategy
+from whale_tf.simulator.transformation import Group
 
 LinkUse = Tuple[int, float, int]  # link, bytes per second that one communication takes alone, how many there are
 
@@ -99,13 +100,29 @@ class _Template:
         return len(self.instruction)
 
 
+class _Channel(NamedTuple):
+    """A simulated group of a kind of communication, which many instructions use.
+
+    Attributes:
+        devices, slots: of the simulated devices that stand for its members.
+        loads: for each algorithm, the load of the group's whole class on the simulated links.
+    """
+
+    algorithms: Tuple[Algorithm, ...]
+    devices: Tuple[int, ...]
+    slots: Tuple[int, ...]
+    queues: Tuple[int, ...]
+    loads: Tuple[Tuple[Entry, ...], ...]
+
+
 class Unfolder:
     """Tasks of one program on the devices that ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
 
     def __init__(self, program: Instructions, collapse: Collapse, network: Network) -> None:
         self.program, self.collapse, self.network = program, collapse, network
         self.slot_of = {device: slot for slot, device in enumerate(collapse.kept)}
-        self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
+        self.place: Dict[int, Dict[int, int]] = {}  # instruction -> simulated device -> local task
+        self._channels_of: Dict[Tuple[int, str, int], List[_Channel]] = {}
         self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}
         self.templates: Dict[BlockKey, _Template] = {}
         splits = any(instruction.block[1] == WEIGHT for instruction in program.instructions)
@@ -137,43 +154,50 @@ class Unfolder:
             template.edges.append((template.last[slot], local))
             template.last[slot] = local
             for source in waits:
-                task = self._covering(source, device)
+                task = self.place[source].get(device)
                 if task is not None:
                     self._edge(template, source, task, local)
             local += 1
 
     def _communication(self, template: _Template, instruction: Instruction) -> None:
         classes = self.collapse.groups(instruction.label, instruction.groups)
-        self.place[instruction.id] = {}
-        representative = self.collapse.representative
-        for place, number in enumerate(classes.kept):
-            group = instruction.groups[number]
+        first = len(template)
+        self.place[instruction.id] = {device: first + place for device, place in classes.of_device.items()}
+        for channel in self._channels(instruction.lane, instruction.label, instruction.groups):
             local = len(template)
-            self.place[instruction.id][place] = local
-            algorithms = self.network.algorithms_of(instruction.label, group)
-            costs = [a.latency_s + instruction.size_bytes * a.seconds_per_byte for a in algorithms]
+            costs = [a.latency_s + instruction.size_bytes * a.seconds_per_byte for a in channel.algorithms]
             best = costs.index(min(costs))
-            devices = sorted({representative[device] for device in group.devices})
             template.instruction.append(instruction.id)
             template.lane.append(instruction.lane)
             template.seconds.append(costs[best])
-            template.task_slots.append(tuple(self.slot_of[device] for device in devices))
-            template.queues[local] = self._queues(instruction.lane, group.pairs, devices)
+            template.task_slots.append(channel.slots)
+            template.queues[local] = channel.queues
             if costs[best] > 0:
                 per_second = instruction.size_bytes / costs[best]
-                template.links[local] = tuple(
-                    (link, load * per_second, count) for link, load, count in classes.entries[place][best])
-            tasks = {(source, task) for source in instruction.dependencies for device in devices
-                     for task in [self._covering(source, device)] if task is not None}
+                template.links[local] = tuple((link, load * per_second, count) for link, load, count in channel.loads[best])
+            tasks = {(source, task) for source in instruction.dependencies for device in channel.devices
+                     for task in [self.place[source].get(device)] if task is not None}
             for source, task in sorted(tasks):
                 self._edge(template, source, task, local)
             # a feature communication belongs to its block; gradients are sent as soon as they are ready
             if not any(instruction.lane == GRADIENT or self.program.instructions[source].block == template.key
                        for source, _ in tasks):
                 begins = {slot: task for task, slot in enumerate(template.slots)}
-                for device in devices:
-                    if self.slot_of[device] in begins:
-                        template.edges.append((begins[self.slot_of[device]], local))
+                template.edges += [(begins[slot], local) for slot in channel.slots if slot in begins]
+
+    def _channels(self, lane: int, label: str, groups: Tuple[Group, ...]) -> List[_Channel]:
+        """The simulated groups of a communication, in order."""
+        key = (lane, label, id(groups))
+        if key not in self._channels_of:
+            classes, representative = self.collapse.groups(label, groups), self.collapse.representative
+            found = self._channels_of[key] = []
+            for place, number in enumerate(classes.kept):
+                group = groups[number]
+                devices = tuple(sorted({representative[device] for device in group.devices}))
+                found.append(_Channel(
+                    self.network.algorithms_of(label, group), devices, tuple([self.slot_of[device] for device in devices]),
+                    self._queues(lane, group.pairs, devices), classes.entries[place]))
+        return self._channels_of[key]
 
     def _queues(self, lane: int, pairs: Sequence[Tuple[int, int, float]], devices: Sequence[int]) -> Tuple[int, ...]:
         if not pairs:
@@ -192,14 +216,6 @@ class Unfolder:
             template.edges.append((task, local))
         else:
             template.crossing.append((block, task, local))
-
-    def _covering(self, source: int, device: int) -> Optional[int]:
-        """The local task of instruction ``source`` on a kept device, if there is one."""
-        instruction = self.program.instructions[source]
-        if instruction.lane == COMPUTATION:
-            return self.place[source].get(device)
-        place = self.collapse.groups(instruction.label, instruction.groups).of_device.get(device)
-        return None if place is None else self.place[source][place]
 
     def _kept_parts(self, parts: DeviceClasses) -> List[Tuple[int, int, int]]:
         """(device, slot, class) of the simulated devices in a config."""
@@ -327,12 +343,12 @@ class Unfolder:
             block = instructions[buffer.producer].block
             table = per_step if is_per_step(block) else per_micro_batch
             for device, slot, kind in self._kept_parts(buffer.parts):
-                producer = self._covering(buffer.producer, device)
+                producer = self.place[buffer.producer].get(device)
                 if producer is None or buffer.bytes[kind] <= 0.0:
                     continue
                 row = table.add(slot, buffer.bytes[kind], number, block, producer)
                 for reader in readers[number]:
-                    task = self._covering(reader, device)
+                    task = self.place[reader].get(device)
                     if task is not None:
                         table.read(row, instructions[reader].block, task)
         return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))

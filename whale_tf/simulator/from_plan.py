@@ -35,6 +35,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     warmup: Dict[int, int] = {}
     check_ops(plan)
     for task_graph in plan.task_graphs:
+        whole: Dict[Optional[str], OpConfig] = {}  # by the dimension that is divided
         if task_graph.ops and not aliases and all(name in nodes and name not in numbers for name in task_graph.ops):
             members = [number for name in task_graph.ops for number in nodes[name]]
             is_beside = any(one.strategy == "replicate" and one.devices == task_graph.devices for one in plan.task_graphs)
@@ -49,11 +50,12 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
                     f"simulate it with the model for which it was made.{did_you_mean(name, numbers)}")
             if number not in configs:
                 op = model.ops[number]
-                configs[number] = _config(task_graph, op, plan.shards.get(name) if plan.shards else op.split)
+                shard = plan.shards.get(name) if plan.shards else op.split
+                configs[number] = _fitted(task_graph, op, shard, whole)
                 warmup[number] = task_graph.warmup
                 for before in nodes[op.path[0]] if aliases else ():  # a layer's tensor arrives where the layer is
-                    if before < number:
-                        configs.setdefault(before, _config(task_graph, model.ops[before], None))
+                    if before < number and before not in configs:
+                        configs[before] = _fitted(task_graph, model.ops[before], None, whole)
                         warmup.setdefault(before, task_graph.warmup)
     if not configs:
         raise PlanError(
@@ -144,7 +146,22 @@ def check_ops(plan: Plan) -> None:
         raise PlanError(f"TaskGraph {empty[0]!r} has no ops, so nothing runs on its devices; name its ops, or leave it out")
 
 
-def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpConfig:
+def _fitted(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str], known: Dict[Optional[str], OpConfig]) -> OpConfig:
+    """The config of a TaskGraph's op.
+
+    Args:
+        shard: the dimension that a ``split`` TaskGraph divides; None: it divides none.
+        known: the TaskGraph's configs by this dimension, which grow.
+    """
+    if task_graph.strategy == "split" and task_graph.device_count > 1 and shard is not None and shard not in op.dims:
+        raise PlanError("the plan shards op {!r} by {!r}, but its dimensions are {}".format(
+            op.name, shard, ", ".join(repr(dim) for dim in op.dims)))
+    if shard not in known:
+        known[shard] = _config(task_graph, shard)
+    return checked_config(op, known[shard])
+
+
+def _config(task_graph: TaskGraphPlan, shard: Optional[str]) -> OpConfig:
     devices = tuple(device for row in task_graph.devices for device in row)
     axes: List[OpAxis] = []
     if len(task_graph.devices) > 1:
@@ -153,11 +170,8 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
         if task_graph.strategy == "replicate":
             axes.append(OpAxis(task_graph.device_count, "b", task_graph.slices))
         else:
-            if shard is not None and shard not in op.dims:
-                raise PlanError("the plan shards op {!r} by {!r}, but its dimensions are {}".format(
-                    op.name, shard, ", ".join(repr(dim) for dim in op.dims)))
             axes.append(OpAxis(task_graph.device_count, shard, None if shard is None else task_graph.slices))
-    return checked_config(op, OpConfig(devices, tuple(axes)))
+    return OpConfig(devices, tuple(axes))
 
 
 def _buckets(plan: Plan, model: ModelGraph,

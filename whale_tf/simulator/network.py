@@ -81,7 +81,7 @@ class Network:
         self._numbers: Dict[str, int] = {}
         self._known: Dict[Tuple[str, Group], Tuple[Algorithm, ...]] = {}
         self._paths: Dict[Tuple[int, int], Tuple[int, ...]] = {}
-        self.colours: Dict[Hashable, Any] = {}  # classes of devices, groups and links, which plans of one shape share
+        self.colours: Dict[Hashable, Any] = {}  # what programs of one shape share (see collapse.py)
 
     def algorithms_of(self, kind: str, group: Group) -> Tuple[Algorithm, ...]:
         """All ways to run a collective of this kind over this group."""

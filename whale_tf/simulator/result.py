@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import memory_text, seconds_text
+from whale_tf.ir.holder import Holder
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.instructions import COMPUTATION, UPDATE, Instructions, Subject
 from whale_tf.simulator.memory import MemoryCurve
+from whale_tf.simulator.network import Network
+
+Tasks = List[List[int]]  # by simulated device
 
 
 class DeviceUse(NamedTuple):
@@ -39,32 +43,18 @@ class LinkUse(NamedTuple):
     utilisation: float
 
 
-class Simulation(NamedTuple):
-    """The result for one strategy on one cluster.
-
-    Attributes:
-        step_time_s: of the whole step, all micro-batches.
-        devices: the simulated devices, one for each class of equal ones; ``representative`` maps every device to the one that
-            stands for it.
-        links: busiest first.
-        usable_bytes: memory that a step may take on each simulated device.
-        is_limited_by_host, is_fused: whether the step takes as long as the host takes, and whether XLA fuses its kernels.
-        kernels, host_s: the most kernels that a device starts in a step, and the time that its host takes to start them; zero
-            where the laws of TensorFlow's kernels do not apply.
-        steady: whether the step time was extrapolated from fewer micro-batches (see :mod:`steady`).
-    """
-
+class _Fields(NamedTuple):
     program: Instructions
     graph: ExecutionGraph
     times: Times
     memory: Tuple[MemoryCurve, ...]
     cluster: Cluster
+    network: Network
     step_time_s: float
     subject: Subject
     usable_bytes: Tuple[float, ...]
     devices: Tuple[DeviceUse, ...]
     representative: Dict[int, int]
-    links: Tuple[LinkUse, ...]
     compile_seconds: float
     simulate_seconds: float
     steady: bool = False
@@ -72,6 +62,28 @@ class Simulation(NamedTuple):
     host_s: float = 0.0
     is_limited_by_host: bool = False
     is_fused: bool = False
+    extended_links: Optional[Tuple[LinkUse, ...]] = None
+
+
+class Simulation(_Fields, Holder):
+    """The result for one strategy on one cluster.
+
+    Attributes:
+        step_time_s: of the whole step, all micro-batches.
+        devices: the simulated devices, one for each class of equal ones; ``representative`` maps every device to the one that
+            stands for it.
+        usable_bytes: memory that a step may take on each simulated device.
+        is_limited_by_host, is_fused: whether the step takes as long as the host takes, and whether XLA fuses its kernels.
+        kernels, host_s: the most kernels that a device starts in a step, and the time that its host takes to start them; zero
+            where the laws of TensorFlow's kernels do not apply.
+        steady: whether the step time was extrapolated from fewer micro-batches (see :mod:`steady`).
+        extended_links: the links, if they were extrapolated.
+    """
+
+    @property
+    def links(self) -> Tuple[LinkUse, ...]:
+        """The links, busiest first; searches ask for those of few of their simulations."""
+        return self.once(_link_uses) if self.extended_links is None else self.extended_links
 
     @property
     def samples_per_s(self) -> float:
@@ -221,16 +233,17 @@ def device_uses(program: Instructions, graph: ExecutionGraph, times: Times, memo
         usable_bytes: memory that a step may take on each device.
     """
     stage_of, step_time_s = program.stage_of(), times.makespan
-    intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
+    intervals = np.stack([np.array(times.start, np.float64), np.array(times.end, np.float64)], axis=1)
+    computations, communications = ([[] for _ in graph.devices], [[] for _ in graph.devices])  # type: Tasks, Tasks
     for task, lane in enumerate(graph.lane):
         if lane == COMPUTATION:
-            intervals[graph.slots[task][0]][0].append((times.start[task], times.end[task]))
+            computations[graph.slots[task][0]].append(task)
         elif lane > 0:
             for slot in graph.slots[task]:
-                intervals[slot][1].append((times.start[task], times.end[task]))
+                communications[slot].append(task)
     uses = []
     for slot, device in enumerate(graph.devices):
-        computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
+        computing, communicating = (_by_start(intervals[tasks[slot]]) for tasks in (computations, communications))
         busy = _union(computing)
         at_peak_s = subject.matrix_flops.get(device, 0.0) / cluster.devices[device].peak_flops_per_s[subject.precision]
         union = _union(np.concatenate([computing, communicating]))
@@ -240,6 +253,10 @@ def device_uses(program: Instructions, graph: ExecutionGraph, times: Times, memo
             bubble_s=max(0.0, step_time_s - union), mfu=at_peak_s / step_time_s, peak_memory_bytes=peak,
             oom=peak > usable_bytes[slot]))
     return tuple(uses)
+
+
+def _by_start(intervals: np.ndarray) -> np.ndarray:
+    return intervals[np.lexsort((intervals[:, 1], intervals[:, 0]))]
 
 
 def _union(intervals: np.ndarray) -> float:
@@ -252,12 +269,12 @@ def _union(intervals: np.ndarray) -> float:
     return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
 
 
-def link_uses(graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float],
-              step_time_s: float) -> Tuple[LinkUse, ...]:
-    """The links, busiest first."""
+def _link_uses(result: Simulation) -> Tuple[LinkUse, ...]:
+    graph, network = result.graph, result.network
     carried: Dict[int, float] = {}
     for task, entries in graph.links.items():
         for link, per_second, count in entries:
             carried[link] = carried.get(link, 0.0) + per_second * count * graph.seconds[task]
-    uses = [LinkUse(names[link], size, size / bandwidths[link] / step_time_s) for link, size in carried.items()]
+    uses = [LinkUse(network.link_names[link], size, size / network.bandwidths[link] / result.times.makespan)
+            for link, size in carried.items()]
     return tuple(sorted(uses, key=lambda use: (-use.utilisation, use.name)))

@@ -23,7 +23,7 @@ from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import FLAT, Network
 from whale_tf.simulator.places import beside_hosts
-from whale_tf.simulator.result import Simulation, device_uses, link_uses
+from whale_tf.simulator.result import Simulation, device_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.strategy_tree import CompleteStrategy
@@ -238,10 +238,9 @@ class Simulator:
             for device in devices)
         done = time.process_time()
         return Simulation(
-            program, graph, times, memory, self.cluster, times.makespan, subject, usable,
+            program, graph, times, memory, self.cluster, self.network, times.makespan, subject, usable,
             device_uses(program, graph, times, memory, usable, subject, self.cluster),
-            representative or {device: device for device in graph.devices},
-            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan), compiled_s, done - began)
+            representative or {device: device for device in graph.devices}, compiled_s, done - began)
 
     def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:
         options, known = self.options, self.options.calibration

@@ -97,6 +97,6 @@ def extended(strategy: CompleteStrategy, run: Simulation, longer: Simulation) ->
         links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * grown / step_time_s))
     return longer._replace(
         step_time_s=step_time_s, subject=strategy.subject(), devices=tuple(devices),
-        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))), steady=True,
+        extended_links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))), steady=True,
         simulate_seconds=run.simulate_seconds + longer.simulate_seconds,
         compile_seconds=run.compile_seconds + longer.compile_seconds)

@@ -35,7 +35,7 @@ def cut_blocks(blocks: Blocks, begin: SizeLike, end: Optional[SizeLike]) -> Tupl
     """The blocks between two positions, which must be block boundaries."""
     ends: List[SizeLike] = [0]
     for block in () if blocks is None or is_measured(blocks) else blocks:
-        ends.append(ends[-1] + rows_of([block]))
+        ends.append(ends[-1] + rows_of((block,)))
     if blocks is None or begin not in ends or end not in ends or ends.index(begin) >= ends.index(end):
         raise Refuse("it selects only some examples of the batch")
     return blocks[ends.index(begin):ends.index(end)]

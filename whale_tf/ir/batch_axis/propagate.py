@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from whale_tf.ir.batch_axis.alike import take_results
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, factor_at, result_layout
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Inexact, Unknown
@@ -128,7 +129,7 @@ class Propagation(BatchState):
             if carried & OF_SECTION:
                 measure_whole(self, op)
                 force_sizes(self, op)
-        else:
+        elif not first or not take_results(self, op, flag):
             self._visit_slowly(op, flag, first)
             if (self.met or self.rearranged or self.just_counted) and self.can_reduce:  # whoever analyses a body asks for it
                 equal = [(self.batches.input_of(a), self.batches.input_of(b)) for a, b in sorted(self.met)]

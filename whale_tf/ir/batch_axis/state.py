@@ -46,6 +46,7 @@ class Options(NamedTuple):
     together: numbers of ops that run with a section although clones could run them.
     writers: numbers of ops that write variables besides their results, which must happen once.
     equalities: what another analysis of the same graph, from the same sources, has found out.
+    alike: op -> an earlier op from which it differs only in its edges.
     """
 
     sync: Optional[Callable[[Op], bool]] = None
@@ -54,6 +55,7 @@ class Options(NamedTuple):
     together: FrozenSet[int] = frozenset()
     writers: FrozenSet[int] = frozenset()
     equalities: Sequence[Equality] = ()
+    alike: Mapping[int, int] = {}
 
 
 class Given(NamedTuple):
@@ -120,6 +122,7 @@ class BatchState(View):
         self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to the uses of these
         self.seeded: Set[int] = set()
         self.shared: Set[int] = set()
+        self.copied: Set[int] = set()  # ops that took the results of an op that they are like
         self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit even if no operand is batched
         self.queue: List[int] = []
         self.queued: Set[int] = set()

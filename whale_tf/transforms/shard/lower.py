@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.template import Template
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.region import groups
 from whale_tf.ir.rules import rule_for
-from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS
+from whale_tf.ir.traits import DROPS_ONES, MOVES, SHAPE_ATTRS, VARIABLES
 from whale_tf.patterns.spread import Spread, Tile, everywhere, once
 from whale_tf.patterns.strategy import (
     ADVANCED,
@@ -75,6 +76,8 @@ class Lowering:
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._definitions = captured.definitions
+        self._groups: Set[int] = set() if graph.has_any(VARIABLES - {"VarHandleOp"}) else groups(graph)
+        self._gradients = captured.gradient_task_graph.keys()
         self._rows: Dict[Tuple[int, Tile], Rows] = {}
         self._templates: Dict[int, Template] = {}
 
@@ -124,6 +127,8 @@ class Lowering:
                   CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
         if recipe is not None:
             recipe(op, strategy, task_graph)
+        elif self._only_waits(op, strategy):
+            self._pass_on(op, strategy, task_graph)
         else:
             self._parts(op, strategy, task_graph)
         stage.controls = ()
@@ -159,6 +164,24 @@ class Lowering:
             if strategy.how == EXTREME or (strategy.how == ON_TILES and strategy.gives[index] == once):
                 names = [self._combined(op, names, self._dtype(tensor), task_graph)]
             self.values.put(tensor, strategy.gives[index], names, task_graph)
+
+    def _only_waits(self, op: Op, strategy: Strategy) -> bool:
+        """Whether an op does nothing but delay a gradient until those of all operands of another op are there, on all devices.
+        With reference variables, gradients wait, because updates in place must come after all readers of a variable; the value
+        that was read of a resource variable stays as it is."""
+        return (op.type == "Identity" and op.phase is Phase.BACKWARD and strategy.needs == strategy.gives
+                and bool(op.control_inputs) and self._groups.issuperset(op.control_inputs)
+                and (self._gradients.isdisjoint(op.outputs) or self._is_read_once(op.inputs[0])))
+
+    def _is_read_once(self, tensor: int) -> bool:
+        """Whether one op alone reads a tensor, so that it can be the gradient of one variable."""
+        return len(self.graph.consumers(tensor)) == 1 and tensor not in self._gradients
+
+    def _pass_on(self, op: Op, strategy: Strategy, task_graph: int) -> None:
+        """Lets the parts of an op's operand stand for those of its result."""
+        names = self.values.parts(op.inputs[0], strategy.needs[0], task_graph)
+        self.values.put(op.outputs[0], strategy.gives[0], names, task_graph)
+        self.done[op.name] = [[name] for name in names]
 
     def _combined(self, op: Op, names: Sequence[str], dtype: tf.DType, task_graph: int) -> str:
         """What the results of a reduction of parts amount to, on the first device."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from whale_tf.capture.captured import Captured
-from whale_tf.capture.variables import optimizer_state
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, TRAINED, Op, Phase
@@ -33,7 +32,7 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
-    inside = in_bodies(captured)
+    inside = captured.once(in_bodies)
     trained = {op: task_graph for op, task_graph in captured.variable_task_graph.items()
                if task_graph in shares and op not in inside and (only is None or op in only)}
     _check_layouts(captured, shares, trained, inside)
@@ -51,7 +50,7 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     if only is not None:
         gradients = {**gradients, **rows}
     return ShardingProblem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
-                           bound_ops(captured))
+                           captured.once(bound_ops))
 
 
 def _check_layouts(captured: Captured, shares: Mapping[int, Tuple[int, ...]], trained: Mapping[int, int],
@@ -76,7 +75,7 @@ def bound_ops(captured: Captured) -> FrozenSet[int]:
 def in_bodies(captured: Captured) -> Dict[int, Op]:
     """Variables that stay whole -> the op that is the reason: one that takes them for a condition, a loop or a called function of
     the step, or that writes parts of them although it is not an optimizer's update."""
-    graph, found, inside = captured.graph, {}, bound_ops(captured)
+    graph, found, inside = captured.graph, {}, captured.once(bound_ops)
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
             for user, _ in graph.consumers(tensor):
@@ -97,7 +96,7 @@ def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]
     for op in trained:
         for slot in variables[op].slots:
             updated.setdefault(slot, []).append(op)
-    for op, kept in optimizer_state(captured.graph, variables, {variable for _, variable in captured.gradients}).items():
+    for op, kept in captured.optimizer_state.items():
         for slot in kept if op in trained else ():
             updated.setdefault(slot, []).append(op)
     found: Dict[int, List[int]] = {op: [] for op in trained}

@@ -3,11 +3,12 @@
 ::
 
     shard -> once         ConcatV2 on the first device          partial -> once         AddN on the first device
-    shard -> everywhere   ConcatV2 on every device              partial -> shard        Slice on every device, AddN where needed
-    once -> shard         Slice on the first device             shard -> another shard  Slice on every device, ConcatV2
+    shard -> everywhere   ConcatV2 on every device              partial -> shard        Split on every device, AddN where needed
+    once -> shard         Split on the first device             shard -> another shard  Split on every device, ConcatV2
 
-Tiles are converted like shards, of both of their dimensions.  Tiles that several model replicas keep are put together in each of
-them, again for the backward pass.
+Slices take the place of a Split if a part needs some elements alone (the same dimension in other parts, tiles), or if these are
+no floating-point numbers, for some of which TensorFlow's Split has no kernel on GPUs.  Tiles are converted like shards, of both
+of their dimensions.  Tiles that several model replicas keep are put together in each of them, again for the backward pass.
 
 At the border of a ``replicate`` TaskGraph, ``once`` means: in parts of the batch, on all its devices.  So each replica slices the
 TaskGraph's tensors where it computes them, and a ``split`` part gathers its slice over the batch.  If a ``replicate`` TaskGraph
@@ -22,6 +23,7 @@ import itertools
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.ir.rules import View
@@ -186,11 +188,18 @@ class Values:
     def _staged(self, tensor: int, value: ShardedValue, need: Spread, count: int, scope: str, joins: _Joins) -> List[str]:
         nodes, have, dtype = joins.nodes, value.spread, joins.dtype
         if need.is_divided:
+            is_cut = need.is_shard and dtype.is_floating  # each source has something for every part
+            if have == once and is_cut:
+                return self._split(tensor, value.names[0], Tile(0), need, scope, joins)
             if have == once:
                 return [self._slice(tensor, value.names[0], part.ranges, part.ranges, f"{scope}/part{i}", "0", joins)
                         for i, part in enumerate(need.parts)]
             # all slices first: a device that runs ops in this order then sends its slices before it waits for others
-            pieces = [self._pieces(tensor, value, part, count, f"{scope}/part{i}", joins) for i, part in enumerate(need.parts)]
+            if is_cut and (have.is_partial or (have.is_shard and have.dim != need.dim)):
+                pieces = self._split_pieces(tensor, value, need, count, scope, joins)
+            else:
+                pieces = [self._pieces(tensor, value, part, count, f"{scope}/part{i}", joins)
+                          for i, part in enumerate(need.parts)]
             if have.is_partial:
                 return [nodes.add_n([name for _, name in pieces[i]], f"{scope}/sum{i}", dtype, str(part.device))
                         for i, part in enumerate(need.parts)]
@@ -214,6 +223,29 @@ class Values:
                 pieces.append((common, self._slice(tensor, name, own, common, f"{scope}/from{j}", str(source.device), joins)
                                if own else name))
         return pieces
+
+    def _split_pieces(self, tensor: int, value: ShardedValue, need: Spread, count: int, scope: str,
+                      joins: _Joins) -> List[List[Piece]]:
+        """What each part along a dimension gets from each source, all of which have the whole dimension."""
+        sources = [Tile(j) for j in range(count)] if value.spread.is_partial else value.spread.parts
+        cut = [self._split(tensor, name, source, need, f"{scope}/from{j}", joins)
+               for j, (source, name) in enumerate(zip(sources, value.names))]
+        return [[(part.common(source) or (), names[i]) for source, names in zip(sources, cut)]
+                for i, part in enumerate(need.parts)]
+
+    def _split(self, tensor: int, name: str, source: Tile, need: Spread, scope: str, joins: _Joins) -> List[str]:
+        """All parts along a dimension.
+
+        Args:
+            name: of the tensor, or of its part ``source``, which has the whole dimension.
+        """
+        shape = self._view.shape(tensor)
+        assert shape is not None, "a tensor is divided along a dimension that its op's rule knows"
+        names = joins.nodes.split(name, need.sizes, len(need.sizes), need.dim, scope, joins.dtype, str(source.device))
+        for part, size in zip(names, need.sizes):
+            sizes = {need.dim: size, **{one.dim: one.size for one in source.ranges}}
+            self.shapes[tensor_name(part)] = tuple(sizes.get(dim, whole) for dim, whole in enumerate(shape))
+        return names
 
     def _slice(self, tensor: int, name: str, ranges: Sequence[Range], common: Sequence[Range], scope: str, device: str,
                joins: _Joins) -> str:
