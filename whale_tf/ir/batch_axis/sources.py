@@ -44,11 +44,12 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
 
     An input is a batch input if the size of its first dimension is unknown or, if all sizes are known (from the graph or the
     first mini-batch), the most common one among the inputs; those of more rows, too, if that divides more products
-    (unlabelled examples).  An input is no batch input after all (class weights, a fed table) if it would make some op impossible to divide, no divided op needs single rows of it, and no variables are applied to each
-    of its rows.  Nor is a Python function's result with any number of rows if as many ops can be divided without it.  An input
-    that meets divided tensors as several blocks of examples (labels of a real and a generated half) has its examples in such
-    blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have
-    examples of their own, until an op combines them one by one.  Scalars are never batch inputs.
+    (unlabelled examples).  An input is no batch input after all (class weights, a fed table) if it would make some op
+    impossible to divide, no divided op needs single rows of it, and no variables are applied to each of its rows.  Nor is a
+    Python function's result with any number of rows if as many ops can be divided without it.  An input that meets divided
+    tensors as several blocks of examples (labels of a real and a generated half) has its examples in such blocks; if no size
+    is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have examples of
+    their own, until an op combines them one by one.  Scalars are never batch inputs.
 
     If no product would be divided but behind sections, inputs may have the batch in another dimension (an array of pairs), and
     a constant may be the mini-batch: it is then among the sources.
