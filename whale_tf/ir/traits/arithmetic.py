@@ -213,7 +213,7 @@ _RAGGED_AND_SPARSE = table(
     ("SparseBincount", _told("rows 0 = shape 2 matrix")),
     ("SparseToDense", _told("rows 0 = shape 1")),
     ("SparseFillEmptyRows", _told("rows 2 = shape 2")),
-    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product")),
+    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product", cost=Cost.SPARSE)),
 )
 
 ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS, _STACKS, _RAGGED_AND_SPARSE)
