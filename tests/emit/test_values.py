@@ -90,6 +90,18 @@ def look_up_in_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.function(lambda h: tf.tanh(h + tf.gather(table, numbers)))(tf.matmul(x, w))
 
 
+def look_ups_in_loop_of_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The gradient's function has an Identity of each handle, too."""
+    table, rows = weight("table", [3, 3, WIDTH], "float64"), weight("rows", [3, WIDTH], "float64")
+    numbers = tf.cast(tf.abs(x[:, :2]) * 2, tf.int32) % 3
+
+    def once(i: tf.Tensor, h: tf.Tensor) -> Any:
+        places = (numbers + i) % 3
+        return (tf.tanh(h + tf.gather_nd(table, places) + tf.gather(rows, places[:, 0])),)
+
+    return tf.function(lambda h: loop(3, once, h)[0])(tf.matmul(x, w))
+
+
 def in_loop_of_condition(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     kernel, positive = inside(), tf.reduce_sum(w) > -100.0
     return tf.cond(positive, lambda: loop(3, lambda i, h: (tf.tanh(tf.matmul(h, kernel)),), tf.matmul(x, w))[0], lambda: x)
@@ -102,7 +114,7 @@ def in_loop_of_condition_of_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 BODIES = [in_loop, in_condition, in_case, in_call]
 if not tf.__version__.startswith("1."):  # which cannot differentiate these, and does not know the rank of a look-up in a loop
     BODIES += [in_nested_loops, in_condition_of_loop, look_up_in_loop, in_call_of_loop, in_loop_of_call, in_loop_of_nested_calls,
-               look_up_in_call, in_loop_of_condition, in_loop_of_condition_of_call]
+               look_up_in_call, look_ups_in_loop_of_call, in_loop_of_condition, in_loop_of_condition_of_call]
 
 
 @pytest.mark.parametrize("config", [{}, {"num_micro_batch": 2}], ids=["plain", "micro-batches"])

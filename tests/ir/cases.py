@@ -41,7 +41,7 @@ NOT_BUILT = {
     "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot", "StringToHashBucket", "StringToHashBucketStrong", "StringLower",
     "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch",
     "DecodeBase64", "DecodeCompressed", "EncodeBase64", "UnicodeScript", "UnicodeTranscode", "Substr", "StringJoin", "DecodeCSV",
-    "ReduceJoin", "IFFT", "IRFFT", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
+    "ReduceJoin", "IFFT", "IRFFT", "FFT3D", "IFFT3D", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
     "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments"}
 
 
@@ -186,6 +186,7 @@ def shapes() -> List[Case]:
         Case("Reshape-hole", lambda x, s: raw.Reshape(tensor=x, shape=s), [real(3, 4, 5), ints(-1, 5)], (1,)),
         Case("ExpandDims", lambda x, a: raw.ExpandDims(input=x, axis=a), [real(3, 4), np.int32(1)], (1,)),
         Case("Squeeze", lambda x: raw.Squeeze(input=x, axis=[1]), [real(3, 1, 4)]),
+        Case("ConjugateTranspose", lambda x, p: raw.ConjugateTranspose(x=x, perm=p), [real(3, 4, 5) + 1j, ints(2, 0, 1)], (1,)),
         Case("Transpose", lambda x, p: raw.Transpose(x=x, perm=p), [real(3, 4, 5), ints(2, 0, 1)], (1,)),
         Case("Pack", lambda x, y: raw.Pack(values=[x, y], axis=1), [real(3, 4), real(3, 4)]),
         Case("Unpack", lambda x: raw.Unpack(value=x, num=4, axis=1), [real(3, 4, 5)]),
@@ -285,7 +286,7 @@ def stacks() -> List[Case]:
             Case("MatrixSetDiagV3", lambda a, b, k: raw.MatrixSetDiagV3(input=a, diagonal=b, k=k), [matrix, real(3, 2, 4), np.int32(0)], (2,)),
             Case("MatrixTriangularSolve-broadcast", lambda a, b: raw.MatrixTriangularSolve(matrix=a, rhs=b), [lower[0, :1], column]),
             Case("BandedTriangularSolve", lambda a, b: raw.BandedTriangularSolve(matrix=a, rhs=b), [real(3, 2, 2, 4), column]),
-            Case("Eig", lambda a: raw.Eig(input=a, Tout=tf.complex128, compute_v=False), [matrix]),
+            Case("Eig", lambda a: raw.Eig(input=a, Tout=tf.complex128, compute_v=False), [matrix], outputs=(0,)),
         ]
     return cases
 

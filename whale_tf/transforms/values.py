@@ -32,7 +32,7 @@ from whale_tf.ir.walk import reached
 from whale_tf.transforms.replacing import move_waits, stage_of_value, tag_like
 
 _FUNCTIONAL = WHILES | CONDITIONALS | CALLS
-_PASS_ON = WHILES | CALLS
+_PASS_ON = WHILES | CALLS | {"Identity"}  # an Identity of a handle, which the gradient of a loop in a function has
 _IN_LOOPS = ENTERS | SWITCHES  # of version 1
 _TAKERS = _FUNCTIONAL | ENTERS
 _REGION = (Phase.FORWARD, Phase.BACKWARD)
@@ -104,7 +104,7 @@ def _reads_argument(caller: Op, body: OpGraph, index: int, callers: Tuple[OpGrap
         elif op.type in _FUNCTIONAL:
             if not _is_only_read(body, op, position, (*callers, body)):
                 return False
-        elif not _reads(op, position):
+        elif not (op.type == "Identity" or _reads(op, position)):
             return False
     return True
 
@@ -285,6 +285,8 @@ class _Passer:
             for op, position in _uses(body, index):
                 if op.type == "_Retval":
                     signature.output_arg[op.attrs["index"]].type = dtype.as_datatype_enum
+                elif op.type == "Identity":
+                    copy.node(op.name).attr["T"].type = dtype.as_datatype_enum
                 elif op.type in _FUNCTIONAL:
                     inside.setdefault(op.id, {})[position] = variable
                 else:

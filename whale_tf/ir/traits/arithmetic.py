@@ -26,7 +26,8 @@ _ELEMENTWISE = table(
      "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeBase64 "
      "DecodeCompressed EncodeBase64 UnicodeScript UnicodeTranscode StringToHashBucketFast StringToHashBucket "
      "StringToHashBucketStrong AsString StringToNumber StringLower StringUpper StringStrip StringLength StaticRegexReplace "
-     "StaticRegexFullMatch FakeQuantWithMinMaxArgs",
+     "StaticRegexFullMatch FakeQuantWithMinMaxArgs BesselI0 BesselI1 BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e "
+     "BesselY0 BesselY1 Dawsn Expint FresnelCos FresnelSin Spence",
      _map("n")._replace(is_dear=True)),
     ("RegexFullMatch", _map("nn")._replace(is_dear=True)),
     ("RegexReplace Substr", _map("nnn")._replace(is_dear=True)),
@@ -125,6 +126,7 @@ _REDUCTIONS = table(
     ("DenseBincount", OpTraits(rule="reduction.dense_bincount", measure="bins", cost=Cost.OPERAND)),
     ("Bincount", OpTraits(measure="bins", cost=Cost.OPERAND)),
     ("FFT IFFT RFFT IRFFT", OpTraits(rule="reduction.spectrum 1", cost=Cost.OPERAND, flops=20)),
+    ("FFT3D IFFT3D", OpTraits(rule="reduction.spectrum 3", cost=Cost.OPERAND, flops=60)),
     ("FFT2D IFFT2D RFFT2D IRFFT2D", OpTraits(rule="reduction.spectrum 2", cost=Cost.OPERAND, flops=40)),
 )
 
