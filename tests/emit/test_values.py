@@ -70,9 +70,51 @@ def look_up_in_loop(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return loop(3, lambda i, h: (tf.tanh(h + tf.gather(table, (numbers + i) % 5)),), tf.matmul(x, w))[0]
 
 
+def in_loop_of_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The function returns the handle of the variable, which its gradient asks for the shape."""
+    kernel = inside()
+    layers = tf.function(lambda h: loop(3, lambda i, h: (tf.tanh(tf.matmul(h, kernel)),), h)[0])
+    return layers(tf.matmul(x, w))
+
+
+def in_loop_of_nested_calls(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    kernel = inside()
+    layer = tf.function(lambda h: tf.tanh(tf.matmul(h, kernel)))
+    layers = tf.function(lambda h: loop(3, lambda i, h: (layer(h),), h)[0])
+    return tf.function(lambda h: tf.sin(layers(h)) + layer(h))(tf.matmul(x, w))
+
+
+def look_up_in_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    table = weight("table", [5, WIDTH], "float64")
+    numbers = tf.cast(tf.abs(x[:, 0]) * 2, tf.int32) % 5
+    return tf.function(lambda h: tf.tanh(h + tf.gather(table, numbers)))(tf.matmul(x, w))
+
+
+def look_ups_in_loop_of_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The gradient's function has an Identity of each handle, too."""
+    table, rows = weight("table", [3, 3, WIDTH], "float64"), weight("rows", [3, WIDTH], "float64")
+    numbers = tf.cast(tf.abs(x[:, :2]) * 2, tf.int32) % 3
+
+    def once(i: tf.Tensor, h: tf.Tensor) -> Any:
+        places = (numbers + i) % 3
+        return (tf.tanh(h + tf.gather_nd(table, places) + tf.gather(rows, places[:, 0])),)
+
+    return tf.function(lambda h: loop(3, once, h)[0])(tf.matmul(x, w))
+
+
+def in_loop_of_condition(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    kernel, positive = inside(), tf.reduce_sum(w) > -100.0
+    return tf.cond(positive, lambda: loop(3, lambda i, h: (tf.tanh(tf.matmul(h, kernel)),), tf.matmul(x, w))[0], lambda: x)
+
+
+def in_loop_of_condition_of_call(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    return tf.function(lambda h: in_loop_of_condition(h, w))(x)
+
+
 BODIES = [in_loop, in_condition, in_case, in_call]
 if not tf.__version__.startswith("1."):  # which cannot differentiate these, and does not know the rank of a look-up in a loop
-    BODIES += [in_nested_loops, in_condition_of_loop, look_up_in_loop, in_call_of_loop]
+    BODIES += [in_nested_loops, in_condition_of_loop, look_up_in_loop, in_call_of_loop, in_loop_of_call, in_loop_of_nested_calls,
+               look_up_in_call, look_ups_in_loop_of_call, in_loop_of_condition, in_loop_of_condition_of_call]
 
 
 @pytest.mark.parametrize("config", [{}, {"num_micro_batch": 2}], ids=["plain", "micro-batches"])
@@ -85,7 +127,7 @@ def test_ops_of_a_replica_run_on_its_device(body: Callable[..., Any], config: An
 
 
 @pytest.mark.parametrize("config", [{"zero": "v2"}, {"offload": "states", "num_micro_batch": 2}], ids=["zero", "offload"])
-@pytest.mark.parametrize("body", [in_two_loops, in_nested_loops, look_up_in_loop, *BODIES[5:6], *BODIES[7:]])
+@pytest.mark.parametrize("body", [in_two_loops, in_nested_loops, look_up_in_loop, *BODIES[5:6], *BODIES[7:8]])
 def test_version_1_loops_read_variables_that_are_in_one_place(body: Callable[..., Any], config: Any) -> None:
     found = run(body, Setting(1, False, 2, extra=config))
     np.testing.assert_allclose(found.numbers, run(body, Setting(1, False)).numbers, rtol=1e-12, atol=1e-14)

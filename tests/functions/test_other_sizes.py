@@ -92,3 +92,39 @@ def test_assertions_of_the_script_stay() -> None:
     step = function({}, checked, (3,))
     with pytest.raises(tf.errors.InvalidArgumentError, match="of a size of my own"):
         step(*ones([8, 3]))
+
+
+@pytest.mark.parametrize("rows", [(8, 24), (8, 20), (8, 20, 12), (16, 3)], ids=str)
+def test_inputs_of_other_known_sizes(rows: Sequence[int]) -> None:
+    """Labelled and more unlabelled examples: all are divided, in as many rows an example or as examples of their own.  Fewer than
+    the labelled ones, which may be too few for all devices, are not."""
+    rng = np.random.RandomState(0)
+    labelled, *others = [tf.constant(rng.randn(size, 6)) for size in rows]
+    data = labelled, tf.constant(rng.randn(rows[0], 2)), *others
+
+    def trained(devices: int) -> Any:
+        if devices > 1:
+            wh.init(cluster=f"cpu:{devices}")
+        w, v = tf.Variable(rng.randn(6, 4)), tf.Variable(rng.randn(4, 2))
+        w.assign(np.linspace(-1, 1, 24).reshape(6, 4))
+        v.assign(np.linspace(1, -1, 8).reshape(4, 2))
+
+        @tf.function
+        def step(x: tf.Tensor, y: tf.Tensor, *unlabelled: tf.Tensor) -> tf.Tensor:
+            def outputs(x: tf.Tensor) -> tf.Tensor:
+                return tf.matmul(tf.tanh(tf.matmul(x, w)), v)
+
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(outputs(x) - y))
+                for one in unlabelled:
+                    loss += 0.5 * tf.reduce_mean(tf.square(outputs(one) - outputs(0.9 * one)))
+            for variable, gradient in zip((w, v), tape.gradient(loss, (w, v))):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+        return [*(step(*data).numpy() for _ in range(2)), w.numpy(), v.numpy()]
+
+    local, parallel = trained(1), trained(4)
+    for one, other in zip(local, parallel):
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-14)
+    assert ("100% of the floating-point operations" in wh.explain()) == (rows[0] <= min(rows))

@@ -120,6 +120,23 @@ def test_jacobian(options: Any) -> None:
         step()
 
 
+def test_gradients_of_each_example() -> None:
+    wh.init(cluster="cpu:2")
+    weights, x = perceptron(), tf.constant(batches()[0][0])
+
+    def gradient(one: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(logits_of(weights, NOWHERE, one[tf.newaxis]))
+        return tape.gradient(total, weights[0])
+
+    @tf.function
+    def step() -> None:
+        weights[0].assign_sub(tf.reduce_mean(tf.vectorized_map(gradient, x), 0))
+
+    with pytest.raises(wh.PlanError, match=r"'step' takes gradients of variables.*a tape inside tf.vectorized_map\) cannot be"):
+        step()
+
+
 def test_forward_mode() -> None:
     wh.init(cluster="cpu:2")
     weights = perceptron()

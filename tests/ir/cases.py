@@ -41,7 +41,7 @@ NOT_BUILT = {
     "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot", "StringToHashBucket", "StringToHashBucketStrong", "StringLower",
     "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch",
     "DecodeBase64", "DecodeCompressed", "EncodeBase64", "UnicodeScript", "UnicodeTranscode", "Substr", "StringJoin", "DecodeCSV",
-    "ReduceJoin", "IFFT", "IRFFT", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
+    "ReduceJoin", "IFFT", "IRFFT", "FFT3D", "IFFT3D", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
     "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments"}
 
 
@@ -186,6 +186,7 @@ def shapes() -> List[Case]:
         Case("Reshape-hole", lambda x, s: raw.Reshape(tensor=x, shape=s), [real(3, 4, 5), ints(-1, 5)], (1,)),
         Case("ExpandDims", lambda x, a: raw.ExpandDims(input=x, axis=a), [real(3, 4), np.int32(1)], (1,)),
         Case("Squeeze", lambda x: raw.Squeeze(input=x, axis=[1]), [real(3, 1, 4)]),
+        Case("ConjugateTranspose", lambda x, p: raw.ConjugateTranspose(x=x, perm=p), [real(3, 4, 5) + 1j, ints(2, 0, 1)], (1,)),
         Case("Transpose", lambda x, p: raw.Transpose(x=x, perm=p), [real(3, 4, 5), ints(2, 0, 1)], (1,)),
         Case("Pack", lambda x, y: raw.Pack(values=[x, y], axis=1), [real(3, 4), real(3, 4)]),
         Case("Unpack", lambda x: raw.Unpack(value=x, num=4, axis=1), [real(3, 4, 5)]),
@@ -225,6 +226,69 @@ def shapes() -> List[Case]:
         Case("BatchToSpaceND", lambda x, b, c: raw.BatchToSpaceND(input=x, block_shape=b, crops=c),
              [real(12, 4, 2, 5), ints(2, 2), np.int32([[0, 0], [0, 0]])], (1, 2)),
     ]
+
+
+def stacks() -> List[Case]:
+    """Ops on each of several matrices, vectors or images."""
+    matrix, column, line = np.eye(4) * 5 + real(3, 2, 4, 4), real(3, 2, 4, 5), real(3, 6)
+    lower, images, x = np.tril(matrix), real(3, 6, 4, 2), real(3, 6, 4, 2).astype(np.float32)
+    pool = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+    scale, shift, size = np.float32([1.5, 0.5]), np.float32([0.1, 0.2]), ints(3, 5)
+    ends = [np.float32(0.8), np.float32(1.6)]
+    bands, band = real(3, 2, 3, 4), [real(3, 2, 1, 4), real(3, 2, 1, 4), real(3, 2, 1, 4)]
+    cases = [
+        Case("MatrixDeterminant", lambda a: raw.MatrixDeterminant(input=a), [matrix]),
+        Case("LogMatrixDeterminant", lambda a: raw.LogMatrixDeterminant(input=a), [matrix]),
+        Case("MatrixSolve", lambda a, b: raw.MatrixSolve(matrix=a, rhs=b), [matrix, column]),
+        Case("MatrixTriangularSolve", lambda a, b: raw.MatrixTriangularSolve(matrix=a, rhs=b), [lower, column]),
+        Case("MatrixSolveLs", lambda a, b, c: raw.MatrixSolveLs(matrix=a, rhs=b, l2_regularizer=c), [matrix, column, np.float64(0.1)]),
+        Case("TridiagonalSolve", lambda a, b: raw.TridiagonalSolve(diagonals=a, rhs=b), [bands + [[0], [9], [0]], column]),
+        Case("TridiagonalMatMul", lambda a, b, c, d: raw.TridiagonalMatMul(superdiag=a, maindiag=b, subdiag=c, rhs=d), [*band, column]),
+        Case("CholeskyGrad", lambda a, b: raw.CholeskyGrad(l=a, grad=b), [lower, matrix]),
+        Case("Svd", lambda a: raw.Svd(input=a), [matrix], outputs=(0,)),  # vectors may have either sign
+        Case("Svd-values", lambda a: raw.Svd(input=a, compute_uv=False), [matrix], outputs=(0,)),
+        Case("SelfAdjointEigV2", lambda a: raw.SelfAdjointEigV2(input=a), [matrix], outputs=(0,)),
+        Case("Qr", lambda a: raw.Qr(input=a), [matrix]),
+        Case("Lu", lambda a: raw.Lu(input=a), [matrix]),
+        Case("MatrixLogarithm", lambda a: raw.MatrixLogarithm(input=a), [matrix.astype(np.complex128)]),
+        Case("MatrixSquareRoot", lambda a: raw.MatrixSquareRoot(input=a), [matrix]),
+        Case("MatrixSetDiag", lambda a, b: raw.MatrixSetDiag(input=a, diagonal=b), [matrix, real(3, 2, 4)]),
+        Case("MatrixSetDiagV2", lambda a, b, k: raw.MatrixSetDiagV2(input=a, diagonal=b, k=k), [matrix, real(3, 2, 2, 4), ints(0, 1)], (2,)),
+        Case("Cross", lambda a, b: raw.Cross(a=a, b=b), [real(4, 3), real(4, 3)]),
+        Case("LowerBound", lambda a, b: raw.LowerBound(sorted_inputs=a, values=b), [np.sort(line, -1), real(3, 4)]),
+        Case("UpperBound", lambda a, b: raw.UpperBound(sorted_inputs=a, values=b), [np.sort(line, -1), real(3, 4)]),
+        Case("NthElement", lambda a, n: raw.NthElement(input=a, n=n), [real(3, 2, 6), np.int32(2)], (1,)),
+        Case("ExtractVolumePatches", lambda a: raw.ExtractVolumePatches(
+            input=a, ksizes=[1, 2, 2, 2, 1], strides=[1, 2, 2, 2, 1], padding="VALID"), [real(3, 4, 4, 4, 2)]),
+        Case("MaxPoolWithArgmax", lambda a: raw.MaxPoolWithArgmax(input=a, **pool), [images]),
+        Case("MaxPoolGradWithArgmax", lambda a, g, i: raw.MaxPoolGradWithArgmax(input=a, grad=g, argmax=i, **pool),
+             [images, real(3, 3, 2, 2), np.array(3 * [[[[0, 1], [4, 5]], [[16, 17], [20, 21]], [[32, 33], [36, 37]]]], np.int64)]),
+        Case("ScaleAndTranslate", lambda a, n, s, t: raw.ScaleAndTranslate(images=a, size=n, scale=s, translation=t),
+             [x, size, scale, shift], (1,)),
+        Case("ScaleAndTranslateGrad", lambda g, a, s, t: raw.ScaleAndTranslateGrad(grads=g, original_image=a, scale=s, translation=t),
+             [real(3, 3, 5, 2).astype(np.float32), x, scale, shift]),
+        Case("CombinedNonMaxSuppression", lambda a, b: raw.CombinedNonMaxSuppression(
+            boxes=a, scores=b, max_output_size_per_class=2, max_total_size=3, iou_threshold=0.5, score_threshold=0.6),
+            [real(3, 5, 1, 4).astype(np.float32), real(3, 5, 2).astype(np.float32)]),
+        Case("FakeQuantWithMinMaxVars", lambda a, b, c: raw.FakeQuantWithMinMaxVars(inputs=a, min=b, max=c), [real(3, 4).astype(np.float32), *ends]),
+        Case("FakeQuantWithMinMaxVarsGradient", lambda g, a, b, c: raw.FakeQuantWithMinMaxVarsGradient(gradients=g, inputs=a, min=b, max=c),
+             [real(3, 4).astype(np.float32)] * 2 + ends),
+        Case("QuantizeAndDequantizeV2", lambda a, b, c: raw.QuantizeAndDequantizeV2(input=a, input_min=b, input_max=c, range_given=True),
+             [real(3, 4).astype(np.float32), *ends]),
+        Case("Roll", lambda a, s, d: raw.Roll(input=a, shift=s, axis=d), [real(3, 4, 5), ints(1, -2), ints(1, -1)], (1, 2)),
+    ]
+    if hasattr(raw, "MatrixSetDiagV3"):
+        cases += [
+            Case("QuantizeAndDequantizeV4", lambda a, b, c: raw.QuantizeAndDequantizeV4(input=a, input_min=b, input_max=c, range_given=True),
+                 [real(3, 4).astype(np.float32), *ends]),
+            Case("QuantizeAndDequantizeV4Grad", lambda g, a, b, c: raw.QuantizeAndDequantizeV4Grad(gradients=g, input=a, input_min=b, input_max=c),
+                 [real(3, 4).astype(np.float32)] * 2 + ends),
+            Case("MatrixSetDiagV3", lambda a, b, k: raw.MatrixSetDiagV3(input=a, diagonal=b, k=k), [matrix, real(3, 2, 4), np.int32(0)], (2,)),
+            Case("MatrixTriangularSolve-broadcast", lambda a, b: raw.MatrixTriangularSolve(matrix=a, rhs=b), [lower[0, :1], column]),
+            Case("BandedTriangularSolve", lambda a, b: raw.BandedTriangularSolve(matrix=a, rhs=b), [real(3, 2, 2, 4), column]),
+            Case("Eig", lambda a: raw.Eig(input=a, Tout=tf.complex128, compute_v=False), [matrix], outputs=(0,)),
+        ]
+    return cases
 
 
 def images() -> List[Case]:
@@ -403,7 +467,7 @@ def recurrent() -> List[Case]:
 
 
 def all_cases() -> List[Case]:
-    return (table_cases() + special_elementwise() + contractions() + reductions() + shapes() + images() + look_ups()
+    return (table_cases() + special_elementwise() + contractions() + reductions() + shapes() + stacks() + images() + look_ups()
             + losses() + normalisations() + recurrent())
 
 

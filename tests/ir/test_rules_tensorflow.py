@@ -17,7 +17,7 @@ with tf.Graph().as_default():
 
 # Results that depend on more than the operands (random, positions, sizes), op types whose kernels are rare, and versions of
 # an op that differ in nothing the rule reads.
-UNTESTED = {"Range", "Rank", "Shape", "ShapeN", "Size", "Multinomial", "RandomShuffle", "ResourceGather", "SparseMatMul",
+UNTESTED = {"Range", "Rank", "Shape", "ShapeN", "Size", "Multinomial", "RandomShuffle", "ResourceGather", "ResourceGatherNd", "SparseMatMul",
             "LookupTableFind", "LookupTableFindV2",
             "ParallelDynamicStitch", "BatchMatMulV3", "BlockLSTMV2", "BlockLSTMGradV2", "CumulativeLogsumexp", "TopK",
             "MatrixDiagV3", "MatrixDiagPartV3"} | (GENERATORS & RANDOM) | NOT_BUILT

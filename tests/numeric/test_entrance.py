@@ -145,11 +145,12 @@ def learned_crops(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
     return tf.reshape(tf.cast(found, tf.float64), [-1, 8]) @ weights("dense", 8, 5)
 
 
-def decomposed(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
+def drawn(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
     """Nothing but the loss tells how many rows the op's result has."""
-    matrices = tf.placeholder(tf.float64, [batch, 3, 3])
-    feeds[matrices] = np.random.RandomState(0).rand(BATCH, 3, 3)
-    return tf.linalg.svd(matrices, compute_uv=False) @ weights("dense", 3, 5)
+    images = tf.placeholder(tf.float32, [batch, 4, 4, 3])
+    feeds[images] = np.random.RandomState(0).rand(BATCH, 4, 4, 3)
+    found = tf.image.draw_bounding_boxes(images, images[:, :, :, 0])
+    return tf.cast(tf.reduce_sum(found, [1, 2]), tf.float64) @ weights("dense", 3, 5)
 
 
 def constant(feeds: Dict, batch: Optional[int]) -> tf.Tensor:
@@ -177,7 +178,7 @@ def local(entrance: Entrance, batch: Optional[int]) -> List[np.ndarray]:
 SOME = [(text, None, "data parallel"), (text, BATCH, "two stages"), (text, None, "nested"), (text, None, "called"),
         (text, None, "unequal"), (own_crops, None, "two stages"), (own_crops, BATCH, "data parallel"),
         (crops_of_others, None, "nested"), (crops_of_others, BATCH, "called"), (crops_of_others, None, "data parallel"),
-        (decomposed, None, "nested"), (decomposed, None, "unequal"),
+        (drawn, None, "nested"), (drawn, None, "unequal"),
         (characters, None, "two stages"), (pairs_of_words, BATCH, "data parallel"), (sparse, None, "data parallel"),
         (sparse, BATCH, "called"), (from_bytes, None, "nested"), (steps, None, "data parallel"), (steps, BATCH, "nested"),
         (constant, BATCH, "two stages"), (constant, BATCH, "called"), (pairs, None, "nested"), (pairs, BATCH, "data parallel"),

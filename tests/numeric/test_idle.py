@@ -21,6 +21,12 @@ def of_variables() -> tf.Tensor:
     return tf.matmul(variable("v", 8, 4), variable("w", 4, 4))
 
 
+def of_sparse() -> tf.Tensor:
+    """The matrix of words has few elements, but the variable has many rows."""
+    words = tf.sparse_placeholder("float64", [8, 500])
+    return tf.matmul(tf.sparse.sparse_dense_matmul(words, variable("w", 500, 4)), variable("v", 4, 4))
+
+
 def of_section() -> tf.Tensor:
     """From the decomposition on, all examples are needed together."""
     x = tf.placeholder("float64", [8, 8])
@@ -63,6 +69,7 @@ def planned(model: Any, config: Any = None, devices: int = 2, block: Any = wh.re
 
 @pytest.mark.parametrize("model, cause", [
     (of_variables, "'MatMul' (MatMul). It follows from no input"), (of_section, "from 'Svd' (Svd) on"),
+    (of_sparse, "'SparseTensorDenseMatMul/SparseTensorDenseMatMul' (SparseTensorDenseMatMul). All examples are needed together"),
     (of_several_sections, "from 'second/TopKV2' (TopKV2) on")])
 def test_idle_device_warns(model: Any, cause: str) -> None:
     with planned(model) as (warned, explained):

@@ -50,6 +50,8 @@ def test_contraction_reads_its_operands_and_writes_its_result() -> None:
     ("AddV2", [(4, 5), (5,)], [(4, 5)], None, 20),
     ("AddN", [(4, 5)] * 3, [(4, 5)], None, 40),
     ("Tanh", [(4, 5)], [(4, 5)], None, 20),
+    ("SparseTensorDenseMatMul", [(30, 2), (30,), [4, 9], (9, 5)], [(4, 5)], None, 2 * 30 * 5),
+    ("SparseTensorDenseMatMul", [(None, 2), (None,), [4, 9], (4, 5)], [(9, 5)], {"adjoint_a": True}, 2 * 9 * 5),
     ("Softmax", [(4, 5)], [(4, 5)], None, 100),
     ("Sum", [(4, 5), [0]], [(5,)], None, 20),
     ("BiasAddGrad", [(4, 5)], [(5,)], None, 20),

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape, bytes_of, elements_of
-from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, VariableUse, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, VariableUse, traits
 
 
 class Variable(NamedTuple):
@@ -171,7 +171,7 @@ class _Follower:
         for alias in found.aliases:  # grows while we walk
             for op_id, position in graph.consumers(alias):
                 op = graph.ops[op_id]
-                passed = _passed_on(graph, op, position)
+                passed = passed_on(graph, op, position)
                 if passed:
                     fresh = [output for output in passed if output not in seen]
                     seen.update(fresh)
@@ -220,8 +220,13 @@ def _writes(graph: OpGraph, op: Op, position: int) -> bool:
     return position == 0 and (row.is_write or row.state is VariableUse.DRAW)
 
 
-def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
-    """Outputs of ``op`` that refer to the same variable as its input at ``position``."""
+def passed_on(graph: OpGraph, op: Op, position: int, callers: Tuple[OpGraph, ...] = ()) -> List[int]:
+    """Outputs of ``op`` that refer to the same variable as its input at ``position``.  A function that is differentiated returns
+    the handles of variables that it passes to a loop: the gradient takes their shapes.
+
+    Args:
+        callers: the functions in which the op is; a recursive one is not followed again.
+    """
     if not any(_is_reference(graph, output) for output in op.outputs):
         return []
     if traits(op.type).passes_reference:
@@ -233,12 +238,29 @@ def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
             candidates = [op.outputs[0]]
     elif op.type in WHILES:
         candidates = [op.outputs[position]] if position < len(op.outputs) else []
+    elif op.type in CALLS:
+        candidates = [op.outputs[index] for body in (op.body or {}).values() if body not in callers
+                      for index in _returned(body, position, callers)]
     elif position == 0 and op.outputs:
         candidates = [op.outputs[0]]  # Assign, Scatter*, Apply* pass on the written reference
         return [output for output in candidates if graph.tensors[output].dtype.endswith("_ref")]
     else:
         return []
     return [output for output in candidates if _is_reference(graph, output)]
+
+
+def _returned(body: OpGraph, argument: int, callers: Tuple[OpGraph, ...]) -> List[int]:
+    """Results of a function that refer to the same variable as its parameter."""
+    aliases = [op.outputs[0] for op in body.ops if op.type == "_Arg" and op.attrs["index"] == argument]
+    found = []
+    for alias in aliases:  # grows
+        for user, position in body.consumers(alias):
+            if body.ops[user].type == "_Retval":
+                found.append(body.ops[user].attrs["index"])
+            else:
+                passed = passed_on(body, body.ops[user], position, (*callers, body))
+                aliases += [tensor for tensor in passed if tensor not in aliases]
+    return found
 
 
 def _is_reference(graph: OpGraph, tensor: int) -> bool:

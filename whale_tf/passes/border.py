@@ -27,7 +27,7 @@ from whale_tf.profiler.op_cost import tensor_bytes
 CLONES, SECTIONS = "clones", "sections"
 SENT = 10  # bytes that a device reads or writes in the time of one transferred byte
 SIZES = (Gives.SIZES, Gives.LIKE)  # read no elements
-LIGHT = (Cost.FREE, Cost.MOVE, Cost.RESULT, Cost.OPERAND, Cost.ADDS)  # bound by memory
+LIGHT = (Cost.FREE, Cost.MOVE, Cost.RESULT, Cost.OPERAND, Cost.ADDS, Cost.SPARSE)  # bound by memory
 
 
 class Border:

@@ -2,7 +2,7 @@
 
 An op is divided if every clone computes its own examples, or if ``wh.split`` divides it.  It is not if it runs once for all
 examples (a section, or an op that depends on no example), or on the first device of a ``split`` TaskGraph: the other devices then
-wait.  Only contractions and calls of functions count, which is where the time of a step goes.
+wait.  Only products and calls of functions count, which is where the time of a step goes.
 
 A parameter counts as divided if it has parts, or if a divided op reads it: every replica then uses it.
 """
@@ -41,7 +41,7 @@ class Parameter(NamedTuple):
 
 class Divided(NamedTuple):
     """Attributes:
-        flops: of the step's contractions, by op number.
+        flops: of the step's products, by op number.
         whole: those that are not divided.
         parameters: the step's parameters.
         kept_whole: those that are not divided.
@@ -77,7 +77,7 @@ def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Opti
 
 
 def _computes(op: Op) -> bool:
-    return bool(op.body) or traits(op.type).is_contraction
+    return bool(op.body) or traits(op.type).is_product
 
 
 def _may_do_nothing(op: Op) -> bool:

@@ -142,6 +142,15 @@ class _Costs:
                 raise
             return contraction_flops(forward, self.graph, self._view)
 
+    def _sparse_product(self, op: Op) -> float:
+        """How many elements the matrix has is rarely known: at least one in each row or column, whichever are more."""
+        dense, result = (self.graph.tensors[tensor].shape for tensor in (op.inputs[3], op.outputs[0]))
+        if dense is None or result is None or None in (*dense, *result):
+            return 0.0
+        columns = 1 - bool(op.attrs.get("adjoint_b"))
+        count = max(elements(self.graph, op.inputs[1]), int(dense[1 - columns] or 0), int(result[0] or 0))
+        return 2.0 * count * int(dense[columns] or 0)
+
     def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
         """A look-up or slice reads only what it returns, not the whole tensor."""
         if row.cost is Cost.LOOK_UP:
@@ -153,6 +162,8 @@ class _Costs:
             return 0.0
         if row.cost is Cost.OPERAND:
             return row.flops * elements(self.graph, op.inputs[0])
+        if row.cost is Cost.SPARSE:
+            return self._sparse_product(op)
         if row.cost is Cost.ADDS:
             return float((len(op.inputs) - 1) * elements(self.graph, op.outputs[0]))
         if row.cost is Cost.POOL:

@@ -16,12 +16,12 @@ layer on the device of its replica.  Gradients are as before, since they belong 
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterator, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf
 from whale_tf.capture.annotations import FORWARD_ATTR
 from whale_tf.capture.recording import Recording, renamed, renamed_call
-from whale_tf.capture.variables import Variable
+from whale_tf.capture.variables import Variable, passed_on
 from whale_tf.graph_editor.control_flow import call_functions, function_names
 from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name, names_taken
@@ -32,6 +32,7 @@ from whale_tf.ir.walk import reached
 from whale_tf.transforms.replacing import move_waits, stage_of_value, tag_like
 
 _FUNCTIONAL = WHILES | CONDITIONALS | CALLS
+_PASS_ON = WHILES | CALLS | {"Identity"}  # an Identity of a handle, which the gradient of a loop in a function has
 _IN_LOOPS = ENTERS | SWITCHES  # of version 1
 _TAKERS = _FUNCTIONAL | ENTERS
 _REGION = (Phase.FORWARD, Phase.BACKWARD)
@@ -91,19 +92,19 @@ def _is_only_read(graph: OpGraph, op: Op, position: int, callers: Tuple[OpGraph,
         return all(_reads(graph.ops[user], at) or _is_only_read(graph, graph.ops[user], at, callers)
                    for tensor in op.outputs for user, at in graph.consumers(tensor))
     return bool(op.body) and all(
-        body not in callers and _reads_argument(body, _argument(op, position), op.type in WHILES, callers)
+        body not in callers and _reads_argument(op, body, _argument(op, position), callers)
         for body in (op.body or {}).values())
 
 
-def _reads_argument(body: OpGraph, index: int, may_return: bool, callers: Tuple[OpGraph, ...]) -> bool:
+def _reads_argument(caller: Op, body: OpGraph, index: int, callers: Tuple[OpGraph, ...]) -> bool:
     for op, position in _uses(body, index):
         if op.type == "_Retval":
-            if not (may_return and op.attrs["index"] == index):
+            if caller.type not in CALLS and not (caller.type in WHILES and op.attrs["index"] == index):
                 return False
         elif op.type in _FUNCTIONAL:
             if not _is_only_read(body, op, position, (*callers, body)):
                 return False
-        elif not _reads(op, position):
+        elif not (op.type == "Identity" or _reads(op, position)):
             return False
     return True
 
@@ -114,13 +115,18 @@ def _reads(op: Op, position: int) -> bool:
 
 
 def _uses(body: OpGraph, index: int) -> Iterator[Tuple[Op, int]]:
-    """(op, input position) of the uses of a function's parameter, which a loop inside passes on as its result."""
+    """(op, input position) of the uses of a function's parameter, which loops and calls inside pass on as their results."""
     aliases = [next(op for op in body.ops if op.type == "_Arg" and op.attrs["index"] == index).outputs[0]]
     for alias in aliases:  # grows
         for user, position in body.consumers(alias):
-            if body.ops[user].type in WHILES and body.ops[user].outputs[position] not in aliases:
-                aliases.append(body.ops[user].outputs[position])
-            yield body.ops[user], position
+            op = body.ops[user]
+            aliases += [tensor for tensor in _handles(body, op, position) if tensor not in aliases]
+            yield op, position
+
+
+def _handles(graph: OpGraph, op: Op, position: int) -> Sequence[int]:
+    """Results of a functional op that are the handle that it takes."""
+    return passed_on(graph, op, position) if op.type in _PASS_ON else ()
 
 
 def _argument(op: Op, position: int) -> int:
@@ -177,11 +183,12 @@ class _Passer:
         if op.forward >= 0:
             forward = graph.ops[op.forward].name
             node.attr[FORWARD_ATTR].s = self._successors.get(forward, forward).encode()
-        self._take_values(node, op, positions)
+        self._take_values(node, graph, op, positions)
+        handles = {output: position for position in positions for output in _handles(graph, op, position)}
         for index, output in enumerate(op.outputs):
-            is_value = op.type in WHILES and index in positions
-            self.shapes[f"{name}:{index}"] = positions[index].shape if is_value else graph.tensors[output].shape
-            self._replaced[graph.tensor_name(output)] = self._now(op.inputs[index]) if is_value else f"{name}:{index}"
+            source = handles.get(output)
+            self.shapes[f"{name}:{index}"] = graph.tensors[output].shape if source is None else positions[source].shape
+            self._replaced[graph.tensor_name(output)] = f"{name}:{index}" if source is None else self._now(op.inputs[source])
 
     def _enter(self, op: Op, variable: Variable) -> None:
         """Stages what enters a loop and takes a value there."""
@@ -245,7 +252,7 @@ class _Passer:
         self._like(op, name, variable.shape)
         return f"{name}:0"
 
-    def _take_values(self, node: NodeDef, op: Op, positions: Positions) -> None:
+    def _take_values(self, node: NodeDef, graph: OpGraph, op: Op, positions: Positions) -> None:
         """Makes a copy of ``op``, in the graph or in a function, take values and call functions that take them."""
         arguments = {_argument(op, position): variable for position, variable in positions.items()}
         types = node.attr["T" if op.type in WHILES else "Tin"].list.type
@@ -253,6 +260,10 @@ class _Passer:
             types[argument] = tf.as_dtype(variable.dtype).as_datatype_enum
             if op.type in WHILES and node.attr["output_shapes"].list.shape:
                 node.attr["output_shapes"].list.shape[argument].CopyFrom(tf.TensorShape(variable.shape).as_proto())
+        if op.type in CALLS:
+            for position, variable in positions.items():
+                for output in _handles(graph, op, position):
+                    node.attr["Tout"].list.type[graph.tensors[output].index] = tf.as_dtype(variable.dtype).as_datatype_enum
         call_functions(node, {name: self._function(name, (op.body or {})[attribute], arguments)
                               for attribute, name in function_names(node).items() if attribute in (op.body or {})})
 
@@ -273,13 +284,15 @@ class _Passer:
             copy.definition.arg_attr.pop(index, None)
             for op, position in _uses(body, index):
                 if op.type == "_Retval":
-                    signature.output_arg[index].type = dtype.as_datatype_enum
+                    signature.output_arg[op.attrs["index"]].type = dtype.as_datatype_enum
+                elif op.type == "Identity":
+                    copy.node(op.name).attr["T"].type = dtype.as_datatype_enum
                 elif op.type in _FUNCTIONAL:
                     inside.setdefault(op.id, {})[position] = variable
                 else:
                     _use_value(copy, op, dtype)
         for user, positions in inside.items():
-            self._take_values(copy.node(body.ops[user].name), body.ops[user], positions)
+            self._take_values(copy.node(body.ops[user].name), body, body.ops[user], positions)
         _note_shapes(copy.definition, body, arguments)
         return copy.finish(free_name(f"{name}_of_values", self._edit.has_function))
 

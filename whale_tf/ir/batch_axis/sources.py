@@ -43,12 +43,13 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     user states another.
 
     An input is a batch input if the size of its first dimension is unknown or, if all sizes are known (from the graph or the
-    first mini-batch), the most common one among the inputs.  An input is no batch input after all (class weights, a fed table)
-    if it would make some op impossible to divide, no divided op needs single rows of it, and no variables are applied to each
-    of its rows.  Nor is a Python function's result with any number of rows if as many ops can be divided without it.  An input
-    that meets divided tensors as several blocks of examples (labels of a real and a generated half) has its examples in such
-    blocks; if no size is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have
-    examples of their own, until an op combines them one by one.  Scalars are never batch inputs.
+    first mini-batch), the most common one among the inputs; those of more rows, too, if that divides more products
+    (unlabelled examples).  An input is no batch input after all (class weights, a fed table) if it would make some op
+    impossible to divide, no divided op needs single rows of it, and no variables are applied to each of its rows.  Nor is a
+    Python function's result with any number of rows if as many ops can be divided without it.  An input that meets divided
+    tensors as several blocks of examples (labels of a real and a generated half) has its examples in such blocks; if no size
+    is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have examples of
+    their own, until an op combines them one by one.  Scalars are never batch inputs.
 
     If no product would be divided but behind sections, inputs may have the batch in another dimension (an array of pairs), and
     a constant may be the mini-batch: it is then among the sources.
@@ -75,7 +76,7 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
         if sources is before:
             break
     search.check(sources, axis, candidates)
-    return search.busiest(sources, axis, candidates)
+    return search.busiest(sources, axis, candidates, [guess for guess in guesses if guess.keys() > sources.keys()])
 
 
 class _Search:
@@ -90,15 +91,15 @@ class _Search:
         dims = {tensor: layout.dim for tensor, layout in plain_first}
         return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources), sections=sections))
 
-    def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int]) -> BatchAxis:
-        """The axis, or that of more sources if it divides more products, counted with those behind sections, or as many with
-        fewer sections.  If no product is divided but behind sections, other dimensions of inputs or a constant may be the
-        batch; there is no doubt if sizes are open and half of the products divided."""
+    def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int], wider: Sequence[Sources]) -> BatchAxis:
+        """The axis, or that of more sources (``wider`` are some) if it divides more products, counted with those behind sections,
+        or as many with fewer sections.  If no product is divided but behind sections, other dimensions of inputs or a constant
+        may be the batch; there is no doubt if sizes are open and half of the products divided."""
         count = self.divided_products(axis)
         if count == len(self.products):
             return axis
         most = self.divided_products(self.run(sources, True)), count
-        guesses = self.static_sizes(candidates, sources)
+        guesses = [*wider, *self.static_sizes(candidates, sources)]
         is_known = count > 0 or any(self.graph.tensor_name(t) in self.layouts for t in candidates) or (
             2 * most[0] >= len(self.products) and any(self.size(t, layout.dim) is None for t, layout in sources.items()))
         if not is_known:
@@ -115,14 +116,17 @@ class _Search:
 
     def static_sizes(self, candidates: Sequence[int], sources: Sources) -> List[Sources]:
         """The sources behind the inputs of each first size that the graph knows, if all sources' are open: of ragged examples
-        whose number is known, only that of the values is."""
-        if any(self.size(t, layout.dim) is not None for t, layout in sources.items()):
-            return []
+        whose number is known, only that of the values is.  If a source's is known, only with inputs of more rows, as examples of
+        their own: unlabelled ones, say."""
+        known = [size for size in (self.size(t, layout.dim) for t, layout in sources.items()) if size is not None]
         found: Dict[Optional[int], Sources] = {}
         for tensor in candidates:
             if tensor not in sources and self.graph.tensors[tensor].shape and self.graph.tensor_name(tensor) not in self.layouts:
                 found.setdefault(self.size(tensor, 0), {})[tensor] = PLAIN
-        return [{**guess, **sources} for size, guess in found.items() if size not in (None, 1)][:MAX_GUESSES]
+        guesses = [guess for size, guess in found.items() if size not in (None, 1) and (not known or size > max(known))]
+        if known and len(guesses) > 1:
+            guesses.insert(0, {tensor: layout for guess in guesses for tensor, layout in guess.items()})
+        return [{**guess, **sources} for guess in guesses][:MAX_GUESSES]
 
     def other_dims(self, candidates: Sequence[int]) -> List[Sources]:
         """For each size, the inputs that have it, in any dimension."""

@@ -21,6 +21,7 @@ from whale_tf.ir.rules import (
     recurrent,
     reduction,
     shape,
+    stacks,
     state,
 )
 from whale_tf.ir.rules.rule import Builder, NoRule, Rule, ShapeOperand, View
@@ -28,7 +29,7 @@ from whale_tf.ir.traits import TABLE
 
 _FILES = {"control_flow": control_flow, "convolution": convolution, "elementwise": elementwise, "gather": gather, "loss": loss,
           "matmul": matmul, "normalisation": normalisation, "random": random, "recurrent": recurrent, "reduction": reduction,
-          "shape": shape, "state": state}
+          "shape": shape, "stacks": stacks, "state": state}
 
 
 def maker(rule: str) -> Builder:

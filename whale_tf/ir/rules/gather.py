@@ -54,6 +54,17 @@ def gather_nd(op: Op, view: View) -> Rule:
     return Rule((params, indices), (indices[:-1] + params[depth:],), "mn", kinds)
 
 
+def resource_gather_nd(op: Op, view: View) -> Rule:
+    """As :func:`gather_nd`, from a variable that is read through its handle."""
+    indices = _letters("i", view.need_rank(op.inputs[1]))
+    depth = view.need_shape(op.inputs[1])[-1]
+    if depth is None:
+        raise NoRule("it is not known how many dimensions of the variable are looked up")
+    found, rest = _letters("row", depth), _letters("c", view.need_rank(op.outputs[0]) - len(indices) + 1)
+    kinds = {**{factor: LOOKUP for factor, in found}, indices[-1][0]: WHOLE}
+    return Rule((found + rest, indices), (indices[:-1] + rest,), "mn", kinds)
+
+
 def scatter_nd(op: Op, view: View) -> Rule:
     """(indices, updates, shape) -> sums of updates."""
     indices, target = _letters("i", view.need_rank(op.inputs[0])), view.value(op.inputs[2])

@@ -45,6 +45,12 @@ def along_axis(op: Op, view: View, role: str) -> Rule:
     return Rule((full, None), (full,), role + "n", whole(view.need_ints(op, 1), len(full)))
 
 
+def roll(op: Op, view: View) -> Rule:
+    """Roll: operand 2 gives the axes that are needed whole."""
+    full = view.need_dims(op.inputs[0])
+    return Rule((full, None, None), (full,), "mnn", whole(view.need_ints(op, 2), len(full)))
+
+
 def arg_extreme(op: Op, view: View) -> Rule:
     """ArgMax: the axis in operand 1 is needed whole and is removed."""
     rank = view.need_rank(op.inputs[0])

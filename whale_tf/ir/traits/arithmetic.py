@@ -26,7 +26,8 @@ _ELEMENTWISE = table(
      "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeBase64 "
      "DecodeCompressed EncodeBase64 UnicodeScript UnicodeTranscode StringToHashBucketFast StringToHashBucket "
      "StringToHashBucketStrong AsString StringToNumber StringLower StringUpper StringStrip StringLength StaticRegexReplace "
-     "StaticRegexFullMatch FakeQuantWithMinMaxArgs",
+     "StaticRegexFullMatch FakeQuantWithMinMaxArgs BesselI0 BesselI1 BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e "
+     "BesselY0 BesselY1 Dawsn Expint FresnelCos FresnelSin Spence",
      _map("n")._replace(is_dear=True)),
     ("RegexFullMatch", _map("nn")._replace(is_dear=True)),
     ("RegexReplace Substr", _map("nnn")._replace(is_dear=True)),
@@ -116,6 +117,7 @@ _REDUCTIONS = table(
     ("Cumprod CumulativeLogsumexp", OpTraits(rule="reduction.along_axis n")),
     ("ReverseV2", OpTraits(rule="reduction.along_axis m", cost=Cost.MOVE)),
     ("Reverse", OpTraits(cost=Cost.MOVE)),
+    ("Roll", OpTraits(rule="reduction.roll", cost=Cost.MOVE)),
     ("ReverseSequence", OpTraits(rule="reduction.reverse_sequence", cost=Cost.MOVE)),
     ("ArgMax ArgMin", OpTraits(rule="reduction.arg_extreme", cost=Cost.OPERAND)),
     ("TopK TopKV2", OpTraits(rule="reduction.top_k")),
@@ -124,6 +126,7 @@ _REDUCTIONS = table(
     ("DenseBincount", OpTraits(rule="reduction.dense_bincount", measure="bins", cost=Cost.OPERAND)),
     ("Bincount", OpTraits(measure="bins", cost=Cost.OPERAND)),
     ("FFT IFFT RFFT IRFFT", OpTraits(rule="reduction.spectrum 1", cost=Cost.OPERAND, flops=20)),
+    ("FFT3D IFFT3D", OpTraits(rule="reduction.spectrum 3", cost=Cost.OPERAND, flops=60)),
     ("FFT2D IFFT2D RFFT2D IRFFT2D", OpTraits(rule="reduction.spectrum 2", cost=Cost.OPERAND, flops=40)),
 )
 
@@ -164,6 +167,33 @@ _NETWORKS = table(
 )
 
 
+_STACKS = table(
+    ("MatrixDeterminant", OpTraits(rule="stacks.each m s n", cost=Cost.OPERAND, is_dear=True)),
+    ("LogMatrixDeterminant", OpTraits(rule="stacks.each m ss n", cost=Cost.OPERAND, is_dear=True)),
+    ("MatrixSolve MatrixTriangularSolve BandedTriangularSolve TridiagonalSolve",
+     OpTraits(rule="stacks.each mm m nm", cost=Cost.OPERAND, is_dear=True)),
+    ("MatrixSolveLs", OpTraits(rule="stacks.each mm- m nmn", cost=Cost.OPERAND, is_dear=True)),
+    ("TridiagonalMatMul", OpTraits(rule="stacks.each mmmm m nnnm", cost=Cost.OPERAND)),
+    ("CholeskyGrad", OpTraits(rule="stacks.each mm m nm", cost=Cost.OPERAND, is_dear=True)),
+    ("Svd", OpTraits(rule="stacks.each m vmm n", cost=Cost.OPERAND, is_dear=True)),
+    ("SelfAdjointEigV2 Eig", OpTraits(rule="stacks.each m vm n", cost=Cost.OPERAND, is_dear=True)),
+    ("Qr", OpTraits(rule="stacks.each m mm n", cost=Cost.OPERAND, is_dear=True)),
+    ("Lu", OpTraits(rule="stacks.each m mv n", cost=Cost.OPERAND, is_dear=True)),
+    ("MatrixLogarithm MatrixSquareRoot", OpTraits(rule="stacks.each m m n", cost=Cost.OPERAND, is_dear=True)),
+    ("MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3", OpTraits(rule="stacks.set_diagonal", cost=Cost.MOVE)),
+    ("Cross", OpTraits(rule="stacks.each vv v mm", flops=3)),
+    ("LowerBound UpperBound", OpTraits(rule="stacks.each vv v nn", is_dear=True)),
+    ("NthElement", OpTraits(rule="stacks.each v- s nn", cost=Cost.OPERAND)),
+    ("ExtractVolumePatches", OpTraits(rule="stacks.each c c m")),
+    ("MaxPoolWithArgmax MaxPoolGradWithArgmax", OpTraits(rule="stacks.pooled_with_positions", cost=Cost.POOL)),
+    ("ScaleAndTranslate", OpTraits(rule="stacks.each i--- i mnnn", flops=8)),
+    ("ScaleAndTranslateGrad", OpTraits(rule="stacks.each ii-- i mnnn", flops=8)),
+    ("FakeQuantWithMinMaxVars QuantizeAndDequantizeV2 QuantizeAndDequantizeV4", OpTraits(rule="stacks.quantized", flops=4)),
+    ("FakeQuantWithMinMaxVarsGradient QuantizeAndDequantizeV4Grad", OpTraits(rule="stacks.quantized_gradient", flops=3)),
+    ("CombinedNonMaxSuppression", OpTraits(rule="stacks.each im---- mvvs nnnnnn", is_dear=True)),
+)
+
+
 def _told(measure: str, is_dear: bool = False) -> OpTraits:
     """An op without a rule whose operands tell how many rows its results have."""
     return OpTraits(measure=measure, is_dear=is_dear)
@@ -185,7 +215,7 @@ _RAGGED_AND_SPARSE = table(
     ("SparseBincount", _told("rows 0 = shape 2 matrix")),
     ("SparseToDense", _told("rows 0 = shape 1")),
     ("SparseFillEmptyRows", _told("rows 2 = shape 2")),
-    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product")),
+    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product", cost=Cost.SPARSE)),
 )
 
-ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS, _RAGGED_AND_SPARSE)
+ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS, _STACKS, _RAGGED_AND_SPARSE)

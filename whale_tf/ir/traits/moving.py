@@ -17,7 +17,8 @@ _SHAPES = table(
     ("Reshape", _RESHAPE._replace(rule="shape.reshape", batch="reshape", value="reshape")),
     ("ExpandDims", _RESHAPE._replace(rule="shape.expand_dims", value="expand_dims")),
     ("Squeeze", _RESHAPE._replace(rule="shape.squeeze", value="squeeze", drops_ones=True)),
-    ("Transpose", _move("shape.transpose", value="transpose", gives=Gives.REORDERED)._replace(passes_terms=True)),
+    ("Transpose ConjugateTranspose",
+     _move("shape.transpose", value="transpose", gives=Gives.REORDERED)._replace(passes_terms=True)),
     ("Pack", _move("shape.pack", value="pack")),
     ("Unpack", _move("shape.unpack", value="unpack")),
     ("Concat", _move("shape.concat", "concat", "concat_axis_first")._replace(measure="joined")),
@@ -62,6 +63,8 @@ _ROWS = table(
     ("Gather GatherV2", _LOOK_UP._replace(rule="gather.gather", batch="gather", value="gather", gives=Gives.ELEMENTS)),
     ("ResourceGather", _LOOK_UP._replace(rule="gather.resource_gather", batch="resource_gather", of_value="GatherV2")),
     ("GatherNd", OpTraits(rule="gather.gather_nd", batch="gather_nd", cost=Cost.LOOK_UP)),
+    ("ResourceGatherNd", OpTraits(
+        rule="gather.resource_gather_nd", batch="resource_gather", cost=Cost.LOOK_UP, of_value="GatherNd")),
     ("ScatterNd", _move("gather.scatter_nd", "scatter_nd")),
     ("TensorScatterUpdate TensorScatterAdd TensorScatterSub", OpTraits(rule="gather.tensor_scatter")),
     ("OneHot", _move("gather.one_hot")),

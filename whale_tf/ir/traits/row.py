@@ -84,6 +84,7 @@ class Cost(Enum):
     POOL = "pool"  # one per element of a window
     CONTRACTION = "contraction"  # two per combination of the rule's factors
     CONVOLUTION = "convolution"  # ... except for the factors of the image
+    SPARSE = "sparse"  # two per element that the matrix has and column of the result
     UPDATE = "update"  # FLOPs per element of the variable; also reads and writes its slots
 
 
@@ -186,6 +187,11 @@ class OpTraits(NamedTuple):
     def is_contraction(self) -> bool:
         """Limited by arithmetic: a matrix product, an einsum or a convolution."""
         return self.cost in (Cost.CONTRACTION, Cost.CONVOLUTION)
+
+    @property
+    def is_product(self) -> bool:
+        """A contraction, or the product of a sparse matrix, which memory limits."""
+        return self.is_contraction or self.cost is Cost.SPARSE
 
 
 Table = Dict[str, OpTraits]

@@ -126,7 +126,9 @@ class FunctionTriggers:
             if done is None:
                 raise PlanError(
                     f"tf.function {graph.name!r} takes gradients of variables, but does not update variables with them; update "
-                    "the variables in the same function, so that whale_tf can divide the step")
+                    "the variables in the same function, so that whale_tf can divide the step. Gradients of each example (a tape "
+                    "inside tf.vectorized_map) cannot be divided: take the tape.gradient of a loss of all examples, or call "
+                    "wh.shutdown() before training on one device")
             if done.emitted is not None:
                 self._finish(graph, done, before)
         state.done[graph] = done
