@@ -149,7 +149,7 @@ class Runs:
         communicator: staged all ops that wait for other processes.
         follow: those of these ops that follow from a write.
         elsewhere: variables that other processes keep.
-        stand_ins: ops that stand for writes.
+        writes: ops that write variables although their types do not say so: conditions and calls, and what stands for a write.
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
 
     Attributes:
@@ -157,9 +157,9 @@ class Runs:
     """
 
     def __init__(self, communicator: Communicator, follow: Collection[str], elsewhere: Collection[str],
-                 stand_ins: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
+                 writes: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
         self._communicator, self._alone = communicator, alone
-        self._follow, self._elsewhere, self._stand_ins = frozenset(follow), frozenset(elsewhere), frozenset(stand_ins)
+        self._follow, self._elsewhere, self._more_writes = frozenset(follow), frozenset(elsewhere), frozenset(writes)
         self.beside: Set[str] = set()
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
@@ -174,7 +174,7 @@ class Runs:
         return self._writes[key]
 
     def _is_write(self, op: tf.Operation) -> bool:
-        return traits(op.type).is_write or op.name in self._stand_ins
+        return traits(op.type).is_write or op.name in self._more_writes
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
         """What running ``ops`` means for the other processes.

@@ -28,9 +28,9 @@ from whale_tf.emit.processes import variable_ops
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
-from whale_tf.ir.graph import inner_ops
 from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES, VARIABLES, traits
 from whale_tf.ir.walk import reached
+from whale_tf.ir.writes import is_write
 from whale_tf.passes.partition import Before, Node, Output, before_wait
 
 SCOPE = "whale/part"
@@ -186,13 +186,14 @@ class SessionPart:
         node = self.nodes[index]
         return (*(output[0] for output in node.inputs), *node.waits)
 
+    def is_write(self, index: int) -> bool:
+        """Whether an op, or one in a function that it calls, writes a variable."""
+        op, graph = self.ops[index], self.context.graph
+        return traits(op.type).is_write or (op.name in graph and is_write(graph.op(op.name)))
+
     def is_kept_write(self, index: int) -> bool:
-        """Whether an op, or one in a function that it calls, writes a variable that some process keeps."""
-        op = self.ops[index]
-        if self.nodes[index].owner is None:
-            return False
-        inner = inner_ops(self.context.graph.op(op.name)) if op.name in self.context.graph else ()
-        return traits(op.type).is_write or any(traits(one.type).is_write for one in inner)
+        """Whether an op writes a variable that some process keeps."""
+        return self.nodes[index].owner is not None and self.is_write(index)
 
     def _check_dead(self, ours: Set[int]) -> None:
         """Raises:

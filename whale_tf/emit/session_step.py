@@ -84,8 +84,11 @@ class SessionSteps:
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
         """Names of all writes of variables."""
-        found = (self._part.ops[index] for index in self.needs(ops))
-        return {op.name for op in found if traits(op.type).is_write}
+        return {self._part.ops[index].name for index in self.needs(ops) if self._part.is_write(index)}
+
+    def _has_effect(self, index: int) -> bool:
+        op = self._part.ops[index]
+        return self._part.is_write(index) or traits(op.type).role is Role.PULL or op.type == CHECK
 
     def trains(self, ops: Sequence[tf.Operation]) -> bool:
         """Whether a run of ``ops`` is a step, which all processes make.
@@ -133,7 +136,7 @@ class SessionSteps:
         starts = [*effects, *(output[0] for output in results)]
         nodes, closed = self._gated(starts)
         needed = reached(starts, lambda index: (*(output[0] for output in nodes[index].inputs), *nodes[index].waits))
-        common = [index for index in sorted(needed) if nodes[index].owner is None and _has_effect(part.ops[index])]
+        common = [index for index in sorted(needed) if nodes[index].owner is None and self._has_effect(index)]
         nodes.append(Node(None, tuple(results)))
         found = partition(nodes, [*effects, *common, len(nodes) - 1], part.members)
         return _Division(nodes, found.runs, found.crossings, unanswered(nodes, found), closed)
@@ -242,8 +245,3 @@ class _Division(NamedTuple):
     crossings: Sequence[Crossing]
     unanswered: Sequence[Tuple[int, int]]
     closed: Tuple[str, ...]
-
-
-def _has_effect(op: tf.Operation) -> bool:
-    row = traits(op.type)
-    return row.is_write or row.role is Role.PULL or op.type == CHECK

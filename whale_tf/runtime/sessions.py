@@ -23,6 +23,7 @@ from whale_tf.emit.session_step import SessionSteps
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.writes import is_write
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.state import StateElsewhere
 from whale_tf.processes.step_numbers import StepNumbers
@@ -80,7 +81,8 @@ class Fetches:
         self.parts: Optional[PartRuns] = None
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
         self._runtime, sent = runtime, rewritten.sent
-        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
+        inside = [self._instead.get(op.name, op.name) for op in context.graph.ops if op.body and is_write(op)]
+        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], [*sent.stand_ins, *inside],
                           context.gathered.alone)
         self._ends, self._gates = sent.ends, Gates(rewritten.gates)
         self._elsewhere: Optional[StateElsewhere] = None
