@@ -35,8 +35,21 @@ def counted(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return Script([[update, count]], {"loss": loss}, {})
 
 
+def conditional_update(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """An optimizer that applies the gradients of two steps in three."""
+    logits = perceptron(inputs, stages, CLASSES)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["label"], logits=logits))
+    optimizer = tf.train.AdamOptimizer(0.01, epsilon=1e-6)
+    gradients = optimizer.compute_gradients(loss)
+    step = tf.train.get_or_create_global_step()
+    update = tf.cond(tf.not_equal(step % 3, 1), lambda: tf.group(optimizer.apply_gradients(gradients)), tf.no_op)
+    with tf.control_dependencies([update]):
+        return Script([[tf.assign_add(step, 1)]], {"loss": loss}, {})
+
+
 if __name__ != "__main__":  # which imports itself
-    register({"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted)})
+    register({"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted),
+              "conditional_update": Case(vectors, conditional_update)})
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
@@ -153,6 +166,7 @@ JOBS: Dict[str, Job] = {
         "running_sums", FED, devices=2, micro_batches=2, sizes=RAGGED, config=VERIFIED),
     "all examples, nested": Job("both_directions", Setting(dataset=True, static_batch=False), counts=(1,), devices=2),
     # variables are updated in one process and sent to the others
+    "an update in a condition": Job("conditional_update", devices=2, config=VERIFIED),
     "zero, reference variables, fed, clipped by norm": Job(
         "clipped_adam", FED._replace(resource=False), devices=2, config=(("zero", "v1"),)),
     "zero, clipped by norm": Job("clipped_adam", devices=2, micro_batches=2, config=(("zero", "v2"), *VERIFIED)),
@@ -172,6 +186,7 @@ JOBS: Dict[str, Job] = {
 # each process runs a part of the step
 SPANNING: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
+    "an update of both stages in a condition": Job("conditional_update", counts=(1, 1)),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
     "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
     "stages across, replicas within": Job("momentum", counts=(1, 1), devices=2, micro_batches=2, config=(ACROSS,)),
