@@ -115,7 +115,7 @@ def _is_divided(region: Region, plan: Plan, op: Op) -> bool:
 
 
 def _is_bound(region: Region, plan: Plan, op: Op) -> bool:
-    """Whether all clones of a loop, condition or call run where a variable is that replicas share, because it takes the handle."""
+    """Whether all clones of a loop, condition or call run where a variable is that replicas share, whose handle they take."""
     graph, task = region.graph, plan.task_graphs[region.task_graph[op.id]]
     is_shared = task.variables == "shared" and len({device for row in task.devices for device in row}) > 1
     return bool(op.body) and is_shared and any(
