@@ -47,6 +47,7 @@ class Divided(NamedTuple):
         parameters: the step's parameters.
         kept_whole: those that are not divided.
         devices: number of devices that the plan uses.
+        without: those that make none of the products: of a pipeline whose other stages have all of them, say.
     """
 
     flops: Dict[int, float]
@@ -54,6 +55,7 @@ class Divided(NamedTuple):
     parameters: Sequence[Parameter]
     kept_whole: Sequence[Parameter]
     devices: int
+    without: Sequence[int] = ()
 
     @property
     def share(self) -> float:
@@ -73,8 +75,15 @@ def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Opti
                if rare.isdisjoint((op.id, op.forward)) and _computes(op)]
     flops = known_flops(graph, ASSUMED, counted)
     kept = [one for one in parameters if not one.whole and not _is_shared(region, plan, one)]
-    return Divided(flops, {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}, parameters, kept,
-                   len(devices))
+    whole = {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}
+    makers = {device for op in counted if flops[op.id] for device in _makers(region, plan, op, op.id in whole)}
+    return Divided(flops, whole, parameters, kept, len(devices), sorted(devices - makers))
+
+
+def _makers(region: Region, plan: Plan, op: Op, is_whole: bool) -> Iterator[int]:
+    """Devices that run an op or its clones."""
+    for row in plan.task_graphs[region.task_graph[op.id]].devices:
+        yield from row[:1] if is_whole else row
 
 
 def _computes(op: Op) -> bool:
