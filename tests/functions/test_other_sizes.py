@@ -114,10 +114,16 @@ def test_inputs_of_other_known_sizes(rows: Sequence[int]) -> None:
             def outputs(x: tf.Tensor) -> tf.Tensor:
                 return tf.matmul(tf.tanh(tf.matmul(x, w)), v)
 
+            def covariance(z: tf.Tensor) -> tf.Tensor:
+                z -= tf.reduce_mean(z, 0)
+                return tf.matmul(z, z, transpose_a=True) / (tf.cast(tf.shape(z)[0], tf.float64) - 1.0)
+
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(outputs(x) - y))
                 for one in unlabelled:
                     loss += 0.5 * tf.reduce_mean(tf.square(outputs(one) - outputs(0.9 * one)))
+                    if rows[0] <= min(rows):
+                        loss += tf.reduce_sum(tf.square(covariance(outputs(x)) - covariance(outputs(one))))
             for variable, gradient in zip((w, v), tape.gradient(loss, (w, v))):
                 variable.assign_sub(0.1 * gradient)
             return loss

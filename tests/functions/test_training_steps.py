@@ -1,6 +1,7 @@
 """Custom training loops: what a tf.function returns and writes equals what it does without whale_tf."""
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -482,3 +483,27 @@ def test_list_with_as_many_elements_as_the_largest_of_all_labels() -> None:
         return step, [w]
 
     check(build, WAYS["data parallel 2"], [(x, np.sort(labels).astype("int32") + 1) for x, labels in batches()])
+
+
+def test_calls_that_all_run_where_their_variable_is() -> None:
+    """A function that asks whether its variable has a value takes the handle, and so runs on one device."""
+    wh.init(cluster="cpu:2")
+    kernel, last = variable(6, 8), variable(8, 2, seed=2)
+
+    @tf.function
+    def layer(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, kernel) * tf.cast(tf.raw_ops.VarIsInitializedOp(resource=kernel.handle), tf.float64)
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(layer(x), last) ** 2)
+        for one, gradient in zip((kernel, last), tape.gradient(loss, (kernel, last))):
+            one.assign_sub(0.1 * gradient)
+
+    step(tf.constant(batches()[0][0]))
+    calls = [op for op in step.get_concrete_function(tf.constant(batches()[0][0])).graph.get_operations()
+             if op.type == "StatefulPartitionedCall" and "_r" in op.name]
+    assert {op.device[-5:] for op in calls} == {"CPU:0"}
+    share = re.search(r"Divided over 2 devices: ([\d.]+)% of the floating-point", wh.explain())
+    assert share is not None and 50 < float(share.group(1)) < 90  # it makes one of the three products with the larger variable

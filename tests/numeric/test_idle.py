@@ -84,9 +84,25 @@ def test_idle_device_warns(model: Any, cause: str) -> None:
 def test_busy_devices_do_not_warn() -> None:
     with planned(of_examples) as (warned, explained):
         assert not warned and "Divided over 2 devices: 100% of the floating-point operations" in explained
+        assert "No products" not in explained
         assert "100% of the parameter bytes." in explained
     with planned(of_variables, devices=1) as (warned, explained):
         assert not warned and "Divided" not in explained
+
+
+def test_devices_of_a_pipeline_without_products_are_named() -> None:
+    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            with wh.replicate(1):
+                h = of_examples()
+            with wh.replicate(1):
+                loss = tf.reduce_mean(tf.square(tf.sin(h)))
+            tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            wh.parallelize()
+            assert "\nNo products on CPU:1.\n" in wh.explain()
+    finally:
+        wh.shutdown()
 
 
 def test_what_runs_once_is_not_counted_as_divided() -> None:

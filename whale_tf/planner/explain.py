@@ -59,6 +59,8 @@ def _parts(plan: Plan, region: Optional[Region], devices: Sequence[str], assignm
     share = divided(region, plan, parameters) if region is not None else None
     if share is not None and told(share):
         yield told(share)
+        if share.without and any(share.flops.values()):
+            yield f"No products on {_short([devices[number] for number in share.without])}."
     yield from _estimate(plan.estimate)
     yield from _precision(plan, region)
     yield _task_graphs(plan, devices, region)

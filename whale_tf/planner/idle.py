@@ -1,8 +1,9 @@
 """How much of a step's arithmetic and of its parameters several devices really share, and a warning if it is little.
 
 An op is divided if every clone computes its own examples, or if ``wh.split`` divides it.  It is not if it runs once for all
-examples (a section, or an op that depends on no example), or on the first device of a ``split`` TaskGraph: the other devices then
-wait.  Only products and calls of functions count, which is where the time of a step goes.
+examples (a section, or an op that depends on no example), on the first device of a ``split`` TaskGraph, or where a variable is
+whose handle all clones take: the other devices then wait.  Only products and calls of functions count, which is where the time
+of a step goes.
 
 A parameter counts as divided if it has parts, or if a divided op reads it: every replica then uses it.
 """
@@ -15,7 +16,7 @@ from whale_tf.errors import IdleError, IdleWarning
 from whale_tf.ir.batch_axis.analysis import MOVED, WRITES
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, SHARD_ATTR, Op, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import CONDITIONALS, traits
+from whale_tf.ir.traits import CONDITIONALS, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.plan import Estimate, Plan
 from whale_tf.profiler.op_cost import known_flops
@@ -46,6 +47,7 @@ class Divided(NamedTuple):
         parameters: the step's parameters.
         kept_whole: those that are not divided.
         devices: number of devices that the plan uses.
+        without: those that make none of the products: of a pipeline whose other stages have all of them, say.
     """
 
     flops: Dict[int, float]
@@ -53,6 +55,7 @@ class Divided(NamedTuple):
     parameters: Sequence[Parameter]
     kept_whole: Sequence[Parameter]
     devices: int
+    without: Sequence[int] = ()
 
     @property
     def share(self) -> float:
@@ -72,8 +75,15 @@ def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Opti
                if rare.isdisjoint((op.id, op.forward)) and _computes(op)]
     flops = known_flops(graph, ASSUMED, counted)
     kept = [one for one in parameters if not one.whole and not _is_shared(region, plan, one)]
-    return Divided(flops, {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}, parameters, kept,
-                   len(devices))
+    whole = {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}
+    makers = {device for op in counted if flops[op.id] for device in _makers(region, plan, op, op.id in whole)}
+    return Divided(flops, whole, parameters, kept, len(devices), sorted(devices - makers))
+
+
+def _makers(region: Region, plan: Plan, op: Op, is_whole: bool) -> Iterator[int]:
+    """Devices that run an op or its clones."""
+    for row in plan.task_graphs[region.task_graph[op.id]].devices:
+        yield from row[:1] if is_whole else row
 
 
 def _computes(op: Op) -> bool:
@@ -110,7 +120,15 @@ def _is_divided(region: Region, plan: Plan, op: Op) -> bool:
         return True
     if _is_of_split(plan, region.task_graph[op.id]):
         return False
-    return op.id in region.batch_level and op.id not in region.sections
+    return op.id in region.batch_level and op.id not in region.sections and not _is_bound(region, plan, op)
+
+
+def _is_bound(region: Region, plan: Plan, op: Op) -> bool:
+    """Whether all clones of a loop, condition or call run where a variable is that replicas share, whose handle they take."""
+    graph, task = region.graph, plan.task_graphs[region.task_graph[op.id]]
+    is_shared = task.variables == "shared" and len({device for row in task.devices for device in row}) > 1
+    return bool(op.body) and is_shared and any(
+        graph.producer(tensor).type in VARIABLES and graph.tensors[tensor].dtype == "resource" for tensor in op.inputs)
 
 
 def told(found: Divided) -> str:
@@ -178,6 +196,9 @@ def _cause(region: Region, plan: Plan, op: Op) -> str:
         if any(LAYOUT_ATTR in one.attrs for one in graph.ops):
             return "The layout map divides no variable that it reads: give one a layout that names the model axis"
         return "wh.split finds no way to divide it: wh.explain() says why; put it into a wh.replicate block"
+    if _is_bound(region, plan, op):
+        return ("It takes the handle of a variable that all replicas share, and more than the value can tell it: whether it is "
+                "initialised, say. Let it take variable.read_value()")
     begins = {index for index, reason in batch.whole.items() if reason != MOVED}  # the others only follow these
     before = reached([op.id], lambda index: region.sections.intersection(graph.predecessors(graph.ops[index])))
     reasons: List[int] = sorted(begins & before or begins)

@@ -75,8 +75,9 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
                 sources, axis = search.better(guess, sources, axis)
         if sources is before:
             break
+    sources, axis = search.busiest(sources, axis, candidates, [guess for guess in guesses if guess.keys() > sources.keys()])
     search.check(sources, axis, candidates)
-    return search.busiest(sources, axis, candidates, [guess for guess in guesses if guess.keys() > sources.keys()])
+    return axis
 
 
 class _Search:
@@ -91,25 +92,27 @@ class _Search:
         dims = {tensor: layout.dim for tensor, layout in plain_first}
         return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources), sections=sections))
 
-    def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int], wider: Sequence[Sources]) -> BatchAxis:
-        """The axis, or that of more sources (``wider`` are some) if it divides more products, counted with those behind sections,
-        or as many with fewer sections.  If no product is divided but behind sections, other dimensions of inputs or a constant
-        may be the batch; there is no doubt if sizes are open and half of the products divided."""
+    def busiest(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int],
+                wider: Sequence[Sources]) -> Tuple[Sources, BatchAxis]:
+        """The sources and the axis, or those of more sources (``wider`` are some) that divide more products, counted with those
+        behind sections, or as many with fewer sections.  If no product is divided but behind sections, other dimensions of
+        inputs or a constant may be the batch; there is no doubt if sizes are open and half of the products divided."""
         count = self.divided_products(axis)
         if count == len(self.products):
-            return axis
+            return sources, axis
         most = self.divided_products(self.run(sources, True)), count
         guesses = [*wider, *self.static_sizes(candidates, sources)]
         is_known = count > 0 or any(self.graph.tensor_name(t) in self.layouts for t in candidates) or (
             2 * most[0] >= len(self.products) and any(self.size(t, layout.dim) is None for t, layout in sources.items()))
         if not is_known:
             guesses += [*self.other_dims(candidates), *self.constants(sources)][:MAX_GUESSES]
+        best = sources, axis
         for guess in guesses:
             found = self.run(guess)
             divided = self.divided_products(self.run(guess, True)), self.divided_products(found)
             if divided > most:
-                most, axis = divided, found
-        return axis
+                most, best = divided, (guess, found)
+        return best
 
     def divided_products(self, axis: BatchAxis) -> int:
         return sum(any(axis.layouts.get(t, NONE).is_sharded for t in op.outputs) for op in self.products)
