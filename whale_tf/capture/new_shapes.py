@@ -23,7 +23,9 @@ def with_new_shapes(step: Recording, edit: StagedEdit, names: Iterable[str], kno
     found = dict(known)
     unknown = []
     for name in names:
-        if all(f"{name}:{index}" in found for index in range(edit.output_count(name))):
+        original = step.graph.find(edit.copies[name]) if name in edit.copies else None
+        count = edit.output_count(name) if original is None else len(original.outputs)
+        if all(f"{name}:{index}" in found for index in range(count)):
             continue
         node = edit.node(name)
         if node.op == "Const":

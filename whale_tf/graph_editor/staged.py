@@ -336,7 +336,8 @@ class StagedEdit(Stage):
         """
         self._check_open()
         template = op if isinstance(op, Template) else self.templates([op])[0]
-        self._check_free([name])
+        if name in self._taken or name in self._staged:
+            self._check_free([name])
         if template.node.op in ENTERS:
             raise GraphEditError(
                 f"op {template.name!r} ({template.node.op}) enters a while loop, which is cloned as a whole; use clone()")

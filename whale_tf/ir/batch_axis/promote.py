@@ -12,7 +12,7 @@ whole, or accepts either.
 """
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
@@ -20,6 +20,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Block
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.traits import GENERATORS
+from whale_tf.ir.walk import reached
 
 Demand = Union[None, str, Tuple[int, Tuple[Block, ...]]]  # None: no use yet; WHOLE; or the slice
 WHOLE = "whole"
@@ -34,12 +35,20 @@ def promote(state: Propagation) -> None:
     if not any(sliced.values()):
         return
     demands = _Demands(state, sliced)
-    for op in reversed(state.graph.ops):
-        if op.inputs or op.outputs:
-            demands.visit(op)
+    for op_id in sorted(_asked(state, sliced), reverse=True):
+        demands.visit(state.graph.ops[op_id])
     for tensor, dim, blocks in demands.generators:
         state.promote(tensor, dim, blocks, demands.beside.get(tensor, ()))
     state.drain()
+
+
+def _asked(state: Propagation, sliced: Mapping[int, Sequence[Tuple[int, Slice]]]) -> Set[int]:
+    """The ops that have a say: whole tensors from which a sliced one follows are made or used by them."""
+    graph = state.graph
+    tensors = reached((graph.ops[op].inputs[position] for op, steps in sliced.items() for position, _ in steps),
+                      lambda tensor: () if tensor in state.layouts else graph.producer(tensor).inputs)
+    return {graph.tensors[tensor].op for tensor in tensors}.union(
+        user for tensor in tensors for user, _ in graph.consumers(tensor))
 
 
 class _Demands:
