@@ -117,9 +117,7 @@ class _Division:
                 its receiver would wait forever.
         """
         for index in filter(self.found.runs.__getitem__, sorted(self._of_several)):
-            raise PlanError(
-                f"op {self._definitions[index].name!r} ({self._definitions[index].op}) takes variables that different processes "
-                "keep; let it take one TaskGraph's variables, or the values of the others (variable.read_value())")
+            raise takes_of_several(self._definitions[index])
         if not any(node.op in SWITCHES for node in self._definitions):
             return
         readers: Dict[int, List[int]] = {}
@@ -210,6 +208,12 @@ def count_step(nodes: Nodes, ends: Sequence[str], root: str = SCOPE, host: str =
     handle = nodes.add("VarHandleOp", root + "/steps", [], host, shared_name=STEPS, dtype=tf.int64, shape=tf.TensorShape([]))
     one = nodes.const(1, root + "/one", tf.int64, host)
     return nodes.add("AssignAddVariableOp", root + "/count", [handle, one], host, ends, dtype=tf.int64)
+
+
+def takes_of_several(node: NodeDef) -> PlanError:
+    """A condition or call, which one process runs, takes variables that several processes keep."""
+    return PlanError(f"op {node.name!r} ({node.op}) takes variables that different processes keep; let it take one TaskGraph's "
+                     "variables, or the values of the others (variable.read_value())")
 
 
 def missing_in_some_steps(name: str, sender: int, receiver: int) -> PlanError:

@@ -23,8 +23,9 @@ from whale_tf.cluster import process_of
 from whale_tf.communicators.queues import Queues, flat
 from whale_tf.emit.context import Context
 from whale_tf.emit.order import PASSED
-from whale_tf.emit.own_part import HOST, missing_in_some_steps
+from whale_tf.emit.own_part import HOST, missing_in_some_steps, takes_of_several
 from whale_tf.emit.processes import variable_ops
+from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
@@ -76,6 +77,7 @@ class SessionPart:
         self.added: Set[str] = set()
         self._seen, self._version = 0, -1
         self.ours: Set[int] = set()
+        self._may_miss: Set[int] = set()  # those of ours that some steps leave out
         self._copies: Dict[str, str] = {}  # original op -> its copy that is ours
         self.sends: Dict[Tuple[Output, int], str] = {}
         self.received: Dict[Output, str] = {}
@@ -102,7 +104,7 @@ class SessionPart:
         for index in range(first, len(self.ops)):
             self._node(index)
         ours = self._find_ours(first)
-        self._check_dead(ours)
+        self._check(ours)
         edit = StagedEdit(self.graph)
         nodes = Nodes(edit)
         for index in sorted(ours):
@@ -195,17 +197,44 @@ class SessionPart:
         """Whether an op writes a variable that some process keeps."""
         return self.nodes[index].owner is not None and self.is_write(index)
 
-    def _check_dead(self, ours: Set[int]) -> None:
+    def _check(self, ours: Set[int]) -> None:
         """Raises:
-            PlanError: a value crosses that is missing in some steps, for which its receiver would wait forever.
+            PlanError: an op takes variables of several processes, or a value crosses that is missing in some steps, for which its
+                receiver would wait forever.
         """
+        for op in map(self.ops.__getitem__, sorted(ours)):
+            kept = {self._owner(tensor.op, ()) for tensor in op.inputs if tensor.dtype == tf.resource}
+            if len(kept - {None}) > 1:
+                raise takes_of_several(op.node_def)
         users = self._users(0)
-        may_miss = reached([index for index in ours if self.ops[index].type in SWITCHES], lambda index: [
+        switches = [index for index, op in enumerate(self.ops) if op.type in SWITCHES]
+        may_miss = reached(switches, lambda index: [
             user for user in users.get(index, ()) if self.ops[user].type not in MERGES])
         for index in ours & may_miss:
             for output, sender, receiver in self._crossings(index):
                 if output[0] in may_miss:
                     raise missing_in_some_steps(self.ops[output[0]].name, sender, receiver)
+        self._may_miss |= may_miss
+
+    def in_every_step(self, index: int) -> int:
+        """An op, or the Merge behind it if some steps leave the op out.
+
+        Raises:
+            PlanError: there is none.
+        """
+        if index not in self._may_miss:
+            return index
+        users = self._users(0)
+        behind = reached([index], lambda one: () if self._is_merge(one) else users.get(one, ()))
+        merges = sorted(filter(self._is_merge, behind))
+        if not merges:
+            raise PlanError(f"{self.ops[index].name!r} runs in some steps only, and nothing says when a step without it is over; "
+                            "fetch the result of its condition (tf.cond) together with the step")
+        return merges[0]
+
+    def _is_merge(self, index: int) -> bool:
+        """Whether an op ends a condition that is in no other one."""
+        return self.ops[index].type in MERGES and self.ops[index]._get_control_flow_context() is None
 
     def _copy_originals(self) -> None:
         """Gives an original a copy if a clone reads it, and it reads what another process computes."""

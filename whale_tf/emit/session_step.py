@@ -223,7 +223,7 @@ class SessionSteps:
         part, nodes = self._part, found.nodes
         runs = {index for index, runners in enumerate(found.runs[:-1]) if part.rank in runners}
         followed = {before for index in runs for before in (*(output[0] for output in nodes[index].inputs), *nodes[index].waits)}
-        return [part.ops[index].name for index in sorted(runs - followed)]
+        return [part.ops[part.in_every_step(index)].name for index in sorted(runs - followed)]
 
     @property
     def _seen(self) -> str:
