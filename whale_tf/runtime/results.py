@@ -12,6 +12,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.recipes import Recipes
 from whale_tf.graph_editor.edges import tensor_name
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.transforms.shard import Pieces
 
@@ -111,7 +112,7 @@ class Results:
     def joined(self, name: str, parts: Sequence[str]) -> str:
         """Stages a tensor from the values of its :meth:`tensors`, in the type that the script gave it (mixed precision may have
         given them another one)."""
-        context, nodes = self._emitted.context, self._emitted.nodes
+        context, nodes = self._emitted.context, Nodes(self._emitted.nodes.edit)  # the step's constants may be cut off
         scope, whole = context.name("joined", name.replace(":", "_")), parts[0]
         dtype, part_dtype = self._dtype(name), self._dtype(self.tensors(name)[0])
         if len(parts) > 1:
