@@ -71,7 +71,7 @@ def scaled(inner: Any) -> Any:
 
 
 def accumulated(inner: Any) -> Any:
-    return keras.optimizers.AdamW(0.01, global_clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True)
+    return keras.optimizers.AdamW(0.01, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True)
 
 
 def convnet(stages: Sequence[Scope]) -> Any:
