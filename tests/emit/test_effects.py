@@ -85,3 +85,22 @@ def test_what_another_process_computes_is_not_taken() -> None:
 
     assert pieces(update, [0, 1, None]) == {}
     assert pieces(counted, [0, 1, None]) == {}
+
+
+def test_gradients_that_several_updates_read_and_random_numbers() -> None:
+    def update(x: tf.Tensor, one: Any, other: Any, count: Any, noise: Callable[[], Any] = lambda: 0.0) -> None:
+        def both() -> tf.Tensor:
+            with tf.control_dependencies([one.assign_add(x)]):  # an op that waits for another process's is no reader of it
+                other.assign_add(x + noise())
+            return x
+        tf.cond(x > 0, both, lambda: x)
+
+    def noisy(*variables: Any) -> None:
+        update(*variables, noise=lambda: tf.random.normal([]))
+
+    def seeded(*variables: Any) -> None:
+        update(*variables, noise=lambda: tf.random.normal([], seed=1))
+
+    apart = {"cond/of_0": [0], "cond/of_1": [1], "cond/of_all": []}  # each process has the result
+    assert pieces(update, [0, 1, None]) == pieces(seeded, [0, 1, None]) == apart
+    assert pieces(noisy, [0, 1, None]) == {}

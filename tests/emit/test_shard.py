@@ -89,15 +89,21 @@ def test_each_device_stores_its_part() -> None:
     assert built.stored == {"CPU:0": 2 * 4 * 4 * 6 + features, "CPU:1": 2 * 4 * 3 * 6, "CPU:2": 2 * 4 * 3 * 6}
 
 
+def wide_and_narrow(resource: bool = True) -> tf.Operation:
+    """Two layers that wh.split divides over two devices; returns their update."""
+    with tf.variable_scope("", use_resource=resource):
+        x = tf.placeholder("float32", [8, 6])
+        with wh.split(2):
+            y = layer(tf.nn.relu(layer(x, 24, "wide")), 6, "narrow")
+        return tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(y)))
+
+
 @pytest.mark.slow
 def test_column_and_a_row_exchange_nothing_in_between() -> None:
     wh.init(cluster="cpu:2")
     try:
-        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
-            x = tf.placeholder("float32", [8, 6])
-            with wh.split(2):
-                y = layer(tf.nn.relu(layer(x, 24, "wide")), 6, "narrow")
-            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(y)))
+        with tf.Graph().as_default() as graph:
+            update = wide_and_narrow()
             assert dict(wh.parallelize().shards) == {"wide/MatMul": "column", "narrow/MatMul": "row"}
             # forward the other device's term of y, backward its gradient; x comes from the input side
             assert crossing_bytes(reached(graph, update)) == 2 * 8 * 6 * 4
@@ -199,11 +205,8 @@ def test_gradients_wait_for_each_other_only_where_updates_are_in_place(resource:
     """TensorFlow delays the gradient of each operand until those of all operands are there, which would be all devices'."""
     wh.init({"patterns.force": {"wide": "column", "narrow": "row"}}, cluster="cpu:2")
     try:
-        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=resource):
-            x = tf.placeholder("float32", [8, 6])
-            with wh.split(2):
-                y = layer(tf.nn.relu(layer(x, 24, "wide")), 6, "narrow")
-            update = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(y)))
+        with tf.Graph().as_default() as graph:
+            update = wide_and_narrow(resource)
             wh.parallelize()
             parts = [op for op in reached(graph, update) if op.name.startswith("shards/1/") and "control_dependency" in op.name]
             waiting = [op.name for op in parts if "MatMul_grad" in op.name]  # of an activation, and of two kernels

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape, bytes_of, elements_of
-from whale_tf.ir.traits import CALLS, CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, VariableUse, traits
+from whale_tf.ir.traits import CALLS, READS, SWITCHES, VARIABLES, WHILES, VariableUse, first_argument, traits
 
 
 class Variable(NamedTuple):
@@ -194,7 +194,7 @@ class _Follower:
 
     def _body_effect(self, op: Op, position: int) -> Tuple[bool, bool]:
         reads = writes = False
-        argument = position - 1 if op.type in CONDITIONALS else position
+        argument = position - first_argument(op.type)
         for body in (op.body or {}).values():
             key = (id(body), argument)
             if key not in self._inside:

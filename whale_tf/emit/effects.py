@@ -13,7 +13,7 @@ has (step counters, loss scales) are updated last, because the others may read t
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf
 from whale_tf.graph_editor import consumers
@@ -22,16 +22,18 @@ from whale_tf.graph_editor.edges import control_edges
 from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.traits import CALLS, CONDITIONALS, RANDOM, VariableUse, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, RANDOM, VariableUse, first_argument, traits
 from whale_tf.ir.walk import reached
 
 Owner = Optional[int]  # a process; None: every process has it
 _DIVIDED = CONDITIONALS | CALLS
+_SEEDS = "seed", "seed2"
 _READS = (VariableUse.READ, VariableUse.HANDLE, VariableUse.IS_INITIALIZED)
 
 
 class _CannotDivide(Exception):
-    """What one process computes follows from a variable of another one."""
+    """What one process computes follows from a variable of another one, or from random numbers without a seed, which would
+    differ."""
 
 
 def divide_effects(graph: tf.Graph, owners: Mapping[str, Owner]) -> Set[str]:
@@ -49,11 +51,10 @@ def divide_effects(graph: tf.Graph, owners: Mapping[str, Owner]) -> Set[str]:
     ends: Dict[str, List[str]] = {}  # op -> its pieces
     taken = names_taken(graph)
     for op in graph.get_operations():
-        kept = [owners.get(tensor.op.name) for tensor in op.inputs]
-        if op.type not in _DIVIDED or len({owners.get(tensor.op.name) for tensor in op.inputs if tensor.op.name in owners}) < 2:
+        if op.type not in _DIVIDED or len({owners[tensor.op.name] for tensor in op.inputs if tensor.op.name in owners}) < 2:
             continue
         try:
-            pieces = _pieces(edit, op.node_def, kept)
+            pieces = _pieces(edit, op.node_def, [owners.get(tensor.op.name) for tensor in op.inputs])
         except _CannotDivide:
             continue
         inputs = [instead.get(tensor.name, tensor.name) for tensor in op.inputs]
@@ -105,10 +106,11 @@ class _Piece(NamedTuple):
 
     def define(self, node: NodeDef) -> None:
         """Makes a copy of the whole's definition that of the piece."""
-        first = _first_argument(node)
+        first = first_argument(node.op)
         _keep(node.attr["Tin"].list.type, [position - first for position in self.positions[first:]])
         _keep(node.attr["Tout"].list.type, self.results)
-        _keep(node.attr["output_shapes"].list.shape, self.results)
+        if "output_shapes" in node.attr:
+            _keep(node.attr["output_shapes"].list.shape, self.results)
         call_functions(node, self.functions)
 
 
@@ -119,9 +121,14 @@ def _keep(items: Any, indices: Sequence[int]) -> None:
     items.extend(kept)
 
 
-def _first_argument(node: NodeDef) -> int:
-    """The input that is the first argument of the functions that a node calls."""
-    return 1 if node.op in CONDITIONALS else 0
+def _inside(edit: StagedEdit, node: NodeDef) -> Iterator[NodeDef]:
+    """A node or, if it calls functions, the nodes in these, at any depth."""
+    functions = list(function_names(node).values())
+    if not functions:
+        yield node
+    for name in functions:
+        for inner in edit.function(name).node_def:
+            yield from _inside(edit, inner)
 
 
 def _pieces(edit: StagedEdit, node: NodeDef, owners: Sequence[Owner]) -> List[_Piece]:
@@ -133,7 +140,7 @@ def _pieces(edit: StagedEdit, node: NodeDef, owners: Sequence[Owner]) -> List[_P
     Raises:
         _CannotDivide: a piece needs what another one computes.
     """
-    first = _first_argument(node)
+    first = first_argument(node.op)
     bodies = {name: _Body(edit, name, owners[first:]) for name in function_names(node).values()}
     of_results = [_processes([owner for body in bodies.values() for owner in body.owners_of_result(index)])
                   for index in range(len(node.attr["Tout"].list.type))]
@@ -160,14 +167,14 @@ class _Body:
     def __init__(self, edit: StagedEdit, name: str, owners: Sequence[Owner]) -> None:
         self._copy = FunctionCopy(edit.graph, edit.function(name))
         definition = self._copy.definition
-        names = [argument.name for argument in definition.signature.input_arg]
-        self._arguments = {name: index for index, name in enumerate(names)}
-        self._owner_of_argument = dict(zip(names, owners))
+        self._arguments = {argument.name: index for index, argument in enumerate(definition.signature.input_arg)}
+        self._owner_of = {argument.name: owner for argument, owner in zip(definition.signature.input_arg, owners)
+                          if argument.type == tf.resource.as_datatype_enum}  # of a variable, by the argument for its handle
         self._copy.replace({  # Keras sends all gradients through one of these
             self._copy.edge(node, index): edge for node in definition.node_def if node.op == "IdentityN"
             for index, edge in enumerate(data_inputs(node))})
         for node in list(definition.node_def):
-            kept = [self._owner_of_argument.get(_source(edge)) for edge in data_inputs(node)]
+            kept = [self._owner_of.get(_source(edge)) for edge in data_inputs(node)]
             if node.op in _DIVIDED and len(_processes(kept)) > 1:
                 self._divide(edit, node, kept)
         self._nodes = {node.name: node for node in definition.node_def}
@@ -178,16 +185,22 @@ class _Body:
                 self._readers.setdefault(source, []).append(name)
         roots = {*self._results, *definition.control_ret.values()}
         self._runs = reached(roots & set(self._nodes), lambda name: self._before(name, waits=True))
+        inside = {name: list(_inside(edit, self._nodes[name])) for name in self._runs}
+        self._effects = {name for name, nodes in inside.items() if any(map(self._does_something, nodes))}
+        if any(one.op in RANDOM and self._is_stateful(one) and not any(one.attr[name].i for name in _SEEDS if name in one.attr)
+               for nodes in inside.values() for one in nodes):
+            raise _CannotDivide
 
     def _divide(self, edit: StagedEdit, node: NodeDef, owners: Sequence[Owner]) -> None:
         """Puts the pieces of a node in its place."""
         copy, new = self._copy, []  # type: Any, List[str]
         inputs, waits = data_inputs(node), [_source(edge) for edge in node.input if edge.startswith("^")]
+        taken = {*self._arguments, *(other.name for other in copy.definition.node_def)}
         instead: Dict[str, str] = {}
         for piece in _pieces(edit, node, owners):
             definition = type(node)()
             definition.CopyFrom(node)
-            definition.name = free_name(piece.name(node.name).replace("/", "_"), lambda name: name in self._arguments)
+            definition.name = free_name(piece.name(node.name).replace("/", "_"), taken.__contains__)
             piece.define(definition)
             copy.insert(definition, [inputs[position] for position in piece.positions],
                         waits + (new if piece.owner is None else []))
@@ -211,14 +224,16 @@ class _Body:
                 if source in self._nodes and (waits or not edge.startswith("^"))]
 
     def _handles(self, name: str) -> Set[str]:
-        return {_source(edge) for edge in data_inputs(self._nodes[name])} & set(self._owner_of_argument)
+        return self._owner_of.keys() & {_source(edge) for edge in data_inputs(self._nodes[name])}
 
     def _owners(self, name: str) -> List[int]:
-        return _processes([self._owner_of_argument[handle] for handle in self._handles(name)])
+        return _processes([self._owner_of[handle] for handle in self._handles(name)])
 
-    def _is_effect(self, name: str) -> bool:
-        op_type = self._nodes[name].op
-        return op_def(self._copy.graph, op_type).is_stateful and op_type not in RANDOM and traits(op_type).state not in _READS
+    def _is_stateful(self, node: NodeDef) -> bool:
+        return bool(op_def(self._copy.graph, node.op).is_stateful)
+
+    def _does_something(self, node: NodeDef) -> bool:
+        return self._is_stateful(node) and node.op not in RANDOM and traits(node.op).state not in _READS
 
     def owners_of_result(self, index: int) -> List[int]:
         """The processes from whose variables a result follows."""
@@ -229,8 +244,7 @@ class _Body:
 
     def effects_of(self, owner: Owner) -> List[str]:
         """The nodes that run and belong to a process, or to every process, and do something."""
-        return sorted(name for name in self._runs
-                      if self._owners(name) == ([] if owner is None else [owner]) and self._is_effect(name))
+        return sorted(name for name in self._effects if self._owners(name) == ([] if owner is None else [owner]))
 
     def nodes_for(self, owner: Owner, effects: Sequence[str], results: Sequence[int]) -> Set[str]:
         """The nodes of a piece.
@@ -239,8 +253,7 @@ class _Body:
             _CannotDivide: one of them needs what another piece computes.
         """
         own = [] if owner is None else [owner]
-        others = [name for name in self._nodes
-                  if self._owners(name) != own and (self._owners(name) or self._is_effect(name))]
+        others = [name for name in self._nodes if self._owners(name) != own and (self._owners(name) or name in self._effects)]
         missing = reached(others, lambda name: self._readers.get(name, ()))
 
         def before(name: str) -> List[str]:

@@ -20,7 +20,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import GATHER_ATTR
 from whale_tf.ir.training_step import TrainingStep, owned
-from whale_tf.ir.traits import CONDITIONALS, MERGES, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, first_argument, traits
 from whale_tf.ir.units import frames
 from whale_tf.plan import Plan
 
@@ -108,7 +108,7 @@ def kept_in_bodies(graph: OpGraph, homes: Homes) -> Dict[int, int]:
 def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
     """Inputs, by position, that are variables of a home because ``op``'s bodies write them.  ``known`` has the other homes."""
     kept: Dict[int, int] = {}
-    first = 1 if op.type in CONDITIONALS else 0  # after the condition
+    first = first_argument(op.type)
     for body in (op.body or {}).values():
         arguments = {one.id: first + one.attrs["index"] for one in body.ops if one.type == "_Arg"}
         count = -1

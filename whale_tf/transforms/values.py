@@ -27,7 +27,7 @@ from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
-from whale_tf.ir.traits import CALLS, CONDITIONALS, ENTERS, SWITCHES, WHILES, VariableUse, traits
+from whale_tf.ir.traits import CALLS, CONDITIONALS, ENTERS, SWITCHES, WHILES, VariableUse, first_argument, traits
 from whale_tf.ir.walk import reached
 from whale_tf.transforms.replacing import move_waits, stage_of_value, tag_like
 
@@ -131,7 +131,7 @@ def _handles(graph: OpGraph, op: Op, position: int) -> Sequence[int]:
 
 def _argument(op: Op, position: int) -> int:
     """The parameter of an op's functions that stands for an input."""
-    return position - 1 if op.type in CONDITIONALS else position
+    return position - first_argument(op.type)
 
 
 class _Passer:

@@ -59,6 +59,11 @@ def types_where(accepts: Callable[[OpTraits], bool]) -> FrozenSet[str]:
     return frozenset(op_type for op_type, row in TABLE.items() if accepts(row))
 
 
+def first_argument(op_type: str) -> int:
+    """The input of an op that is the first argument of the functions which it calls: a condition has its predicate first."""
+    return int(traits(op_type).role is Role.CONDITIONAL)
+
+
 def types_of(*roles: Role) -> FrozenSet[str]:
     """The table's op types with one of the roles."""
     return types_where(lambda row: row.role in roles)
