@@ -79,10 +79,10 @@ def __getattr__(name: str) -> Any:
     """Loads on first use (PEP 562), so that ``import whale_tf.planner`` works where TensorFlow is not installed."""
     import importlib
 
-    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan",
+    module = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan",
             "draw_program": "whale_tf.viz.program"}.get(name)
-    if home:
-        globals()[name] = getattr(importlib.import_module(home), name)
+    if module:
+        globals()[name] = getattr(importlib.import_module(module), name)
     elif name in _API:
         api = importlib.import_module("whale_tf.api")
         globals().update({each: getattr(api, each) for each in _API})  # all: one has the name of a module

@@ -71,8 +71,8 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
     Raises:
         WhaleError: the graph cannot be parallelized as asked; it is then unchanged.
     """
-    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    decision = decide_graph(graph, cluster, config, plan, parts)
+    of_processes = devices_of_processes(cluster, processes) if processes.count > 1 else ()
+    decision = decide_graph(graph, cluster, config, plan, of_processes)
     if decision is None:
         return None
     captured, region, plan, division = decision.captured, decision.region, decision.plan, decision.division
@@ -106,17 +106,17 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
 
 
 def find_lowered(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
-                 parts: Sequence[Tuple[int, ...]] = ()) -> Optional[Lowering]:
+                 processes: Sequence[Tuple[int, ...]] = ()) -> Optional[Lowering]:
     """The Program that :func:`parallelize` would make of a graph, which stays as it is, with its recipes lowered; None: it has no
     optimizer's update yet.  If several processes train in parallel: the step of the first one.
 
     Args:
-        parts: numbers of each process's devices, if there are several.
+        processes: numbers of each process's devices, if there are several.
 
     Raises:
         WhaleError: see :func:`parallelize`.
     """
-    decision = decide_graph(graph, cluster, config, plan, parts)
+    decision = decide_graph(graph, cluster, config, plan, processes)
     if decision is None:
         return None
     plan = decision.plan

@@ -71,12 +71,12 @@ class Copy(NamedTuple):
 
     @property
     def clone(self) -> Clone:
-        """The same place as coordinates of a call."""
+        """The same coordinates as those of a call."""
         return Clone(self.g, ALL, self.r)
 
 
 ORIGINAL = Copy(0, 0)
-EVERY = Clone(ALL, ALL, ALL)  # the place of a section
+EVERY = Clone(ALL, ALL, ALL)  # the coordinates of a section
 
 
 class Body(NamedTuple):
@@ -175,17 +175,17 @@ class Program(NamedTuple):
         one has the body's name: when it ends, all have ended."""
         if len(body.functions) < 2:
             return [body]
-        made = {tensor: place for place, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].outputs}
-        read = {tensor for place, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].inputs
-                if made.get(tensor, place) != place and self.graph.producer(tensor).value is None}  # each has its own constants
+        made = {tensor: index for index, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].outputs}
+        read = {tensor for index, ops in enumerate(body.functions) for op in ops for tensor in self.graph.ops[op].inputs
+                if made.get(tensor, index) != index and self.graph.producer(tensor).value is None}  # each has its own constants
         given = read.union(body.outputs)
         found = []
-        for place, ops in enumerate(body.functions):
+        for index, ops in enumerate(body.functions):
             own = set(ops)
-            name = body.name if place == len(body.functions) - 1 else f"{body.name}/{place}"
+            name = body.name if index == len(body.functions) - 1 else f"{body.name}/{index}"
             outputs = tuple([tensor for op in ops for tensor in self.graph.ops[op].outputs if tensor in given])
             waits = tuple([wait for wait in body.waits if own.issuperset(wait)])
-            donated = tuple([(tensor, 0) for tensor, reader in body.donated if reader == place])
+            donated = tuple([(tensor, 0) for tensor, reader in body.donated if reader == index])
             found.append(body._replace(name=name, functions=(ops,), outputs=outputs, waits=waits, donated=donated))
         return found
 
@@ -195,7 +195,7 @@ class Program(NamedTuple):
 
     def in_order(self, sequence: Sequence[int]) -> Program:
         """The same calls in another order."""
-        new = {number: place for place, number in enumerate(sequence)}
+        new = {number: index for index, number in enumerate(sequence)}
 
         known: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # most calls take many tensors from the same few
 

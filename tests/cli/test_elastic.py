@@ -13,7 +13,7 @@ import pytest
 
 from whale_tf.cli import elastic
 from whale_tf.cli.elastic import CULPRIT_S, SAME_S, Elastic, Events, Members, Rate, fate, patience
-from whale_tf.cli.group import Place
+from whale_tf.cli.group import WorkerHost
 from whale_tf.errors import ClusterError
 
 NEVER_S = 1e6
@@ -131,7 +131,7 @@ class Begun:
         self.folder.mkdir()
         self.asked: List[Tuple[int, ...]] = []  # workers of each start
 
-    def run(self, text: str, places: Sequence[Place], least: int = 1, restarts: Rate = Rate(0), flapping: Rate = Rate(9),
+    def run(self, text: str, hosts: Sequence[WorkerHost], least: int = 1, restarts: Rate = Rate(0), flapping: Rate = Rate(9),
             rejoin_s: float = NEVER_S, wait_s: float = 0.0, grace_s: float = 5.0) -> int:
         path = self._tmp_path / "script.py"
         path.write_text(START + text)
@@ -139,7 +139,7 @@ class Begun:
         def variables(workers: Sequence[int]) -> Dict[str, str]:
             self.asked.append(tuple(workers))
             return {"START": str(len(self.asked) - 1)}
-        return Elastic([sys.executable, "-S", str(path), str(self.folder)], places, least, variables, grace_s, restarts, flapping,
+        return Elastic([sys.executable, "-S", str(path), str(self.folder)], hosts, least, variables, grace_s, restarts, flapping,
                        rejoin_s, wait_s, False).run()
 
     @property
@@ -153,8 +153,8 @@ def job(tmp_path: Any, monkeypatch: Any) -> Begun:
     return Begun(tmp_path, monkeypatch)
 
 
-def here(count: int) -> List[Place]:
-    return [Place("127.0.0.1")] * count
+def here(count: int) -> List[WorkerHost]:
+    return [WorkerHost("127.0.0.1")] * count
 
 
 @pytest.mark.slow
@@ -263,17 +263,17 @@ def test_job_of_too_few_ends(job: Begun, capfd: Any) -> None:
 
 
 @pytest.fixture
-def hosts(tmp_path: Any) -> Callable[[int], List[Place]]:
+def hosts(tmp_path: Any) -> Callable[[int], List[WorkerHost]]:
     """Workers over what stands in for ssh: it fails while there is a file with the host's name."""
     path = tmp_path / "shell"
     path.write_text(f'#!/bin/sh\n[ -e {tmp_path}/"$1" ] && exit 255\nexec sh -c "$2"\n')
     path.chmod(0o755)
-    return lambda count: [Place("localhost", (str(path), f"host{number}")) for number in range(count)]
+    return lambda count: [WorkerHost("localhost", (str(path), f"host{number}")) for number in range(count)]
 
 
 @pytest.mark.slow
 def test_host_is_taken_in_when_it_answers(job: Begun, capfd: Any, hosts: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    """Host 1 cannot be reached; the job starts without it, asks it again and again, and takes it in."""
+    """WorkerHost 1 cannot be reached; the job starts without it, asks it again and again, and takes it in."""
     monkeypatch.setattr(elastic, "PROBE_S", 0.1)
     (tmp_path / "host1").write_text("")
     threading.Thread(target=lambda: (until(lambda: job.counts == [0, 2]), os.remove(str(tmp_path / "host1")))).start()

@@ -213,13 +213,13 @@ def test_stopped_process_is_killed(starter: Starter, script: Any) -> None:
     ("a,b", 4, "aabb"), ("a:3,b", 4, "aaab"), ("a:1,b:3", 4, "abbb"), (None, 2, ["127.0.0.1"] * 2)])
 def test_workers_of_all_hosts(hosts: Any, workers: int, expected: Any) -> None:
     """With --workers MIN:MAX, MAX is the number on all hosts together."""
-    assert [place.host for place in command._places(hosts, command.SSH, workers, is_whole=True)] == list(expected)
+    assert [host.name for host in command._worker_hosts(hosts, command.SSH, workers, is_whole=True)] == list(expected)
 
 
 @pytest.mark.parametrize("hosts", ["a,b", "a:2,b:2", "a:5,b", "a:7"])
 def test_workers_that_do_not_divide_over_hosts(hosts: str) -> None:
     with pytest.raises(ClusterError, match="up to 5 workers, which do not divide over --hosts .*; write HOST:PROCESSES so that"):
-        command._places(hosts, command.SSH, 5, is_whole=True)
+        command._worker_hosts(hosts, command.SSH, 5, is_whole=True)
 
 
 @pytest.mark.parametrize("text, expected", [("4", (None, 4)), ("2:8", (2, 8)), ("3:3", (3, 3))])

@@ -13,12 +13,12 @@ import pytest
 
 from tests.cli.test_elastic import until
 from whale_tf.cli import warm
-from whale_tf.cli.group import Group, Job, Place
+from whale_tf.cli.group import Group, Job, WorkerHost
 from whale_tf.cli.warm import ForkedKeeper, Warm
 from whale_tf.processes.endings import TOLD, tell_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux")
-HERE = Place("127.0.0.1")
+HERE = WorkerHost("127.0.0.1")
 SERVER = warm._SERVER
 
 

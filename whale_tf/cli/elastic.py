@@ -8,7 +8,7 @@ again when they are back.
                 ──> whale_tf refuses so few (status 78) ─────────────────────────> start with fewer
                 ──> the script fails by itself ──────────────────────────────────> end, or start again while --max-restarts lasts
 
-A worker is a place for a process: its number stays, while processes are numbered anew in each start.
+A worker is a slot for a process: its number stays, while processes are numbered anew in each start.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from whale_tf.cli.group import Group, Job, NotStarted, Place, keeper_of
+from whale_tf.cli.group import Group, Job, NotStarted, WorkerHost, keeper_of
 from whale_tf.cli.warm import Warm
 from whale_tf.cluster.processes import CHANGE
 from whale_tf.errors import ClusterError
@@ -173,7 +173,7 @@ class Elastic:
 
     Args:
         command: that each process runs.
-        places: of all workers.
+        worker_hosts: of all workers.
         least: how many must train.
         variables: environment variables of the processes of some workers.
         grace_s: seconds between SIGTERM and SIGKILL.
@@ -184,14 +184,14 @@ class Elastic:
         warm: whether processes of this machine are forks of one that has imported TensorFlow, from the second start on.
     """
 
-    def __init__(self, command: Sequence[str], places: Sequence[Place], least: int,
+    def __init__(self, command: Sequence[str], worker_hosts: Sequence[WorkerHost], least: int,
                  variables: Callable[[Sequence[int]], Dict[str, str]], grace_s: float, restarts: Rate, flapping: Rate,
                  rejoin_s: float, wait_s: float, warm: bool) -> None:
-        self._command, self._places, self._variables, self._grace_s = command, places, variables, grace_s
-        self._members = Members(len(places), least, flapping)
+        self._command, self._worker_hosts, self._variables, self._grace_s = command, worker_hosts, variables, grace_s
+        self._members = Members(len(worker_hosts), least, flapping)
         self._restarts, self._flapping, self._nobodys = Events(restarts), flapping, Events(flapping)
         self._rejoin_s, self._wait_s = rejoin_s, wait_s
-        self._warm = Warm(say) if warm and not all(place.ssh for place in places) else None
+        self._warm = Warm(say) if warm and not all(host.ssh for host in worker_hosts) else None
         self._workers: Sequence[int] = ()  # that train now
         self._begin = 0.0
         self._hurries = False  # SIGUSR2 has come
@@ -244,7 +244,7 @@ class Elastic:
     def _group(self) -> Group:
         self._workers, self._begin = self._members.chosen(), time.monotonic()
         self._hurries = self._has_asked = False
-        places = [self._places[worker] for worker in self._workers]
+        worker_hosts = [self._worker_hosts[worker] for worker in self._workers]
         if self._change:
             say(f"starting {self._named(self._workers)}")
         variables = self._variables(self._workers)
@@ -252,8 +252,8 @@ class Elastic:
             variables[CHANGE] = json.dumps(self._change)
         if self._warm is not None:
             variables.update(self._warm.variables)
-        return Group(self._command, places, lambda ports: Job(
-            [f"{place.host}:{port}" for place, port in zip(places, ports)], 0, variables), self._grace_s,
+        return Group(self._command, worker_hosts, lambda ports: Job(
+            [f"{host.name}:{port}" for host, port in zip(worker_hosts, ports)], 0, variables), self._grace_s,
             keeper_of if self._warm is None else self._warm.keeper)
 
     # ------------------------------------------------------------------------------------------------- after an end
@@ -328,7 +328,7 @@ class Elastic:
         for worker in self._members.returning():
             if not (is_urgent or self._hurries) and now - self._members.lost[worker] < self._rejoin_s:
                 continue
-            if not self._places[worker].ssh or self._answers(worker, now):
+            if not self._worker_hosts[worker].ssh or self._answers(worker, now):
                 self._members.back(worker)
 
     def _answers(self, worker: int, now: float) -> bool:
@@ -338,7 +338,7 @@ class Elastic:
             if now - self._probed.get(worker, -PROBE_S) >= PROBE_S:
                 self._probed[worker] = now
                 self._probes[worker] = subprocess.Popen(
-                    [*self._places[worker].ssh, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    [*self._worker_hosts[worker].ssh, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL, start_new_session=True)
             return False
         if probe.poll() is None and now - self._probed[worker] > PROBE_LIMIT_S:
@@ -372,8 +372,8 @@ class Elastic:
     def _named(self, workers: Sequence[int]) -> str:
         """``worker 1 (host)``; ``3 workers (0, 1, 3)``."""
         if len(workers) == 1:
-            place = self._places[workers[0]]
-            return f"worker {workers[0]}" + (f" ({place.host})" if place.ssh else "")
+            host = self._worker_hosts[workers[0]]
+            return f"worker {workers[0]}" + (f" ({host.name})" if host.ssh else "")
         return f"{len(workers)} workers ({', '.join(map(str, workers))})"
 
 

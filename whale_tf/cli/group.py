@@ -47,15 +47,15 @@ class Job(NamedTuple):
     variables: Dict[str, str]
 
 
-class Place(NamedTuple):
+class WorkerHost(NamedTuple):
     """Where a process runs.
 
     Attributes:
-        host: the name by which the other processes reach it.
+        name: by which the other processes reach it.
         ssh: the command that runs another command there; none: this machine.
     """
 
-    host: str
+    name: str
     ssh: Tuple[str, ...] = ()
 
 
@@ -76,7 +76,7 @@ class Group:
 
     Args:
         command: the command that each process runs.
-        places: where each runs.
+        worker_hosts: the host of each process.
         meet: says, once the ports of these processes are known, where all processes of the job are.
         grace_s: seconds between SIGTERM and SIGKILL.
         started: starts the keeper of a process.
@@ -92,31 +92,31 @@ class Group:
         ClusterError: a host does not come.
     """
 
-    def __init__(self, command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job],
-                 grace_s: float, started: Optional[Callable[[Place], Keeper]] = None) -> None:
+    def __init__(self, command: Sequence[str], worker_hosts: Sequence[WorkerHost], meet: Callable[[Sequence[int]], Job],
+                 grace_s: float, started: Optional[Callable[[WorkerHost], Keeper]] = None) -> None:
         self._grace_s = grace_s
         self.interrupted = False
         self.statuses: Dict[int, int] = {}
         self.failure = ""
         self.failed_at = 0.0
         self._interrupted_at: Optional[float] = None
-        self._places = places
+        self._worker_hosts = worker_hosts
         self._keepers: List[Keeper] = []
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
         self._told = 0.0
         self._first = 0  # rank of the first of these processes
         try:
-            for place in places:
-                self._keepers.append((started or keeper_of)(place))
+            for host in worker_hosts:
+                self._keepers.append((started or keeper_of)(host))
             for rank, keeper in enumerate(self._keepers):
                 self._follow(rank, keeper.stderr, sys.stderr)
-            job = meet([self._port(index) for index in range(len(places))])
+            job = meet([self._port(index) for index in range(len(worker_hosts))])
             self._first = job.first
-            for index, own in enumerate(tf_configs_at(job.addresses)[job.first:job.first + len(places)]):
+            for index, own in enumerate(tf_configs_at(job.addresses)[job.first:job.first + len(worker_hosts)]):
                 self._follow(index, self._keepers[index].stdout, sys.stdout)
                 self._write(self._keepers[index], json.dumps(
-                    self._task(command, places[index], dict(job.variables, **own), len(job.addresses) > 1)))
+                    self._task(command, worker_hosts[index], dict(job.variables, **own), len(job.addresses) > 1)))
         except BaseException:
             self._signal(signal.SIGKILL)
             for keeper in self._keepers:
@@ -124,10 +124,10 @@ class Group:
                 keeper.wait()
             raise
 
-    def _task(self, command: Sequence[str], place: Place, variables: Mapping[str, str], has_others: bool) -> Dict[str, Any]:
-        there = {name: value for name, value in os.environ.items() if not OWN_TO_A_HOST.match(name)} if place.ssh else {}
+    def _task(self, command: Sequence[str], host: WorkerHost, variables: Mapping[str, str], has_others: bool) -> Dict[str, Any]:
+        there = {name: value for name, value in os.environ.items() if not OWN_TO_A_HOST.match(name)} if host.ssh else {}
         return {"command": list(command), "variables": dict(there, **variables), "directory": os.getcwd(),
-                "mimics": not place.ssh, "grace_s": self._grace_s, "lease_s": LEASE_S if place.ssh else NEVER_S,
+                "mimics": not host.ssh, "grace_s": self._grace_s, "lease_s": LEASE_S if host.ssh else NEVER_S,
                 "stopped_s": STOPPED_S if has_others else NEVER_S}
 
     def _port(self, rank: int) -> int:
@@ -139,7 +139,7 @@ class Group:
                 return int(line[len(PORT):])
             self._print(rank, line, sys.stdout)
         raise NotStarted(rank, "process {} cannot be started on {}: {} ended with status {}".format(
-            rank, self._places[rank].host, " ".join(self._places[rank].ssh) or "its keeper", keeper.wait()))
+            rank, self._worker_hosts[rank].name, " ".join(self._worker_hosts[rank].ssh) or "its keeper", keeper.wait()))
 
     def wait(self, patience: Callable[[Mapping[int, int]], float] = lambda statuses: 0.0,
              must_end: Callable[[], bool] = lambda: False) -> int:
@@ -214,13 +214,13 @@ class Group:
 
     def how(self, rank: int) -> str:
         """How a process has ended, in words."""
-        place, status = self._places[rank], self.statuses[rank]
-        number = -status if status < 0 else status - 128 if place.ssh else 0
+        host, status = self._worker_hosts[rank], self.statuses[rank]
+        number = -status if status < 0 else status - 128 if host.ssh else 0
         how = f"status {status}"
         if number in [each.value for each in signal.Signals]:
             how = f"signal {signal.Signals(number).name}"
-        elif place.ssh and status == 255:
-            how += f": {place.ssh[0]} has no connection to {place.host}"
+        elif host.ssh and status == 255:
+            how += f": {host.ssh[0]} has no connection to {host.name}"
         return f"process {self._first + rank} ended with {how}"
 
     def _forward(self, number: int, frame: Any) -> None:
@@ -237,8 +237,8 @@ class Group:
         """Ask keepers on other hosts for their processes: they end them when nobody does."""
         if time.monotonic() - self._told > ALIVE_S:
             self._told = time.monotonic()
-            for keeper, place in zip(self._keepers, self._places):
-                if place.ssh:
+            for keeper, host in zip(self._keepers, self._worker_hosts):
+                if host.ssh:
                     self._write(keeper, "alive")
 
     def _write(self, keeper: Keeper, line: str) -> None:
@@ -257,8 +257,8 @@ class Group:
         stream.close()
 
     def _print(self, rank: int, line: bytes, out: IO[str]) -> None:
-        place = self._places[rank]
-        prefix = f"[{self._first + rank} {place.host}] " if place.ssh else f"[{self._first + rank}] "
+        host = self._worker_hosts[rank]
+        prefix = f"[{self._first + rank} {host.name}] " if host.ssh else f"[{self._first + rank}] "
         if out.isatty():
             prefix = f"\033[{COLOURS[rank % len(COLOURS)]}m{prefix}\033[0m"
         with self._lock:
@@ -266,9 +266,9 @@ class Group:
             out.flush()
 
 
-def keeper_of(place: Place) -> Keeper:
+def keeper_of(host: WorkerHost) -> Keeper:
     """A new keeper, which has its text."""
-    keeper = subprocess.Popen([*place.ssh, *_quoted(KEEPER, bool(place.ssh))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    keeper = subprocess.Popen([*host.ssh, *_quoted(KEEPER, bool(host.ssh))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, start_new_session=True)
     assert keeper.stdin is not None
     with contextlib.suppress(OSError):  # it has ended

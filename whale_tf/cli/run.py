@@ -16,7 +16,7 @@ import typer
 from whale_tf.cli.common import reported
 from whale_tf.cli.doctor import check_path, of_run
 from whale_tf.cli.elastic import Elastic, Events, Rate, say
-from whale_tf.cli.group import Group, Job, Place
+from whale_tf.cli.group import Group, Job, WorkerHost
 from whale_tf.cluster import LAUNCHED, MOST, Cluster, Processes, devices_of_processes
 from whale_tf.cluster.processes import CHANGE
 from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
@@ -68,7 +68,7 @@ def run(
         if least is not None and (room is not None or doctor):
             raise ClusterError("--workers is {!r}, but with {} their number is fixed; give one number{}".format(
                 workers, *("--doctor", "") if doctor else ("--rdzv", ", or start the hosts by --hosts")))
-        places = _places(hosts, ssh, most, least is not None)
+        worker_hosts = _worker_hosts(hosts, ssh, most, least is not None)
         configured = _configured(config, replicate, auto)
         if epl and (replicate or auto):
             raise ConfigError("--epl is for a script that calls epl.init, and --replicate and --auto for one that calls nothing; "
@@ -82,14 +82,14 @@ def run(
             folder = tempfile.TemporaryDirectory()
             variables.update({FOLDER: folder.name, STEPS: str(doctor_steps)})
         if room is None:
-            variables.update(_variables(len(places), devices_per_worker, cluster, configured))
+            variables.update(_variables(len(worker_hosts), devices_per_worker, cluster, configured))
         elif cluster is not None:
             Cluster.parse(cluster)
 
     def meet(ports: Sequence[int]) -> Job:
         """Where the processes of all hosts are."""
         if room is None:
-            return Job([f"{place.host}:{port}" for place, port in zip(places, ports)], 0, variables)
+            return Job([f"{host.name}:{port}" for host, port in zip(worker_hosts, ports)], 0, variables)
         hosts_met, own = room.meet(Host(socket.gethostname(), tuple(ports), devices_per_worker), rdzv_timeout)
         if len({host.devices for host in hosts_met}) > 1:
             raise ClusterError("processes have the same number of devices each, but --devices-per-worker is {}".format(
@@ -103,18 +103,18 @@ def run(
     def of_some(members: Sequence[int]) -> Dict[str, str]:
         """The environment variables of the processes of some workers."""
         own = variables["WHALE_CLUSTER"]
-        if len(members) < len(places) and cluster is None:
+        if len(members) < len(worker_hosts) and cluster is None:
             own = _variables(len(members), devices_per_worker, None, None)["WHALE_CLUSTER"]
-        elif len(members) < len(places):
+        elif len(members) < len(worker_hosts):
             whole = Cluster.parse(own)
-            parts = devices_of_processes(whole, Processes(tuple(place.host for place in places)))
-            own = whole.subset([device for worker in members for device in parts[worker]]).to_json(indent=None)
-        return dict(variables, **{"WHALE_CLUSTER": own, MOST: str(len(places))})
+            devices = devices_of_processes(whole, Processes(tuple(host.name for host in worker_hosts)))
+            own = whole.subset([device for worker in members for device in devices[worker]]).to_json(indent=None)
+        return dict(variables, **{"WHALE_CLUSTER": own, MOST: str(len(worker_hosts))})
 
     if least is not None:
-        status = Elastic(command, places, least, of_some, grace, restarts, flapping, rejoin, rdzv_timeout, warm).run()
+        status = Elastic(command, worker_hosts, least, of_some, grace, restarts, flapping, rejoin, rdzv_timeout, warm).run()
     else:
-        status = _status_of(command, places, meet, grace, restarts)
+        status = _status_of(command, worker_hosts, meet, grace, restarts)
     if doctor:
         with reported():
             typer.echo(of_run(folder.name, record))
@@ -155,7 +155,7 @@ def epl_launch(
         return Job([address for host in met for address in host.addresses], own, variables)
 
     command = [sys.executable, "-u", "-m", "whale_tf.epl", "--task", directory, training_script]
-    raise typer.Exit(_status_of(command, [Place("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, Rate(0)))
+    raise typer.Exit(_status_of(command, [WorkerHost("127.0.0.1")] * (1 if room else num_workers), meet, 30.0, Rate(0)))
 
 
 def _with_epl() -> Dict[str, str]:
@@ -168,7 +168,7 @@ def _with_epl() -> Dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [PATH, os.environ.get("PYTHONPATH", "")]))}
 
 
-def _status_of(command: Sequence[str], places: Sequence[Place], meet: Callable[[Sequence[int]], Job], grace: float,
+def _status_of(command: Sequence[str], worker_hosts: Sequence[WorkerHost], meet: Callable[[Sequence[int]], Job], grace: float,
                max_restarts: Rate) -> int:
     """Starts processes until they end well, or too often; their exit status."""
     restarts, change = Events(max_restarts), {}  # type: Events, Dict[str, str]
@@ -177,7 +177,7 @@ def _status_of(command: Sequence[str], places: Sequence[Place], meet: Callable[[
             job = meet(ports)
             return job._replace(variables=dict(job.variables, **change))
         with reported(2):
-            group = Group(command, places, meet_again, grace)
+            group = Group(command, worker_hosts, meet_again, grace)
         status = group.wait()
         if status:
             say(group.failure)
@@ -215,8 +215,8 @@ def _room(rdzv: Optional[str], nodes: int, hosts: Optional[str]) -> Optional[Roo
     return Room(split_meeting_point(rdzv), nodes)
 
 
-def _places(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False) -> List[Place]:
-    """Where each process runs: one host's processes after the other's.
+def _worker_hosts(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False) -> List[WorkerHost]:
+    """The host of each process: one host's processes after the other's.
 
     Args:
         workers: on each host that names no number; or, if ``is_whole``, on all together.
@@ -227,14 +227,14 @@ def _places(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False
     if hosts is None:
         if ssh != SSH:
             raise ClusterError(f"--ssh is {ssh!r}, but no --hosts are given; add --hosts HOST,HOST")
-        return [Place("127.0.0.1")] * workers
+        return [WorkerHost("127.0.0.1")] * workers
     try:
         command = shlex.split(ssh)
     except ValueError as error:
         raise ClusterError(f"--ssh is {ssh!r}, which a shell cannot read: {error}") from None
     if not command:
         raise ClusterError("--ssh is empty, expected a command such as 'ssh -p 2222'")
-    places: List[Place] = []
+    worker_hosts: List[WorkerHost] = []
     texts = hosts.split(",")
     if is_whole:
         given = [int(text.rpartition(":")[2]) for text in texts if re.search(r":[1-9]\d{0,3}$", text.strip())]
@@ -252,12 +252,12 @@ def _places(hosts: Optional[str], ssh: str, workers: int, is_whole: bool = False
         user, host, count = match.groups()
         there = f"{user}@{host.strip('[]')}" if user else host.strip("[]")
         for _ in range(int(count or workers)):
-            places.append(Place(host, (*command, there)))
-    names = {place.host for place in places}
+            worker_hosts.append(WorkerHost(host, (*command, there)))
+    names = {host.name for host in worker_hosts}
     if names & LOOPBACK and names - LOOPBACK:
         raise ClusterError(
             f"--hosts is {hosts!r}, but other hosts cannot reach {', '.join(sorted(names & LOOPBACK))}; give this host's name")
-    return places
+    return worker_hosts
 
 
 def _configured(config: Optional[str], replicate: bool, auto: bool) -> Optional[str]:

@@ -38,7 +38,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from whale_tf.cli import keeper
-from whale_tf.cli.group import Keeper, Place, keeper_of
+from whale_tf.cli.group import Keeper, WorkerHost, keeper_of
 from whale_tf.processes.endings import TOLD
 
 POLL_S = 0.05
@@ -95,12 +95,12 @@ class Warm:
         with contextlib.suppress(OSError):  # it has ended, which is noticed later
             self._socket.sendall(json.dumps(dict(os.environ)).encode() + b"\n")
 
-    def keeper(self, place: Place) -> Keeper:
+    def keeper(self, host: WorkerHost) -> Keeper:
         """A new keeper of this machine's, a fork if the server runs; of another host as always."""
-        if place.ssh or self._server is None:
-            return keeper_of(place)
+        if host.ssh or self._server is None:
+            return keeper_of(host)
         self._wait(lambda: self._is_ready is not None)
-        return (self._fork() if self._is_ready else None) or keeper_of(place)
+        return (self._fork() if self._is_ready else None) or keeper_of(host)
 
     def _fork(self) -> Optional[Keeper]:
         """A fork of the server; None: the server has ended, or does not answer."""

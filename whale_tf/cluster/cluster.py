@@ -196,11 +196,11 @@ class Cluster:
                 nodes.append(part_of_node(self.description.nodes[number], kept))
         return Cluster(replace(self.description, nodes=tuple(nodes)))
 
-    def with_hosts(self, parts: Sequence[Sequence[int]], count: int) -> Tuple[Cluster, Dict[int, int]]:
+    def with_hosts(self, processes: Sequence[Sequence[int]], count: int) -> Tuple[Cluster, Dict[int, int]]:
         """The first ``count`` devices, and for each process the host of its node as one more device of that node.
 
         Args:
-            parts: devices of each process.
+            processes: devices of each.
 
         Returns:
             The cluster, and the new numbers in it: of each device by its old number, and of process ``r``'s host by
@@ -209,7 +209,7 @@ class Cluster:
         part = self if count == len(self) else self.subset(range(count))
         kind = next((device.type for device in part.devices if device.kind == "CPU"), "CPU")
         ranks: Dict[int, List[int]] = {}
-        for rank, devices in enumerate(parts):
+        for rank, devices in enumerate(processes):
             ranks.setdefault(part.devices[devices[0]].node, []).append(rank)
         nodes, numbers = [], {}  # type: List[Any], Dict[int, int]
         for number, (node, members) in enumerate(zip(part.description.nodes, part.nodes)):

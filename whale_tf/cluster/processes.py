@@ -79,8 +79,8 @@ class Processes:
         return self.rank == self.members[0]
 
     @property
-    def parts(self) -> Tuple[Tuple[int, ...], ...]:
-        """Of each part, the processes that run it, one in each step."""
+    def peers(self) -> Tuple[Tuple[int, ...], ...]:
+        """Of each part of a step, the processes that run it, one in each step."""
         return tuple(zip(*(self.steps or self._alone)))
 
     @property

@@ -236,13 +236,13 @@ class ProcessCommunicator(Communicator):
                     **attrs: Any) -> str:
         part = self._part(device)  # TensorFlow 1.15 tells instances apart by their number alone, and not by their group
         op = self._nodes.add(op_type, name, inputs, device, waits, group_size=self.processes, group_key=self._group(device),
-                             instance_key=self._keys.instance(len(self._all.parts)) + part, **attrs)
+                             instance_key=self._keys.instance(len(self._all.peers)) + part, **attrs)
         self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
 
     def _group(self, device: str, *name: str) -> int:
         """The group with this name of the processes that have the device that corresponds to ``device``."""
-        return self._keys.group(self._all.parts, self._part(device), _local(device), *name)
+        return self._keys.group(self._all.peers, self._part(device), _local(device), *name)
 
     def _part(self, device: str) -> int:
         """The number of the part that a device's process runs."""

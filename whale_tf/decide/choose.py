@@ -25,7 +25,7 @@ def choose(local: Captured, request: Request) -> Decision:
         WhaleError: the step cannot run as asked, or nothing fits.
     """
     decision = _chosen(local, request)
-    check_plan(decision.plan, request.cluster, request.parts)
+    check_plan(decision.plan, request.cluster, request.processes)
     return decision
 
 
@@ -69,7 +69,7 @@ def _fastest(local: Captured, request: Request) -> Decision:
 
 def _searched(local: Captured, request: Request) -> Decision:
     """The best plan of an un-annotated model: of TaskGraphs, or dividing every op.  Several processes run parts of its step."""
-    _, decision = best_plan(local, request._replace(config=opened(request.config), parts=()))
-    if len(request.parts) > 1:
-        decision = decision._replace(plan=replace(decision.plan, processes=tuple(request.parts), one_step=True))
+    _, decision = best_plan(local, request._replace(config=opened(request.config), processes=()))
+    if len(request.processes) > 1:
+        decision = decision._replace(plan=replace(decision.plan, processes=tuple(request.processes), one_step=True))
     return decision

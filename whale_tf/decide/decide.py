@@ -29,7 +29,7 @@ STAGES = (with_parts, with_homes, with_recomputation)
 
 
 def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan],
-                 parts: Sequence[Tuple[int, ...]]) -> Optional[Decision]:
+                 processes: Sequence[Tuple[int, ...]]) -> Optional[Decision]:
     """Everything before emission, which leaves the graph alone; None if there is nothing to decide about yet (see
     :func:`whale_tf.decide.prepare.prepare`).
 
@@ -39,7 +39,7 @@ def decide_graph(graph: tf.Graph, cluster: Cluster, config: Config, plan: Option
     prepared = prepare(graph, cluster, config, plan)
     if prepared is None:
         return None
-    local, request = prepared.captured, Request(cluster, prepared.config, plan, prepared.options, parts)
+    local, request = prepared.captured, Request(cluster, prepared.config, plan, prepared.options, processes)
     decision = decide(local, request)
     if _takes_own_mini_batches(decision, request):
         whole = local.with_rows_beside()
@@ -59,6 +59,6 @@ def decide(local: Captured, request: Request) -> Decision:
 def _takes_own_mini_batches(decision: Decision, request: Request) -> bool:
     """Whether every model replica, every micro-batch of it, or every process takes its own mini-batch."""
     plan = decision.plan
-    if len(request.parts) > 1 and not plan.spans_processes:
+    if len(request.processes) > 1 and not plan.spans_processes:
         return True
     return takes_own(decision.captured.step(decision.region), plan)

@@ -18,14 +18,14 @@ class Request(NamedTuple):
     """Attributes:
     plan: the plan to run; None: find one.
     options: of the analysis of the batch axis.
-    parts: numbers of each process's devices, if there are several processes.
+    processes: numbers of each process's devices, if there are several.
     """
 
     cluster: Cluster
     config: Config
     plan: Optional[Plan] = None
     options: Options = Options(sections=True)
-    parts: Sequence[Tuple[int, ...]] = ()
+    processes: Sequence[Tuple[int, ...]] = ()
 
 
 class Division(NamedTuple):

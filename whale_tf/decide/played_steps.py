@@ -196,7 +196,7 @@ class Annotated(Steps):
     def __init__(self, captured: Captured, region: Region, request: Request) -> None:
         batch = batch_to_plan_for(request.config, request.cluster, captured.examples)
         super().__init__(captured, region, captured.sized(batch), batch, request)
-        self._facts, self._parts = facts(captured, region), request.parts
+        self._facts, self._parts = facts(captured, region), request.processes
         self._bare: Dict[str, Optional[Plan]] = {}
 
     def search(self, measures: Measures) -> List[Candidate]:

@@ -68,7 +68,7 @@ def by_annotations(division: Division, request: Request) -> Decision:
     captured, region, plan = division.captured, analysed(division.captured, request.options), request.plan
     if plan is None:
         model = facts(captured, region)._replace(graph=division.local.graph)
-        plan = of_local(annotated_plan(model, request.cluster, request.config, request.parts), division)
+        plan = of_local(annotated_plan(model, request.cluster, request.config, request.processes), division)
     return Decision(captured, region, plan, division, request.config, is_measured=request.plan is not None)
 
 

@@ -31,16 +31,16 @@ Rows = Tuple[Tuple[int, ...], ...]  # ``[model replica][place]`` device numbers
 
 def divide(local: Captured, request: Request) -> Division:
     """How ``split`` TaskGraphs are divided: according to the plan, or by the cheapest patterns."""
-    cluster, config, plan, options, parts = request
+    cluster, config, plan, options, processes = request
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
         examples = divided_dims(local.batch_axis(options))
         return initialised(whole_division(local, planned(local, examples, cluster, config, plan), cluster), init)
-    counts = _split_counts(local, devices_for_all(parts, cluster), len(cluster.devices))
+    counts = _split_counts(local, devices_for_all(processes, cluster), len(cluster.devices))
     if not counts:
         return Division(local, local)
     batch = local.batch_axis(options)
-    rows = placed(local.specs, cluster, config, parts) if plan is None else []
+    rows = placed(local.specs, cluster, config, processes) if plan is None else []
     by_batch, examples = _by_batch(local, counts, rows, config, plan), divided_dims(batch)
     if plan is None:
         shares = {number: _shares(local, number, rows[number], examples, cluster, config) for number in counts}

@@ -67,39 +67,39 @@ class Bodies:
         self._calls: Dict[Tuple[int, int, _Numbers], _Calls] = {}
         self._concerns: Dict[int, Tuple[bool, bool]] = {}
 
-    def localise(self, op: Op, place: Clone) -> None:
+    def localise(self, op: Op, clone: Clone) -> None:
         """Makes a clone of ``op`` call functions that fit its part of the mini-batch.
 
         Raises:
             UnsupportedOpError: a function does something that clones cannot do separately.
         """
-        node = self._context.edit.node(f"{self._context.scope(place)}/{op.name}")
-        self.localise_in(op, node, place, lambda number, dtype, of: canonical_edge(of(place)))
+        node = self._context.edit.node(f"{self._context.scope(clone)}/{op.name}")
+        self.localise_in(op, node, clone, lambda number, dtype, of: canonical_edge(of(clone)))
 
-    def localise_in(self, op: Op, node: NodeDef, place: Clone, argument: Callable[[str, tf.DType, TensorOf], str]) -> None:
+    def localise_in(self, op: Op, node: NodeDef, clone: Clone, argument: Callable[[str, tf.DType, TensorOf], str]) -> None:
         """The same for a copy of ``op`` anywhere.
 
         Args:
             argument: (number, dtype, the tensor that holds it for a clone) -> what the copy reads for a number that is known
                 only at run time.
         """
-        calls = self._calls_of(op, node, self._context.region.batch, op, place)
+        calls = self._calls_of(op, node, self._context.region.batch, op, clone)
         _call(node, op, calls, [
             argument(number, _dtype(number), functools.partial(self._at_run_time, number, op)) for number in calls.run_time])
 
-    def _calls_of(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, place: Clone) -> _Calls:
-        key = (id(axis), op.id, self._numbers(op, axis, outermost, place))
+    def _calls_of(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, clone: Clone) -> _Calls:
+        key = (id(axis), op.id, self._numbers(op, axis, outermost, clone))
         if key not in self._calls:
-            self._calls[key] = self._stage(op, node, axis, outermost, place)
+            self._calls[key] = self._stage(op, node, axis, outermost, clone)
         return self._calls[key]
 
-    def _stage(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, place: Clone) -> _Calls:
+    def _stage(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, clone: Clone) -> _Calls:
         bodies = {
             attribute: (name, axis.bodies[op.id, attribute])
             for attribute, name in sorted(function_names(node).items())
             if (op.id, attribute) in axis.bodies
         }
-        copies = {key: self._edited(name, body, outermost, place) for key, (name, body) in bodies.items()}
+        copies = {key: self._edited(name, body, outermost, clone) for key, (name, body) in bodies.items()}
         run_time = tuple(dict.fromkeys(number for copy in copies.values() for number in _run_time_numbers(copy)))
         functions = {}
         for attribute, copy in copies.items():
@@ -114,19 +114,19 @@ class Bodies:
             functions[attribute] = self._context.edit.add_function(copy.finish(name))
         return _Calls(functions, run_time)
 
-    def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
+    def _edited(self, name: str, axis: BatchAxis, outermost: Op, clone: Clone) -> FunctionCopy:
         """A copy of a function, with the conversions, constants, shapes and seeds of a clone."""
         self._check(axis, outermost)
         copy = FunctionCopy(self._context.tf_graph, self._context.edit.function(name))
         context = BodyContext(self._context, axis, self._context.task_graph_of(outermost))
         converter = _BodyConverter(context, Nodes(copy), self._converter, outermost)
         for index, position in sorted(set(axis.localise) | set(axis.conversions)):
-            _convert(copy, converter, axis.graph.ops[index], position, place)
+            _convert(copy, converter, axis.graph.ops[index], position, clone)
         for index in {index for index, _ in axis.attributes}:
             open_shapes(copy.node(axis.graph.ops[index].name), axis.graph.ops[index], axis)
         for index in axis.own_seed:
             op = axis.graph.ops[index]
-            own_numbers(Nodes(copy), copy.node(op.name), op, axis.graph, self._context.seed(place), "")
+            own_numbers(Nodes(copy), copy.node(op.name), op, axis.graph, self._context.seed(clone), "")
         for index in axis.shared:
             if not is_seeded(axis.graph.ops[index]):
                 raise UnsupportedOpError(
@@ -136,7 +136,7 @@ class Bodies:
                 )
         for index in sorted({index for index, _ in axis.bodies}):
             inner = axis.graph.ops[index]
-            calls = self._calls_of(inner, copy.node(inner.name), axis, outermost, place)
+            calls = self._calls_of(inner, copy.node(inner.name), axis, outermost, clone)
             _call(copy.node(inner.name), inner, calls, calls.run_time)
         return copy
 
@@ -154,15 +154,15 @@ class Bodies:
                     )
 
     # ------------------------------------------------------------------------------------------------------ numbers
-    def _numbers(self, op: Op, axis: BatchAxis, outermost: Op, place: Clone) -> _Numbers:
-        share, position = self._converter.share_of_op(outermost, self._context.task_graph_of(outermost), place)
+    def _numbers(self, op: Op, axis: BatchAxis, outermost: Op, clone: Clone) -> _Numbers:
+        share, position = self._converter.share_of_op(outermost, self._context.task_graph_of(outermost), clone)
         bodies = [body for (index, _), body in axis.bodies.items() if index == op.id]
         starts, seeds = zip(*[self._concern(body) for body in bodies])
         return _Numbers(
             _static(share.sizes[position]),
             _static(share.total),
             _static(share.starts[position]) if any(starts) else None,
-            self._context.seed(place) if any(seeds) else None,
+            self._context.seed(clone) if any(seeds) else None,
         )
 
     def _concern(self, axis: BatchAxis) -> Tuple[bool, bool]:
@@ -176,14 +176,14 @@ class Bodies:
             )
         return self._concerns[id(axis)]
 
-    def _at_run_time(self, number: str, op: Op, place: Clone) -> str:
+    def _at_run_time(self, number: str, op: Op, clone: Clone) -> str:
         """The tensor that holds a run-time number of a clone."""
         kind, _, of = number[len(RUN_TIME) :].partition(":")[0].partition("@")
         task_graph, batches = self._context.task_graph_of(op), list(self._context.region.batch.batches)
         if kind == "weight":
             base = tuple((batches[int(index)], int(count)) for index, count in (each.split("*") for each in of.split("+")))
-            return str(self._converter.weight(op.outputs + op.inputs, task_graph, place, _dtype(number), base))
-        share, position = self._converter.share_of_op(op, task_graph, place, batches[int(of)])
+            return str(self._converter.weight(op.outputs + op.inputs, task_graph, clone, _dtype(number), base))
+        share, position = self._converter.share_of_op(op, task_graph, clone, batches[int(of)])
         if kind == "size":
             return str(share.sizes[position])
         if kind == "start":
@@ -191,15 +191,15 @@ class Bodies:
         return str(self._converter.totals(op, task_graph, batches[int(of)])[int(kind[len("total") :])])
 
 
-def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
+def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, clone: Clone) -> None:
     """Replaces one operand of a function's op, or one of the function's results."""
     axis, task_graph = converter.context.region.batch, converter.context.task_graph_of(op)
     name = copy.result(op.attrs["index"]) if op.type == "_Retval" else copy.operand(op.name, position)
     if (op.id, position) in axis.localise:
-        name = converter.localised(op, position, place, name)
+        name = converter.localised(op, position, clone, name)
     else:
         for conversion in axis.conversions[op.id, position]:
-            name = converter.convert(name, op.inputs[position], conversion, task_graph, place, op)
+            name = converter.convert(name, op.inputs[position], conversion, task_graph, clone, op)
     if op.type == "_Retval":
         copy.set_result(op.attrs["index"], name)
     else:
@@ -247,10 +247,10 @@ class BodyContext(Context):
     def task_graph_of(self, op: Op) -> int:
         return self._task_graph
 
-    def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
+    def device(self, task_graph: int, at: Tuple[int, ...], shard: int = 0) -> str:
         return ""
 
-    def scope(self, place: Tuple[int, ...]) -> str:
+    def scope(self, at: Tuple[int, ...]) -> str:
         return self.name("clone")
 
 
@@ -262,15 +262,15 @@ class _BodyConverter(Converter):
         self._outer = outer
         self._outermost = outermost
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+    def weight(self, tensors: Sequence[int], task_graph: int, clone: Clone, dtype: tf.DType,
                base: Base = PLAIN) -> Union[float, str]:
         outer = self._outermost.outputs + self._outermost.inputs
-        weight = self._outer.weight(outer, task_graph, place, dtype, base)
+        weight = self._outer.weight(outer, task_graph, clone, dtype, base)
         of = "+".join(f"{self._index(batch)}*{count}" for batch, count in base)
         return f"{RUN_TIME}weight@{of}:{dtype.name}" if isinstance(weight, str) else weight
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
-        share, position = self._outer.share_of_op(self._outermost, task_graph, place, batch)
+    def share_of_op(self, op: Op, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(self._outermost, task_graph, clone, batch)
         of = self._index(batch)
         return Shares(
             _number("total0", of, share.total),
@@ -281,23 +281,23 @@ class _BodyConverter(Converter):
     def _index(self, batch: str) -> int:
         return list(self._outer.context.region.batch.batches).index(batch)
 
-    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str,
+    def rows(self, op: Op, task_graph: int, clone: Clone, of_all: bool, scope: str,
              batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
         if self.division.is_together:
             raise UnsupportedOpError(
                 f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, but the loss combines "
                 "the mini-batches of model replicas or processes; set io.nested_batch to 'divide', or start one process that "
                 "sees all devices")
-        return super().rows(op, task_graph, place, False, scope, batch)
+        return super().rows(op, task_graph, clone, False, scope, batch)
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
         return False
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, clone: Clone,
                  op: Op) -> Optional[Sequence[str]]:
         if takes_some(op):
             return ()
-        totals = {batch: self.share_of_op(op, task_graph, place, batch)[0].total for batch in map(batch_of, conversion.blocks)}
+        totals = {batch: self.share_of_op(op, task_graph, clone, batch)[0].total for batch in map(batch_of, conversion.blocks)}
         return () if self.is_static(tensor, conversion, totals) else None
 
     def totals(self, op: Op, task_graph: int, batch: str = REFERENCE) -> List[Number]:

@@ -19,7 +19,7 @@ from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequenc
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.bodies import Bodies, BodyContext
-from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
+from whale_tf.emit.context import ORIGINAL, Context, Coordinates, Copy
 from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.donations import Donations
 from whale_tf.emit.guard import Guard
@@ -314,16 +314,16 @@ class _CallConverter(Converter):
         self._outer = outer
         self._arguments = arguments
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+    def weight(self, tensors: Sequence[int], task_graph: int, at: Clone, dtype: tf.DType,
                base: Base = PLAIN) -> Union[float, str]:
-        weight = self._outer.weight(tensors, task_graph, place, dtype, base)
+        weight = self._outer.weight(tensors, task_graph, at, dtype, base)
         if not isinstance(weight, str):
             return weight
         return self._arguments.add(("weight", self._outer.counted(base, tensors), dtype.name), dtype,
                                    lambda clone: str(self._outer.weight(tensors, task_graph, clone, dtype, base)))
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
-        share, position = self._outer.share_of_op(op, task_graph, place, batch)
+    def share_of_op(self, op: Op, task_graph: int, at: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(op, task_graph, at, batch)
         source = self.source_of_op(op, batch)
 
         def size_of(clone: Clone) -> Number:
@@ -341,7 +341,7 @@ class _CallConverter(Converter):
                              lambda clone: self._outer.share_of_op(op, task_graph, clone, batch)[0].total)
         return Shares(total, tuple(sizes), tuple(starts)), position
 
-    def before(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+    def before(self, op: Op, task_graph: int, at: Clone, batch: str = REFERENCE) -> Number:
         return self._arguments.add(("before", self.source_of_op(op, batch)), tf.int32,
                                    lambda clone: self._outer.scalar(self._outer.before(op, task_graph, clone, batch)))
 
@@ -353,11 +353,11 @@ class _CallConverter(Converter):
             for index, value in enumerate(self._outer.totals(op, task_graph, batch))
         ]
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, at: Clone,
                  op: Op) -> Optional[Sequence[str]]:
         if takes_some(op):
             return ()
-        totals = {batch: self._outer.share_of_op(op, task_graph, place, batch)[0].total
+        totals = {batch: self._outer.share_of_op(op, task_graph, at, batch)[0].total
                   for batch in map(batch_of, conversion.blocks)}
         if self.is_static(tensor, conversion, totals):
             return ()
@@ -379,7 +379,7 @@ class _CallConverter(Converter):
         return self._arguments.add(key, tf.int32, lambda clone: str(of(clone))) if isinstance(value, str) else value
 
 
-def control_for(context: Context, wait: int, task_graph: int, place: Place, after: Set[int]) -> Optional[str]:
+def control_for(context: Context, wait: int, task_graph: int, at: Coordinates, after: Set[int]) -> Optional[str]:
     """The op that a clone or copy waits for if the original waits for op ``wait``; None: it does not wait."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):
@@ -388,11 +388,11 @@ def control_for(context: Context, wait: int, task_graph: int, place: Place, afte
         return op.name
     own = context.task_graph_of(op)
     if op.id in context.region.batch_level:
-        if not isinstance(place, Clone):
+        if not isinstance(at, Clone):
             return None
-        peer: Place = place._replace(r=place.r % context.plan.task_graphs[own].replica_count)
+        peer: Coordinates = at._replace(r=at.r % context.plan.task_graphs[own].replica_count)
     else:
-        peer = context.copy_for(own, place)
+        peer = context.copy_for(own, at)
         if peer == ORIGINAL or op.id in context.variables:
             return context.gathered.ops.get(op.id, op.name)
     return context.op_in(op, peer)

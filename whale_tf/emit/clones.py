@@ -6,7 +6,7 @@ from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.emit.bodies import Bodies
 from whale_tf.emit.calls import Calls, control_for
-from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
+from whale_tf.emit.context import ORIGINAL, Clone, Context, Coordinates
 from whale_tf.emit.draws import LOCAL, take_rows
 from whale_tf.emit.guard import Guard
 from whale_tf.emit.loops import check_loops, enter_loops
@@ -98,53 +98,53 @@ def _part(operands: Operands, task_graph: int, batch_level: bool, sections: bool
 
 
 def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, guard: Guard, after: Set[int], task_graph: int,
-           part: _Part, place: Place) -> None:
+           part: _Part, at: Coordinates) -> None:
     if not part.templates:
         return
     controls: Dict[str, Optional[str]] = {}
     for wait in part.waits:
-        of_all = place == EVERY and wait in context.region.batch_level
+        of_all = at == EVERY and wait in context.region.batch_level
         controls[context.graph.ops[wait].name] = _all_clones(context, operands, wait) if of_all else control_for(
-            context, wait, task_graph, place, after)
+            context, wait, task_graph, at, after)
     controls.update((context.graph.ops[wait].name, None) for wait in context.dropped)
-    scope = context.scope(place)
+    scope = context.scope(at)
     is_split = context.plan.task_graphs[task_graph].strategy == "split"
-    device = context.placement(task_graph, place) if is_split else context.device(task_graph, place)
+    device = context.placement(task_graph, at) if is_split else context.device(task_graph, at)
     context.edit.clone(
-        part.templates, scope, device=device, control_map=controls, control_inputs=order.barriers(task_graph, place))
+        part.templates, scope, device=device, control_map=controls, control_inputs=order.barriers(task_graph, at))
     for op, waited in part.kept:
         context.edit.move_waits(f"{scope}/{op.name}", (), [f"{scope}/{other.name}" for other in waited])
-    for name, checks in guard.waits_of_each(part.guarded, place).items():
+    for name, checks in guard.waits_of_each(part.guarded, at).items():
         context.edit.move_waits(f"{scope}/{name}", (), checks)
     for name in part.pinned:
         context.edit.place(context.edit.node(f"{scope}/{name}"), context.pinned[name])
     for op, position in part.boundary:
-        name = operands.of(op, position, place)
+        name = operands.of(op, position, at)
         context.edit.move_input(f"{scope}/{op.name}", position, name)
     for op in part.with_bodies:
-        _delay(context, operands.converter.nodes, guard, op, task_graph, place)
-    if isinstance(place, Clone):
-        order.gate(task_graph, place)
+        _delay(context, operands.converter.nodes, guard, op, task_graph, at)
+    if isinstance(at, Clone):
+        order.gate(task_graph, at)
         for op in part.random:
             node = context.edit.node(f"{scope}/{op.name}")
             if context.plan.random == LOCAL:
-                take_rows(context, operands.converter, op, place)
+                take_rows(context, operands.converter, op, at)
             else:
-                own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(place), context.host)
+                own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(at), context.host)
         for op in part.shaped:
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:
-            bodies.localise(op, place)
+            bodies.localise(op, at)
 
 
-def _delay(context: Context, nodes: Nodes, guard: Guard, op: Op, task_graph: int, place: Place) -> None:
+def _delay(context: Context, nodes: Nodes, guard: Guard, op: Op, task_graph: int, at: Coordinates) -> None:
     """Makes the bodies of a functional op wait for the op's checks."""
     positions = guard.positions(op)
-    checks = guard.waits([op.id], place) if positions else []
+    checks = guard.waits([op.id], at) if positions else []
     for position in positions:
-        name, dtype = f"{context.scope(place)}/{op.name}", context.dtype(op.inputs[position])
-        scope = context.name("guard", "into", context.scope(place).rpartition("/")[2], op.name, str(position))
-        delayed = nodes.identity(context.edit.node(name).input[position], scope, dtype, context.device(task_graph, place), checks)
+        name, dtype = f"{context.scope(at)}/{op.name}", context.dtype(op.inputs[position])
+        scope = context.name("guard", "into", context.scope(at).rpartition("/")[2], op.name, str(position))
+        delayed = nodes.identity(context.edit.node(name).input[position], scope, dtype, context.device(task_graph, at), checks)
         context.edit.move_input(name, position, delayed)
 
 

@@ -72,11 +72,11 @@ class Collected:
         producer, is_input = context.graph.producer(tensor), tensor in converter.inputs.sources
         if not is_input and (producer.id not in context.region.batch_level or producer.id in context.region.sections):
             return []
-        home = 0 if is_input else context.task_graph_of(producer)
-        every = context.clones(home)
+        task_graph = 0 if is_input else context.task_graph_of(producer)
+        every = context.clones(task_graph)
         chosen = [clone for clone in every if not only_first or (clone.g, clone.r) == (every[0].g, every[0].r)]
         if is_input and not context.is_in_place:
-            return [converter.inputs.part(tensor, home, clone) for clone in chosen]
+            return [converter.inputs.part(tensor, task_graph, clone) for clone in chosen]
         return [context.tensor_in(tensor, clone) for clone in chosen]
 
     def _clones_behind(self, tensor: int, name: str, collection: str) -> Tuple[int, bool]:
@@ -94,12 +94,13 @@ class Collected:
         outside = reached([graph.tensors[tensor].op], lambda index: (
             graph.tensors[operand].op for operand in graph.ops[index].inputs if not is_behind[operand]))
         types: Set[str] = {graph.ops[index].type for index in outside}
-        homes = {0 if operand in sources else context.task_graph_of(graph.producer(operand))
+        task_graphs = {0 if operand in sources else context.task_graph_of(graph.producer(operand))
                  for index in outside for operand in graph.ops[index].inputs if is_behind[operand]}
-        count = max((len(context.clones(home)) for home in homes), default=1)
-        replicas = max((len({(clone.g, clone.r) for clone in context.clones(home)}) for home in homes), default=1)
+        clones = list(map(context.clones, task_graphs))
+        count = max(map(len, clones), default=1)
+        replicas = max((len({(clone.g, clone.r) for clone in own}) for own in clones), default=1)
         is_mean, is_sum = "Mean" in types or any("Div" in each for each in types), "Sum" in types
-        if (kind == "concat" or is_mean or is_sum or not homes) and (level == "global" or replicas == 1):
+        if (kind == "concat" or is_mean or is_sum or not task_graphs) and (level == "global" or replicas == 1):
             return count, is_sum and not is_mean
         raise UnsupportedOpError(
             f"tensor {name!r} is in the collection {collection!r}, but is computed once from all examples, and a replica's part "

@@ -20,7 +20,7 @@ from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
-Place = Union[Clone, Copy]
+Coordinates = Union[Clone, Copy]
 
 
 class Gathered(NamedTuple):
@@ -117,18 +117,18 @@ class Context:
         """All copies of a TaskGraph's step-level ops and variables, the original first."""
         return copies(self.plan, task_graph)
 
-    def copy_for(self, task_graph: int, place: Place) -> Copy:
-        """The copy of a TaskGraph's step-level ops and variables that is read at a place of this or another TaskGraph."""
-        return copy_for(self.plan, task_graph, place)
+    def copy_for(self, task_graph: int, at: Coordinates) -> Copy:
+        """The copy of a TaskGraph's step-level ops and variables that a clone or copy of this or another TaskGraph reads."""
+        return copy_for(self.plan, task_graph, at)
 
     def clones(self, task_graph: int) -> List[Clone]:
         """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
         return clones(self.plan, task_graph)
 
-    def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
+    def device(self, task_graph: int, at: Tuple[int, ...], shard: int = 0) -> str:
         """The device of a clone or a copy (first field: model replica, last field: replica).  Under ``split`` the replica has
         several devices, and ``shard`` says which."""
-        return self.devices[device_at(self.plan, task_graph, place, shard)]
+        return self.devices[device_at(self.plan, task_graph, at, shard)]
 
     def device_of(self, op: Op) -> str:
         """The device of an original step-level op, of an op of the update, or of a variable: its home, or else the device of the
@@ -138,12 +138,12 @@ class Context:
             return self.devices[home]
         return self.device(self.variables.get(op.id, self.task_graph_of(op)), ORIGINAL, op.shard)
 
-    def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
+    def placement(self, task_graph: int, at: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
         if self.plan.task_graphs[task_graph].strategy != "split":
-            device = self.device(task_graph, place)
+            device = self.device(task_graph, at)
             return (lambda tf_op: self.pinned.get(tf_op.name, device)) if self.pinned else device
-        return lambda tf_op: self.pinned.get(tf_op.name) or self.device(task_graph, place, self.graph.op(tf_op.name).shard)
+        return lambda tf_op: self.pinned.get(tf_op.name) or self.device(task_graph, at, self.graph.op(tf_op.name).shard)
 
     def shard_of(self, tensor: int) -> int:
         """Which device of its TaskGraph's VirtualDevice a tensor is on."""
@@ -177,45 +177,45 @@ class Context:
         return self.all_replicas * pulls_each(self.plan)
 
     # -------------------------------------------------------------------------------------------------------- names
-    def scope(self, place: Tuple[int, ...]) -> str:
+    def scope(self, at: Tuple[int, ...]) -> str:
         """Name prefix of a clone (``whale/g0_m1_r0``) or a copy (``whale/g0_r0``)."""
-        if place not in self._scopes and place == EVERY:
-            self._scopes[place] = f"{self._scope}/section"
-        if place not in self._scopes:
-            letters = "gmr" if isinstance(place, Clone) else "gr"
-            self._scopes[place] = "{}/{}".format(self._scope, "_".join(f"{a}{b}" for a, b in zip(letters, place)))
-        return self._scopes[place]
+        if at not in self._scopes and at == EVERY:
+            self._scopes[at] = f"{self._scope}/section"
+        if at not in self._scopes:
+            letters = "gmr" if isinstance(at, Clone) else "gr"
+            self._scopes[at] = "{}/{}".format(self._scope, "_".join(f"{a}{b}" for a, b in zip(letters, at)))
+        return self._scopes[at]
 
-    def seed(self, place: Tuple[int, ...]) -> str:
+    def seed(self, at: Tuple[int, ...]) -> str:
         """Distinguishes a clone from all others, including those of other processes.  Random numbers follow from it."""
-        scope = self.scope(place)
+        scope = self.scope(at)
         return f"{scope}/p{self.processes.step}" if self.processes.step else scope
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""
         return "/".join((self._scope,) + parts)
 
-    def tensor_in(self, tensor: int, place: Tuple[int, ...]) -> str:
+    def tensor_in(self, tensor: int, at: Tuple[int, ...]) -> str:
         """Name of a tensor of the region in a clone (batch level) or copy (step level)."""
         record = self.graph.tensors[tensor]
         name = self.graph.ops[record.op].name
         if record.op in self.region.sections:
-            place = EVERY
-        if self.is_in_place or place == ORIGINAL:
+            at = EVERY
+        if self.is_in_place or at == ORIGINAL:
             return f"{name}:{record.index}"
         if self.is_called and record.op in self._body_of:
-            return f"{self.scope(place)}/{self._results[tensor]}"
-        return f"{self.scope(place)}/{name}:{record.index}"
+            return f"{self.scope(at)}/{self._results[tensor]}"
+        return f"{self.scope(at)}/{name}:{record.index}"
 
-    def op_in(self, op: Op, place: Tuple[int, ...]) -> str:
+    def op_in(self, op: Op, at: Tuple[int, ...]) -> str:
         """Name of the op that runs an op of the region in a clone (batch level) or copy (step level)."""
         if op.id in self.region.sections:
-            place = EVERY
-        if self.is_in_place or place == ORIGINAL:
+            at = EVERY
+        if self.is_in_place or at == ORIGINAL:
             return op.name
         if self.is_called and op.id in self._body_of:
-            return f"{self.scope(place)}/{self._body_of[op.id]}"
-        return f"{self.scope(place)}/{op.name}"
+            return f"{self.scope(at)}/{self._body_of[op.id]}"
+        return f"{self.scope(at)}/{op.name}"
 
     def is_own_name(self, name: str) -> bool:
         """Whether a name is under the rewrite's own scope."""

@@ -40,31 +40,31 @@ class Converter:
         self._compared: Dict[Tuple, Tuple[str, ...]] = {}
         self._frames: Optional[Dict[int, Tuple[str, ...]]] = None
 
-    def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, place: Clone, op: Op) -> str:
-        key = (name, conversion, task_graph, place)
+    def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, clone: Clone, op: Op) -> str:
+        key = (name, conversion, task_graph, clone)
         if key not in self._converted:
-            scope = f"{self.context.scope(place)}/{type(conversion).__name__.lower()}_{self.context.flat(tensor)}"
+            scope = f"{self.context.scope(clone)}/{type(conversion).__name__.lower()}_{self.context.flat(tensor)}"
             if isinstance(conversion, Scale):
-                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, op)
+                done = self.scale(name, tensor, conversion.power, task_graph, clone, scope, op)
             elif isinstance(conversion, Slice):
-                done = self._slice(name, tensor, conversion, task_graph, place, scope, op)
+                done = self._slice(name, tensor, conversion, task_graph, clone, scope, op)
             elif isinstance(conversion, Whole):
-                done = self._whole_extent(tensor, conversion, task_graph, place, scope, op)
+                done = self._whole_extent(tensor, conversion, task_graph, clone, scope, op)
             elif isinstance(conversion, Offset):
-                done = self.offset(name, tensor, conversion, task_graph, place, scope, op)
+                done = self.offset(name, tensor, conversion, task_graph, clone, scope, op)
             else:
                 done = self.combined(tensor, conversion)
             self._converted[key] = done
         return self._converted[key]
 
-    def scale(self, name: str, tensor: int, power: Exponent, task_graph: int, place: Clone, scope: str, op: Optional[Op] = None,
+    def scale(self, name: str, tensor: int, power: Exponent, task_graph: int, clone: Clone, scope: str, op: Optional[Op] = None,
               device: str = "") -> str:
         """``w^power`` times a tensor, by default on the clone's device.  The weights are computed from inputs on which the
         tensor, or the op that reads it, depends anyway."""
-        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
+        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, clone)
         for number, (base, exponent) in enumerate(sorted(exponents_of(power).items())):
             where = f"{scope}/{number}" if number else scope
-            weight = self.weight([tensor] if op is None else op.outputs + op.inputs, task_graph, place, dtype, base)
+            weight = self.weight([tensor] if op is None else op.outputs + op.inputs, task_graph, clone, dtype, base)
             if weight == 1.0:
                 continue
             if not isinstance(weight, str):
@@ -78,17 +78,17 @@ class Converter:
             name = self.nodes.binary("Mul", name, factor, where + "/scaled", dtype, device)
         return name
 
-    def _slice(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op) -> str:
+    def _slice(self, name: str, tensor: int, conversion: Slice, task_graph: int, clone: Clone, scope: str, op: Op) -> str:
         """This clone's rows of a tensor that was computed for the whole mini-batch, or for the mini-batches of all model replicas
         and processes."""
         of_all, dtype, device = (self.is_of_all(tensor, conversion, op), self.context.dtype(tensor),
-                                 self.context.device(task_graph, place))
+                                 self.context.device(task_graph, clone))
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
         parts: List[str] = []
         before: Dict[str, int] = {}  # batch -> rows for each of its examples in front of a block
-        found = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)
+        found = {batch: self.rows(op, task_graph, clone, of_all, scope + _suffix(batch), batch)
                  for batch in dict.fromkeys(map(batch_of, conversion.blocks))}
-        checks = self.compared(name, tensor, conversion, task_graph, place, op)
+        checks = self.compared(name, tensor, conversion, task_graph, clone, op)
         spans: List[Tuple[Number, Number]] = []
         for index, block in enumerate(conversion.blocks):
             where, batch, each = f"{scope}/block{index}", batch_of(block), rows_each(block)
@@ -138,7 +138,7 @@ class Converter:
             rows = more if index == 0 else self.plus(rows, more, f"{scope}/{index}")
         return rows
 
-    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone,
+    def compared(self, name: str, tensor: int, conversion: Slice, task_graph: int, clone: Clone,
                  op: Op) -> Optional[Sequence[str]]:
         """Ops that fail at run time if a whole tensor does not have the rows that the clones take of it; one for each tensor and
         mini-batch.  None: this cannot be said before it is cut."""
@@ -149,11 +149,11 @@ class Converter:
         producer, region = self.context.graph.producer(tensor).id, self.context.region
         is_once = producer not in region.batch_level or producer in region.sections  # so it is the same in all clones
         sources = tuple(self.source_of_op(op, batch) for batch in batches)
-        key = (tensor if is_once else name, conversion, of_all, sources, self.division.mini_batch(place))
+        key = (tensor if is_once else name, conversion, of_all, sources, self.division.mini_batch(clone))
         if key not in self._compared:
             scope = self.context.name("guard", self.context.flat(tensor))
-            totals = {batch: self.rows(op, task_graph, place, of_all, scope + _suffix(batch), batch)[2] for batch in batches}
-            device = self.context.device(task_graph, place)
+            totals = {batch: self.rows(op, task_graph, clone, of_all, scope + _suffix(batch), batch)[2] for batch in batches}
+            device = self.context.device(task_graph, clone)
             self._compared[key] = self._compare(name, tensor, conversion, totals, device, scope)
         return self._compared[key]
 
@@ -182,17 +182,17 @@ class Converter:
         shape = self.context.graph.tensors[tensor].shape
         return shape is not None and shape[conversion.dim] is not None
 
-    def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op,
+    def offset(self, name: str, tensor: int, conversion: Offset, task_graph: int, clone: Clone, scope: str, op: Op,
                device: str = "") -> str:
         """Positions within the clone's examples, converted to positions within the mini-batch, or within the examples of all
         mini-batches if these are put together.  Other values, whose coefficient is zero, stay as they are."""
         steps = columns(conversion.coefficient, 1)
-        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
+        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, clone)
         for batch in dict.fromkeys(batch_of(step) for step in steps if step):
             where = scope + _suffix(batch)
             each = [rows_each(step) if batch_of(step) == batch else 0 for step in steps]
             coefficient = each[0] if isinstance(conversion.coefficient, (int, Rows)) else each
-            start, _, _ = self.rows(op, task_graph, place, self.division.is_together, where, batch)
+            start, _, _ = self.rows(op, task_graph, clone, self.division.is_together, where, batch)
             if not isinstance(start, str):
                 shift = self.nodes.const(np.array(coefficient) * start, where + "/shift", dtype, device)
             else:
@@ -202,7 +202,7 @@ class Converter:
             name = self.nodes.binary("Add", name, shift, where, dtype, device)
         return name
 
-    def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op) -> str:
+    def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, clone: Clone, scope: str, op: Op) -> str:
         """A clone's extent, converted to the whole batch's."""
         def total(batch: str) -> Number:
             first, *more = self.totals(op, task_graph, batch)
@@ -210,9 +210,9 @@ class Converter:
                 first = self.plus(first, each, f"{scope}{_suffix(batch)}/{index}")
             return first
 
-        return self._sizes(tensor, conversion.components, total, task_graph, place, scope)
+        return self._sizes(tensor, conversion.components, total, task_graph, clone, scope)
 
-    def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
+    def extent(self, tensor: int, task_graph: int, clone: Clone, scope: str) -> str:
         """An extent that another TaskGraph computed for its own share, converted to this clone's."""
         sizes = self.context.region.batch.counted(tensor)
         if sizes is None:
@@ -220,12 +220,12 @@ class Converter:
                 f"{self.context.graph.tensor_name(tensor)!r} goes to a TaskGraph with other replicas, and whale_tf does not know "
                 "how it follows from the batch size; use equal replica counts, or static shapes"
             )
-        return self._sizes(tensor, sizes, lambda batch: self.size(tensor, task_graph, place, batch), task_graph, place, scope)
+        return self._sizes(tensor, sizes, lambda batch: self.size(tensor, task_graph, clone, batch), task_graph, clone, scope)
 
-    def _sizes(self, tensor: int, sizes: Sequence[SizeLike], number_of: Callable[[str], Number], task_graph: int, place: Clone,
+    def _sizes(self, tensor: int, sizes: Sequence[SizeLike], number_of: Callable[[str], Number], task_graph: int, clone: Clone,
                scope: str) -> str:
         """Sizes in the shape of ``tensor``; ``number_of``: batch -> how many examples its symbol stands for."""
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, clone)
         shape = self.context.graph.tensors[tensor].shape or ()
         constant = np.array([size.constant if isinstance(size, Size) else int(size) for size in sizes]).reshape(shape)
         counts = [size.counts or {} if isinstance(size, Size) else {} for size in sizes]
@@ -289,7 +289,7 @@ class Converter:
             self._frames = frames(self.context.graph)
         return bool(frame_of_outputs(self.context.graph.producer(tensor), self._frames))
 
-    def localised(self, op: Op, position: int, place: Clone, name: str) -> str:
+    def localised(self, op: Op, position: int, clone: Clone, name: str) -> str:
         """A shape operand that contains the static batch size, rewritten for this clone's examples.
 
         Args:
@@ -297,11 +297,11 @@ class Converter:
         """
         task_graph = self.context.task_graph_of(op)
         if self.context.region.batch.localise[(op.id, position)].of_section:
-            return self._part_of_sizes(op, position, place, name)
-        share, index = self.share_of_op(op, task_graph, place)
+            return self._part_of_sizes(op, position, clone, name)
+        share, index = self.share_of_op(op, task_graph, clone)
         size = share.sizes[index]
-        scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
-        dtype, device = self.context.dtype(op.inputs[position]), self.context.device(task_graph, place)
+        scope = f"{self.context.scope(clone)}/local_{op.name}_{position}"
+        dtype, device = self.context.dtype(op.inputs[position]), self.context.device(task_graph, clone)
         components = self.context.region.batch.localise[(op.id, position)].components
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
@@ -312,14 +312,14 @@ class Converter:
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
 
-    def _part_of_sizes(self, op: Op, position: int, place: Clone, name: str) -> str:
+    def _part_of_sizes(self, op: Op, position: int, clone: Clone, name: str) -> str:
         tensor, task_graph = op.inputs[position], self.context.task_graph_of(op)
-        scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        scope = f"{self.context.scope(clone)}/local_{op.name}_{position}"
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, clone)
         components = self.context.region.batch.localise[(op.id, position)].components
         sizes = self._sizes(tensor, [0 if each is None else each for each in components],
-                            lambda batch: self.rows(op, task_graph, place, False, scope + "/of", batch)[1],
-                            task_graph, place, scope)
+                            lambda batch: self.rows(op, task_graph, clone, False, scope + "/of", batch)[1],
+                            task_graph, clone, scope)
         if None not in components:
             return sizes
         kept = np.array([int(each is None) for each in components])  # a scalar has one component, which is a size
@@ -378,43 +378,43 @@ class Converter:
             self._rows[each, rows] = self.nodes.binary("Mul", each, factor, scope, tf.int32, self.context.host)
         return self._rows[each, rows]
 
-    def times_mini_batches(self, name: str, tensor: int, task_graph: int, place: Clone) -> str:
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
-        key = (name, "mini-batches", task_graph, place)
+    def times_mini_batches(self, name: str, tensor: int, task_graph: int, clone: Clone) -> str:
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, clone)
+        key = (name, "mini-batches", task_graph, clone)
         if key not in self._converted:
-            scope = f"{self.context.scope(place)}/times_mini_batches_{self.context.flat(tensor)}"
+            scope = f"{self.context.scope(clone)}/times_mini_batches_{self.context.flat(tensor)}"
             count = self.nodes.const(self.division.mini_batches, scope + "/count", dtype, device)
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
 
-    def weight(self, tensors: Sequence[int], task_graph: int, place: Clone, dtype: tf.DType,
+    def weight(self, tensors: Sequence[int], task_graph: int, clone: Clone, dtype: tf.DType,
                base: Base = PLAIN) -> Union[float, str]:
         """``w_i``, if possible from inputs on which one of the tensors depends anyway."""
-        return self.division.weight(self.counted(base, tensors), task_graph, place, dtype)
+        return self.division.weight(self.counted(base, tensors), task_graph, clone, dtype)
 
-    def share_of_op(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
+    def share_of_op(self, op: Op, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Tuple[Shares, int]:
         """The shares of the mini-batch that determine an op's operands or results, and the clone's position in them."""
         source = self.source_of_op(op, batch)
-        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
-        return share, self.division.position(task_graph, place)
+        share = self.division.shares(source, task_graph, self.division.mini_batch(clone))
+        return share, self.division.position(task_graph, clone)
 
-    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str,
+    def rows(self, op: Op, task_graph: int, clone: Clone, of_all: bool, scope: str,
              batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
         """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
         or (``of_all``) in the concatenated mini-batches of all model replicas and processes."""
-        share, position = self.share_of_op(op, task_graph, place, batch)
+        share, position = self.share_of_op(op, task_graph, clone, batch)
         start, total = share.starts[position], share.total
         if of_all and self.division.mini_batches > 1:
-            start = self.plus(self.before(op, task_graph, place, batch), start, scope + "/among_all")
+            start = self.plus(self.before(op, task_graph, clone, batch), start, scope + "/among_all")
             total = 0
             for index, each in enumerate(self.totals(op, task_graph, batch)):
                 total = self.plus(each, total, f"{scope}/all{index}")
         return start, share.sizes[position], total
 
-    def before(self, op: Op, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+    def before(self, op: Op, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Number:
         """How many examples the mini-batches before a clone's own have, including those of other processes."""
         source = self.source_of_op(op, batch)
-        own = self.division.mini_batch(place)
+        own = self.division.mini_batch(clone)
         key = ("before", source, task_graph, own)
         if key not in self._before:
             scope = self.context.name("division", f"{self.context.flat(source)}_before{own}")
@@ -441,17 +441,17 @@ class Converter:
     def source_of_op(self, op: Op, batch: str = REFERENCE) -> int:
         return self.context.region.batch.source_of(op.outputs + op.inputs, batch)
 
-    def size(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+    def size(self, tensor: int, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Number:
         """How many examples of a batch a clone works on, if possible from an input that the tensor depends on."""
         source = self.context.region.batch.source_of([tensor], batch)
-        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
-        return share.sizes[self.division.position(task_graph, place)]
+        share = self.division.shares(source, task_graph, self.division.mini_batch(clone))
+        return share.sizes[self.division.position(task_graph, clone)]
 
-    def start(self, tensor: int, task_graph: int, place: Clone, batch: str = REFERENCE) -> Number:
+    def start(self, tensor: int, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Number:
         """The first of them."""
         source = self.context.region.batch.source_of([tensor], batch)
-        share = self.division.shares(source, task_graph, self.division.mini_batch(place))
-        return share.starts[self.division.position(task_graph, place)]
+        share = self.division.shares(source, task_graph, self.division.mini_batch(clone))
+        return share.starts[self.division.position(task_graph, clone)]
 
     def scalar(self, value: Number) -> str:
         """A number as the name of an int32 scalar."""

@@ -6,7 +6,7 @@
     forward     whale_t0_forward(x, w, array)              { ...; flow = write(array, 0, relu) }      -> ..., flow
     backward    whale_t0_backward(dy, w, array, flow)      { relu = read(array, 0, flow); ... }       -> ...
 
-Reading clears the array's place, so that only the ops of the backward function hold the tensor.  The array belongs to one run of
+Reading clears the array's slot, so that only the ops of the backward function hold the tensor.  The array belongs to one run of
 the step: whatever is left when the run ends or fails goes with it.
 """
 
@@ -36,20 +36,20 @@ class Donations:
         self._context = context
         self._nodes = nodes
         self._donors: Dict[str, Body] = {}  # function of a backward pass -> the body that donates to it
-        self._places: Dict[str, Dict[str, List[Tuple[int, str]]]] = {}  # forward body -> type -> (tensor, function) by place
+        self._members: Dict[str, Dict[str, List[Tuple[int, str]]]] = {}  # forward body -> type -> (tensor, function) by slot
         self._arrays: Dict[Tuple[str, str, Clone], str] = {}
         program = context.program
         for body in program.bodies:
             donor = program.body(body.task_graph, FORWARD) if body.donated else None
             if donor is None:
                 continue
-            places = self._places.setdefault(donor.name, {})
+            members_of = self._members.setdefault(donor.name, {})
             for function in program.functions(body):
                 self._donors[function.name] = donor
                 for tensor, _ in function.donated:
-                    places.setdefault(context.dtype(tensor).name, []).append((tensor, function.name))
-        for places in self._places.values():
-            for members in places.values():
+                    members_of.setdefault(context.dtype(tensor).name, []).append((tensor, function.name))
+        for members_of in self._members.values():
+            for members in members_of.values():
                 members.sort()  # in the order in which they are made
 
     def write(self, body: Body, copy: FunctionCopy, add: AddArgument, value: Callable[[int], str]) -> List[str]:
@@ -62,12 +62,12 @@ class Donations:
             A tensor for each array, which exists when everything is written.  The function returns them after its results.
         """
         flows = []
-        for dtype, members in self._places.get(body.name, {}).items():
+        for dtype, members in self._members.get(body.name, {}).items():
             array = self._argument(body, dtype, add)
             flow = copy.const(np.float32(0), f"whale/donated/{dtype}")
-            for place, (tensor, _) in enumerate(members):
-                index = copy.const(np.int32(place), f"whale/donated/{dtype}/{place}/index")
-                flow = copy.add("TensorArrayWriteV3", f"whale/donated/{dtype}/{place}", [array, index, value(tensor), flow],
+            for slot, (tensor, _) in enumerate(members):
+                index = copy.const(np.int32(slot), f"whale/donated/{dtype}/{slot}/index")
+                flow = copy.add("TensorArrayWriteV3", f"whale/donated/{dtype}/{slot}", [array, index, value(tensor), flow],
                                 attrs={"T": tf.as_dtype(dtype)})
             flows.append(flow)
         return flows
@@ -82,15 +82,15 @@ class Donations:
         donor = self._donors.get(function.name)
         if donor is None:
             return found
-        for number, (dtype, members) in enumerate(self._places[donor.name].items()):
-            own = [(place, tensor) for place, (tensor, reader) in enumerate(members) if reader == function.name]
+        for number, (dtype, members) in enumerate(self._members[donor.name].items()):
+            own = [(slot, tensor) for slot, (tensor, reader) in enumerate(members) if reader == function.name]
             if not own:
                 continue
             array = self._argument(donor, dtype, add)
             written = add(("donated", dtype), tf.float32, self._flow(donor, number))
-            for place, tensor in own:
-                index = copy.const(np.int32(place), f"whale/donated/{dtype}/{place}/index")
-                found[tensor] = copy.add("TensorArrayReadV3", f"whale/donated/{dtype}/{place}", [array, index, written],
+            for slot, tensor in own:
+                index = copy.const(np.int32(slot), f"whale/donated/{dtype}/{slot}/index")
+                found[tensor] = copy.add("TensorArrayReadV3", f"whale/donated/{dtype}/{slot}", [array, index, written],
                                          attrs={"dtype": tf.as_dtype(dtype)})
         return found
 
@@ -107,6 +107,6 @@ class Donations:
         if key not in self._arrays:
             context = self._context
             scope, device = f"{context.scope(clone)}/{donor.name}/donated_{dtype}", context.device(donor.task_graph, clone)
-            size = self._nodes.const(len(self._places[donor.name][dtype]), f"{scope}/size", tf.int32, device)
+            size = self._nodes.const(len(self._members[donor.name][dtype]), f"{scope}/size", tf.int32, device)
             self._arrays[key] = self._nodes.add("TensorArrayV3", scope, [size], device, dtype=tf.as_dtype(dtype))
         return self._arrays[key]

@@ -281,10 +281,10 @@ class _Body:
             edges = [edge for edge in node.input if not edge.startswith("^") or _source(edge) in nodes]
             del node.input[:]
             node.input.extend(edges)
-        attributes = {place: found.arg_attr[index] for place, index in enumerate(arguments) if index in found.arg_attr}
+        attributes = {position: found.arg_attr[index] for position, index in enumerate(arguments) if index in found.arg_attr}
         found.arg_attr.clear()
-        for place, attribute in attributes.items():
-            found.arg_attr[place].CopyFrom(attribute)
+        for position, attribute in attributes.items():
+            found.arg_attr[position].CopyFrom(attribute)
         found.resource_arg_unique_id.clear()
         _keep(signature.input_arg, arguments)
         _keep(signature.output_arg, results)

@@ -108,8 +108,8 @@ class _Values:
         """What the variables' owner reads: the values, after sending them."""
         nodes, recipes, scope, device = self._nodes, self._recipes, self._scopes[0], self._devices[0]
         reads = [each for each in in_order([self._sent], {}) if each.kind == primitive.READ]
-        taken = {each: nodes.add("Switch", where + "/taken", [recipes.of(each), together], place, T=self._dtype) + ":1"
-                 for each, where, place in zip(reads, self._scopes, self._devices)}
+        taken = {each: nodes.add("Switch", where + "/taken", [recipes.of(each), together], on, T=self._dtype) + ":1"
+                 for each, where, on in zip(reads, self._scopes, self._devices)}
         sent = recipes.of(self._sent, taken)
         branch = nodes.add("Switch", scope + "/done", [together, together], device, T=tf.bool)
         done = nodes.identity(branch + ":1", scope + "/sent", tf.bool, device, [sent])
@@ -122,18 +122,18 @@ class _Values:
         branch = nodes.add("Switch", scope + "/branch", [together, together], device, T=tf.bool)
         recipes.of(self._sent, waits=[nodes.identity(branch + ":1", scope + "/is_together", tf.bool, device)])
         found = []
-        for place, (op, made) in enumerate(zip(self._ops, self._values.values())):
-            alone = nodes.identity(branch + ":0", f"{self._scopes[place]}/is_alone", tf.bool, self._devices[place])
-            value = read(nodes, op.type == "VarHandleOp", self._same(op, place), self._scopes[place] + "/alone", self._dtype,
-                         self._devices[place], [alone])
-            found.append(nodes.add("Merge", self._scopes[place] + "/merged", [value, recipes.of(made)], self._devices[place],
+        for index, (op, made) in enumerate(zip(self._ops, self._values.values())):
+            alone = nodes.identity(branch + ":0", f"{self._scopes[index]}/is_alone", tf.bool, self._devices[index])
+            value = read(nodes, op.type == "VarHandleOp", self._same(op, index), self._scopes[index] + "/alone", self._dtype,
+                         self._devices[index], [alone])
+            found.append(nodes.add("Merge", self._scopes[index] + "/merged", [value, recipes.of(made)], self._devices[index],
                                    T=self._dtype, N=2))
         return found
 
-    def _same(self, op: Op, place: int) -> str:
+    def _same(self, op: Op, index: int) -> str:
         """The same variable under another name, so that a run that trains does not reach the variable's own op."""
         def shared(node: Any, original: Any) -> None:
             node.attr["shared_name"].s = node.attr["shared_name"].s or op.name.encode()
-        names = self._context.edit.clone([self._context.tf_ops[op.id]], self._context.name("same"), device=self._devices[place],
+        names = self._context.edit.clone([self._context.tf_ops[op.id]], self._context.name("same"), device=self._devices[index],
                                          edit=shared)
         return names[op.name]

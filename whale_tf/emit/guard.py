@@ -17,7 +17,7 @@ from typing import Dict, Iterable, List, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.checks import check_equal
-from whale_tf.emit.context import Context, Place
+from whale_tf.emit.context import Context, Coordinates
 from whale_tf.emit.shares import BatchShares
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
@@ -37,18 +37,18 @@ class Guard:
         self._entered: Dict[Tuple[Pair, int], str] = {}
         self._frames = frames(context.graph) if self._meetings else {}
 
-    def waits(self, ops: Iterable[int], place: Place) -> List[str]:
-        """Names of the checks for which a function of these ops waits at a place."""
+    def waits(self, ops: Iterable[int], at: Coordinates) -> List[str]:
+        """Names of the checks for which a function of these ops waits."""
         return list(dict.fromkeys(
-            self._check(pair, g, op) for op in ops for pair in self._meetings.get(op, ()) for g in self._mini_batches(place)))
+            self._check(pair, g, op) for op in ops for pair in self._meetings.get(op, ()) for g in self._mini_batches(at)))
 
-    def waits_of_each(self, ops: Iterable[int], place: Place) -> Dict[str, List[str]]:
+    def waits_of_each(self, ops: Iterable[int], at: Coordinates) -> Dict[str, List[str]]:
         """The same for each op that waits, by the original's name.  An op in a version 1 loop waits for what enters its frame."""
         found = {}
         for op in ops:
             if op in self._meetings:
                 checks = [(self._enter if op in self._frames else self._check)(pair, g, op)
-                          for pair in self._meetings[op] for g in self._mini_batches(place)]
+                          for pair in self._meetings[op] for g in self._mini_batches(at)]
                 found[self._context.graph.ops[op].name] = checks
         return found
 
@@ -57,11 +57,11 @@ class Guard:
         follows, later = self._context.region.batch.sources_of, {pair[1] for pair in self._meetings.get(op.id, ())}
         return [position for position, tensor in enumerate(op.inputs) if not later.isdisjoint(follows.get(tensor, ()))]
 
-    def _mini_batches(self, place: Place) -> Iterable[int]:
-        """Numbers of the mini-batches on which a place works."""
-        if place.g == ALL:
+    def _mini_batches(self, at: Coordinates) -> Iterable[int]:
+        """Numbers of the mini-batches on which a clone or copy works."""
+        if at.g == ALL:
             return range(self._division.mini_batches_here)
-        return (self._division.mini_batch(place),)
+        return (self._division.mini_batch(at),)
 
     def _check(self, pair: Pair, g: int, op: int) -> str:
         if (pair, g) not in self._checks:

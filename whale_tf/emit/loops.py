@@ -66,12 +66,12 @@ class _Entrance:
         self._entered: Dict[Tuple[str, Frames], str] = {}
         self._count = 0
         for task_graph in range(len(context.plan.task_graphs)):
-            for place in [*context.copies(task_graph)[1:], *context.clones(task_graph), EVERY]:
-                level, region = isinstance(place, Clone), context.region
+            for at in [*context.copies(task_graph)[1:], *context.clones(task_graph), EVERY]:
+                level, region = isinstance(at, Clone), context.region
                 members = [index for index in frames_of
                            if region.task_graph[index] == task_graph and region.contains(context.graph.ops[index])
-                           and (index in region.batch_level) == level and (index in region.sections) == (place == EVERY)]
-                self._add_clones(context.scope(place), members, frames_of)
+                           and (index in region.batch_level) == level and (index in region.sections) == (at == EVERY)]
+                self._add_clones(context.scope(at), members, frames_of)
 
     def _add_clones(self, scope: str, members: List[int], frames_of: Dict[int, Frames]) -> None:
         graph = self._context.graph

@@ -108,23 +108,23 @@ class Order:
     def _demand(self) -> Demand:
         return self._context.region.once(find_demand)  # many programs have no calls to order, which alone ask for it
 
-    def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
+    def barriers(self, task_graph: int, at: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
         """Further control inputs for those of a clone's ops that :meth:`gate` does not delay, by original op name; for a called
         body by the body's name."""
-        return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
+        return self._barriers.get((task_graph, at)) if isinstance(at, Clone) else None
 
     def before(self, body: Body, clone: Clone, ops: Optional[Sequence[int]] = None) -> List[str]:
         """The barrier that a call waits for, if any, or that some of its ops wait for."""
         return [self._barrier(body, clone, ops)] if (body.name, clone) in self._waits else []
 
-    def gate(self, task_graph: int, place: Clone) -> None:
+    def gate(self, task_graph: int, clone: Clone) -> None:
         """Makes the other first ops of a clone's steps wait by means of an Identity before an input; call it once the inputs are
         set."""
         context = self._context
-        for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
-            name, dtype = context.op_in(op, place), context.dtype(op.inputs[position])
-            device = context.device(task_graph, place, op.shard)
-            scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
+        for (op, position), barriers in self._gated.get((task_graph, clone), {}).items():
+            name, dtype = context.op_in(op, clone), context.dtype(op.inputs[position])
+            device = context.device(task_graph, clone, op.shard)
+            scope = context.name("order", "into", context.scope(clone).rpartition("/")[2], op.name)
             gate = self._nodes.identity(context.edit.change(name).input[position], scope, dtype, device, barriers)
             context.edit.move_input(name, position, gate)
 
@@ -214,15 +214,15 @@ class Order:
                 self._context, [self._context.graph.ops[i] for i in body.ops], self._frames, self._demand)
         return self._ends[body.name]
 
-    def end(self, op: Op, place: Clone, scope: str) -> Wait:
+    def end(self, op: Op, clone: Clone, scope: str) -> Wait:
         """What barriers wait for instead of a clone of ``op``."""
-        position, name = self._first_floating(op.outputs), self._context.op_in(op, place)
+        position, name = self._first_floating(op.outputs), self._context.op_in(op, clone)
         if position is None:
             return Wait(op.id, name, name)
         tensor, shard = op.outputs[position], op.shard
-        device = self._context.device(self._context.task_graph_of(op), place, shard)
+        device = self._context.device(self._context.task_graph_of(op), clone, shard)
         end = self._nodes.identity(
-            self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device)
+            self._context.tensor_in(tensor, clone), scope + "/after/" + op.name, self._context.dtype(tensor), device)
         return Wait(op.id, end, name)
 
     def _first_floating(self, tensors: Sequence[int]) -> Optional[int]:

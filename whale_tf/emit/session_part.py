@@ -374,15 +374,15 @@ class SessionPart:
             equal = range(self.processes.count) if owner is None else self._peers
             if len(equal) < 2:
                 continue
-            place = equal.index(self.rank)
+            number = equal.index(self.rank)
             is_resource, dtype = op.type == "VarHandleOp", op.get_attr("dtype")
             scope, what, device = f"{self.scope}/start/{op.name}", f"start/{flat(op.name)}", op.device
-            if place:
-                value = self.queues.receive(nodes, what, dtype, equal[(place - 1) // 2], tf.TensorShape(None))
+            if number:
+                value = self.queues.receive(nodes, what, dtype, equal[(number - 1) // 2], tf.TensorShape(None))
                 ends.append(assign(nodes, is_resource, op.name, value, scope + "/assign", dtype, device))
             else:
                 value = read(nodes, is_resource, op.name, scope + "/value", dtype, device)
-            ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in equal[2 * place + 1:2 * place + 3]]
+            ends += [self.queues.send(nodes, value, what, dtype, receiver) for receiver in equal[2 * number + 1:2 * number + 3]]
         start = nodes.no_op(f"{self.scope}/start/all", self.host, ends)
         nothing = nodes.no_op(f"{self.scope}/nothing", self.host, ())
         new = self.commit(edit)
@@ -391,7 +391,7 @@ class SessionPart:
     @property
     def _peers(self) -> Tuple[int, ...]:
         """The processes that run the same part as this one."""
-        return self.processes.parts[self.number]
+        return self.processes.peers[self.number]
 
     def _is_part_or_copy(self, op: tf.Operation) -> bool:
         """Whether an op is a part or a copy of a variable of the script."""

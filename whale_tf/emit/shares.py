@@ -108,12 +108,12 @@ class BatchShares:
         """How many mini-batches this process takes in a step."""
         return self._context.plan.num_model_replicas * pulls_each(self._context.plan) if self.own else 1
 
-    def mini_batch(self, place: Union[Clone, Copy]) -> int:
-        """Number of the mini-batch from which a place has its examples; for one of several, that of the first."""
-        if not self.own or place.g == ALL:
+    def mini_batch(self, at: Union[Clone, Copy]) -> int:
+        """Number of the mini-batch from which a clone or copy has its examples; for one of several, that of the first."""
+        if not self.own or at.g == ALL:
             return 0
-        each, m = pulls_each(self._context.plan), place.m if isinstance(place, Clone) else ALL
-        return place.g * each + (0 if each == 1 or m == ALL else m)
+        each, m = pulls_each(self._context.plan), at.m if isinstance(at, Clone) else ALL
+        return at.g * each + (0 if each == 1 or m == ALL else m)
 
     @property
     def mini_batches(self) -> int:

@@ -164,8 +164,8 @@ class _Compiler(api.Observer):
             self.program = find_lowered(graph, cluster, asked.config, self.plan, self.plan.processes)
         else:
             cluster = self.cluster or asked.cluster
-            parts = devices_of_processes(cluster, asked.processes) if asked.processes.count > 1 else ()
-            self.program = find_lowered(graph, cluster, asked.config, asked.plan, parts)
+            processes = devices_of_processes(cluster, asked.processes) if asked.processes.count > 1 else ()
+            self.program = find_lowered(graph, cluster, asked.config, asked.plan, processes)
         if self.program is not None:
             raise _Done()
 

@@ -85,12 +85,12 @@ def copies(plan: Plan, task_graph: int) -> List[Copy]:
     return [Copy(g, r) for g in range(plan.num_model_replicas) for r in range(task.replica_count)]
 
 
-def copy_for(plan: Plan, task_graph: int, place: Union[Clone, Copy]) -> Copy:
-    """The copy of a TaskGraph that a place, of this TaskGraph or of another one, reads."""
+def copy_for(plan: Plan, task_graph: int, at: Union[Clone, Copy]) -> Copy:
+    """The copy of a TaskGraph that a clone or copy, of this TaskGraph or of another one, reads."""
     task = plan.task_graphs[task_graph]
-    if task.variables == "shared" or place.g == ALL:
+    if task.variables == "shared" or at.g == ALL:
         return ORIGINAL
-    return Copy(place.g, place.r % task.replica_count)
+    return Copy(at.g, at.r % task.replica_count)
 
 
 def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
@@ -104,11 +104,11 @@ def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
     return row if task.strategy == "split" else (row[clone.r],)
 
 
-def device_at(plan: Plan, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> int:
+def device_at(plan: Plan, task_graph: int, at: Tuple[int, ...], shard: int = 0) -> int:
     """The device of a clone or a copy (first field: model replica, last field: replica).  Under ``split`` the replica has several
     devices, and ``shard`` says which."""
     task = plan.task_graphs[task_graph]
-    g, r = (max(0, place[0]), max(0, place[-1]))  # what belongs to all is on the first one's
+    g, r = (max(0, at[0]), max(0, at[-1]))  # what belongs to all is on the first one's
     return task.devices[g][shard if task.strategy == "split" else r]
 
 

@@ -39,7 +39,7 @@ from whale_tf.program import (
     WHOLE,
     Program,
 )
-from whale_tf.schedule import Step, in_flight, orders, places_of, schedule_of
+from whale_tf.schedule import Step, in_flight, orders, positions_of, schedule_of
 
 BEFORE = (GATHER, DIVIDE, ONCE, EARLY, WHOLE, SECTION)
 STEPS = (FORWARD, BACKWARD, WEIGHT)
@@ -64,7 +64,7 @@ def orders_of(plan: Plan) -> List[Sequence[Step]]:
     """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds the batch part of another one
     has the order of that TaskGraph."""
     whole = [task for task in plan.task_graphs if task.batch_of is None]
-    positions = places_of([task.devices for task in whole]) if schedule_of(plan.schedule).folding else None
+    positions = positions_of([task.devices for task in whole]) if schedule_of(plan.schedule).folding else None
     found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], positions))
     for number, task in enumerate(plan.task_graphs):
         if task.batch_of is not None:

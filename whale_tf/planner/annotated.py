@@ -19,7 +19,16 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, goes_across, homes_of, spans, stages_of
+from whale_tf.planner.assemble import (
+    Decision,
+    ModelFacts,
+    TaskGraphSpec,
+    assemble,
+    folded_positions,
+    goes_across,
+    spans,
+    stages_of,
+)
 from whale_tf.planner.virtual_device import dealt
 
 
@@ -80,9 +89,9 @@ def placed(specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config,
             rows = hardware_aware(rows, cluster, is_pipeline)
     if any(spec.alone for spec in specs):
         rows = [row[:1] for row in rows]
-    homes = homes_of(specs, len(cluster.devices), config)
-    if homes:
-        return [rows[home] for home in homes]
+    positions = folded_positions(specs, len(cluster.devices), config)
+    if positions:
+        return [rows[position] for position in positions]
     return rows + [rows[spec.batch_of] for spec in specs if spec.batch_of is not None]
 
 

@@ -15,7 +15,7 @@ from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, T
 from whale_tf.planner.buckets import Gradient
 from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
 from whale_tf.planner.slices import follows_devices, replica_slices
-from whale_tf.schedule import auto_policy, in_flight, orders, places_of, schedule_of, warmup_depths
+from whale_tf.schedule import auto_policy, in_flight, orders, positions_of, schedule_of, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
@@ -117,8 +117,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
     if schedule_of(config.pipeline.schedule).folding is not None:
-        homes = places_of(rows)
-        warmups = in_flight(orders(config.pipeline.schedule, micro_batches, (1,) * len(homes), homes), len(homes))
+        positions = positions_of(rows)
+        warmups = in_flight(orders(config.pipeline.schedule, micro_batches, (1,) * len(positions), positions), len(positions))
     elif len(used) > len(set(used)):
         warmups = (1,) * len(rows)
     else:
@@ -192,7 +192,7 @@ def _slices(spec: TaskGraphSpec, stage: StageStatistics, rows: Tuple[Tuple[int, 
         stage.resident_bytes, config.balance.algorithm)
 
 
-def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
+def folded_positions(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
     """The stage of devices of every TaskGraph, under a schedule that puts several TaskGraphs on each device; otherwise nothing.
 
     Each device gets the smallest number of TaskGraphs, at least two, with which the stages' devices divide ``total``.  There is
@@ -227,8 +227,8 @@ def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tupl
 def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> List[TaskGraphSpec]:
     """The TaskGraphs by which devices are counted: the first of those that share devices by the schedule, without those that hold
     the batch part of another one."""
-    whole, homes = [spec for spec in specs if spec.batch_of is None], homes_of(specs, total, config)
-    return whole[:max(homes) + 1] if homes else whole
+    whole, positions = [spec for spec in specs if spec.batch_of is None], folded_positions(specs, total, config)
+    return whole[:max(positions) + 1] if positions else whole
 
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:

@@ -99,7 +99,7 @@ def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
     for count in sorted(counts):
         if len(cluster) % count == 0:
             dealt = stage_devices(cluster, count)
-            rows = tuple(tuple((row[place],) for row in dealt) for place in range(count))
+            rows = tuple(tuple((row[position],) for row in dealt) for position in range(count))
             shapes.setdefault(_Shape(rows).key, _Shape(rows))
     return list(shapes.values())
 
@@ -111,18 +111,19 @@ def _of_shape(shape: _Shape, costs: StageCosts, like: Candidate, schedule: str,
     for each in (2,) if schedule == TWO_EACH else range(2, MOST_EACH + 1):
         if shape.stages * each > costs.num_layers:
             return
-        homes = fold(shape.stages * each, each)
-        rows = [tuple(row[home] for home in homes) for row in shape.replicas]
+        positions = fold(shape.stages * each, each)
+        rows = [tuple(row[position] for position in positions) for row in shape.replicas]
         multiple = 1 if schedule == TWO_EACH else shape.stages
         for count in micro_batch_counts(
                 like.global_batch, shape.model_replicas, shape.stages, len(shape.rows[0][0]), micro_batches, multiple):
             problem = replace(partition_problem(costs, rows, like.global_batch, count), fixed_order=True)
             cuts = exact_stages(problem).cuts
-            times = stage_times_s(problem, cuts, range(len(homes)))
-            device_s = max(sum(seconds for seconds, home in zip(times, homes) if home == place) for place in range(shape.stages))
+            times = stage_times_s(problem, cuts, range(len(positions)))
+            device_s = max(sum(seconds for seconds, own in zip(times, positions) if own == position)
+                           for position in range(shape.stages))
             wire_s = max(problem.handover_s[cut - 1] for cut in cuts[1:-1])
-            stages = tuple(Stage(first_layer=first, last_layer=end - 1, devices=shape.rows[home])
-                           for first, end, home in zip(cuts, cuts[1:], homes))
+            stages = tuple(Stage(first_layer=first, last_layer=end - 1, devices=shape.rows[position])
+                           for first, end, position in zip(cuts, cuts[1:], positions))
             seconds = (count + (shape.stages - 1) / each) * max(device_s, wire_s) + all_reduce_seconds(costs, stages)
             yield of_stages(schedule, _described(shape, cuts, each, count), costs, stages, like.global_batch, count, seconds)
 

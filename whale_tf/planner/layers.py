@@ -20,7 +20,7 @@ from whale_tf.planner.recompute import Choice, RecomputableParts
 from whale_tf.planner.simulated import LayeredModels, priced, simulated, simulator_of, with_slices
 from whale_tf.planner.stage_costs import StageCosts
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
+from whale_tf.schedule import in_flight, orders, positions_of, schedule_of, warmup_depths
 from whale_tf.simulator import Source
 
 PRICED = 4  # number of plans to price, besides the first of every search
@@ -235,8 +235,8 @@ def _rows(found: Candidate, cluster: Cluster, balance: str, most: int = PARTS) -
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
     rows, names, costs = [], [], StageCosts(profile, cluster)
-    homes = places_of([stage.devices for stage in found.stages])
-    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], homes)
+    positions = positions_of([stage.devices for stage in found.stages])
+    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], positions)
     held_at_once = in_flight(steps, len(found.stages))
     for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]

@@ -38,8 +38,8 @@ from whale_tf.program import Program as Compiled
 from whale_tf.simulator.call_facts import Kernel, OpCosts
 from whale_tf.simulator.memory import peak_bytes
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.places import Place, beside_hosts
 from whale_tf.simulator.reader import add_step
+from whale_tf.simulator.renumbering import Renumbering, beside_hosts
 from whale_tf.simulator.tasks import Tasks
 
 
@@ -114,15 +114,15 @@ class _Play(NamedTuple):
 
     tasks: Tasks
     chains: Sequence[Sequence[int]]
-    place: Place
+    numbers: Renumbering
 
 
 def _play(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled, prices: StepPrices) -> _Play:
     cluster, numbers = beside_hosts(plan, cluster)
-    place = Place(plan, 0, numbers)
-    compiled, plan = place.moved(compiled, plan)
+    own_numbers = Renumbering(plan, 0, numbers)
+    compiled, plan = own_numbers.moved(compiled, plan)
     tasks = Tasks(cluster, Network(cluster), in_queues=False)
-    return _Play(tasks, add_step(tasks, _Costs(prices, cluster), step, [(compiled, plan)]), place)
+    return _Play(tasks, add_step(tasks, _Costs(prices, cluster), step, [(compiled, plan)]), own_numbers)
 
 
 def _seconds(play: _Play) -> float:
@@ -131,18 +131,18 @@ def _seconds(play: _Play) -> float:
 
 
 def _peaks(play: _Play, plan: Plan, variables: Iterable[TrainedVariable]) -> Tuple[int, ...]:
-    tasks, place = play.tasks, play.place
+    tasks, numbers = play.tasks, play.numbers
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
-            static[place.of(device)]["parameters"] += size
+            static[numbers.of(device)]["parameters"] += size
     graph = tasks.graph()
     runs = [tasks.times(graph)]
     if has_one_memory(tasks.cluster) and any(task.homes for task in plan.task_graphs):
         used = {device for task in plan.task_graphs for row in task.devices for device in row}
         runs.append(tasks.times_on_cores(graph, max(1, len(used) // 2), play.chains))
     peaks = [peak_bytes(static, graph, times) for times in runs]
-    return tuple(int(max(of[place.of(device)] for of in peaks)) for device in range(plan.num_devices))
+    return tuple(int(max(of[numbers.of(device)] for of in peaks)) for device in range(plan.num_devices))
 
 
 class StepPrices:

@@ -206,7 +206,7 @@ class Functions:
         processes, keys = self._runtime.processes, self._runtime.keys
         value = variable.read_value()
         wire = tf.int32 if value.dtype == tf.bool else value.dtype
-        group = keys.group(processes.parts, 0, "broadcast")
+        group = keys.group(processes.peers, 0, "broadcast")
         given = {"group_size": processes.count, "group_key": group, "instance_key": keys.instance(), "shape": value.shape}
         if processes.is_chief:
             tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, wire), **given)

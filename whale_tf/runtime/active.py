@@ -130,8 +130,8 @@ class Active:
         """Whether processes run parts of one step, as far as that is known before anything is read."""
         if self.plan is not None:
             return self.plan.spans_processes
-        parts = () if self.runtime is None else devices_of_processes(self.cluster, self.processes)
-        return wants_search(self.config) or len(set(map(len, parts))) > 1
+        devices = () if self.runtime is None else devices_of_processes(self.cluster, self.processes)
+        return wants_search(self.config) or len(set(map(len, devices))) > 1
 
     @property
     def verifies(self) -> bool:

@@ -40,7 +40,7 @@ __all__ = [
     "check_warmups",
     "in_flight",
     "orders",
-    "places_of",
+    "positions_of",
     "schedule_of",
     "text",
     "warmup_depths",
@@ -59,7 +59,7 @@ class Schedule(NamedTuple):
     """The properties of a schedule.
 
     Attributes:
-        order: (place of every TaskGraph, micro-batches, warm-ups) -> the order of every place.
+        order: (position of every TaskGraph, micro-batches, warm-ups) -> the order of every position.
         policy: warm-up policy; None means that of the configuration (see :func:`warmup_depths`).
         splits: whether gradients of weights are separate steps.
         folding: (TaskGraphs, TaskGraphs per device) -> their positions; None means one TaskGraph per device.
@@ -95,30 +95,30 @@ def schedule_of(name: str) -> Schedule:
 
 def orders(name: str, num_micro_batch: int, warmups: Sequence[int],
            positions: Optional[Sequence[int]] = None) -> Tuple[Order, ...]:
-    """The order of steps at each place.
+    """The order of steps at each position.
 
     Args:
         name: a key of :data:`SCHEDULES`.
         warmups: for each TaskGraph, the number of forward micro-batches started before the first backward one.
             :func:`check_warmups` says which depths go together.
-        positions: the place of each TaskGraph, numbered from 0 in order of first appearance; None means one place each.
+        positions: of each TaskGraph, numbered from 0 in order of first appearance; None means that each has its own.
 
     Raises:
-        PlanError: the schedule is unknown, a number is out of range, or TaskGraphs are on other places than the schedule uses.
+        PlanError: the schedule is unknown, a number is out of range, or TaskGraphs have other positions than the schedule uses.
     """
-    folded, places = schedule_of(name).folding, tuple(range(len(warmups)) if positions is None else positions)
+    folded, positions = schedule_of(name).folding, tuple(range(len(warmups)) if positions is None else positions)
     if num_micro_batch < 1 or not warmups or min(warmups) < 1:
         raise PlanError(f"num_micro_batch is {num_micro_batch} and warmups are {tuple(warmups)}, expected at least 1 each")
     if folded is not None:
-        wanted = folded(len(places), max(1, len(places) // (max(places) + 1)))
-        if places != wanted:
+        wanted = folded(len(positions), max(1, len(positions) // (max(positions) + 1)))
+        if positions != wanted:
             raise PlanError(f"schedule {name!r} runs TaskGraphs on devices (by their first TaskGraphs) {wanted}, but they are on "
-                            f"{places}; use another schedule, or change the plan's devices")
-    return _orders(name, num_micro_batch, tuple(warmups), places)
+                            f"{positions}; use another schedule, or change the plan's devices")
+    return _orders(name, num_micro_batch, tuple(warmups), positions)
 
 
-def places_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
-    """The place of each TaskGraph.  TaskGraphs on the same devices are at one place."""
+def positions_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
+    """The position of each TaskGraph in the pipeline.  TaskGraphs on the same devices have the same position."""
     first: Dict[Hashable, int] = {}
     return tuple(first.setdefault(row, len(first)) for row in devices)
 
@@ -128,10 +128,10 @@ def _orders(name: str, num_micro_batch: int, warmups: Tuple[int, ...], positions
     return tuple(map(tuple, SCHEDULES[name].order(positions, num_micro_batch, warmups)))
 
 
-def in_flight(orders_of_places: Sequence[Sequence[Step]], count: int) -> Tuple[int, ...]:
+def in_flight(orders_of_positions: Sequence[Sequence[Step]], count: int) -> Tuple[int, ...]:
     """For each of ``count`` TaskGraphs, the largest number of micro-batches between a forward step and the step that frees it."""
     most, now = [0] * count, [0] * count
-    for order in orders_of_places:
+    for order in orders_of_positions:
         last = WEIGHT if any(step.kind == WEIGHT for step in order) else BACKWARD
         for step in order:
             now[step.task_graph] += (step.kind == FORWARD) - (step.kind == last)

@@ -31,14 +31,14 @@ def interleaved(positions: Sequence[int], num_micro_batch: int, warmups: Sequenc
         return done[kind, task_graph] // devices, task_graph if kind == FORWARD else -task_graph
 
     def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
-        place = positions[step.task_graph]
-        mine = range(place, len(positions), devices)
+        position = positions[step.task_graph]
+        mine = range(position, len(positions), devices)
         own = turn(step.kind, step.task_graph, done)
         if own > min(turn(step.kind, one, done) for one in mine if done[step.kind, one] < num_micro_batch):
             return None
         if step.kind != FORWARD:
             return (1,)
         held = sum(done[FORWARD, one] - done[BACKWARD, one] for one in mine)
-        return None if held > 2 * (devices - place - 1) + len(positions) - devices else (0,)
+        return None if held > 2 * (devices - position - 1) + len(positions) - devices else (0,)
 
     return greedy(positions, num_micro_batch, rank, splits=False)

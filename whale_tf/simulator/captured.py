@@ -19,8 +19,8 @@ from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import check_ops
 from whale_tf.simulator.instructions import Instructions, Subject
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.places import Place
 from whale_tf.simulator.reader import add_step
+from whale_tf.simulator.renumbering import Renumbering
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
 from whale_tf.simulator.tasks import Tasks
 
@@ -43,9 +43,9 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     """
     check_ops(plan)
     processes = 1 if plan.spans_processes else max(1, len(plan.processes))
-    places = [Place(plan, rank, numbers) for rank in range(processes)]
-    stages = tuple(tuple(places[0].of(device) for row in task.devices for device in row) for task in plan.task_graphs)
-    homes = {place.of(device) for place in places for task in plan.task_graphs for device in task.homes.values()}
+    numbered = [Renumbering(plan, rank, numbers) for rank in range(processes)]
+    stages = tuple(tuple(numbered[0].of(device) for row in task.devices for device in row) for task in plan.task_graphs)
+    homes = {names.of(device) for names in numbered for task in plan.task_graphs for device in task.homes.values()}
     used = sorted(homes.union(device for stage in stages for device in stage))
     if used[-1] >= len(cluster):
         raise PlanError(f"the plan uses device {used[-1]}, but cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use "
@@ -61,13 +61,13 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
     tasks = Tasks(cluster, network, used)
     values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}
     costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch, values)
-    programs = [place.moved(compile_program(step, part), part) for place, part in zip(places, parts)]
+    programs = [names.moved(compile_program(step, part), part) for names, part in zip(numbered, parts)]
     tasks.chains = add_step(tasks, costs, step, programs)
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
-    for rank, place in enumerate(places):
+    for rank, names in enumerate(numbered):
         for one in graph.variables:
             for number, size in _kept(plan, rank, one).items():
-                device = place.of(number)
+                device = names.of(number)
                 static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + size
     program = Instructions(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
     subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)

@@ -15,7 +15,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from whale_tf.errors import PlanError
-from whale_tf.schedule import check_warmups, orders, places_of, schedule_of
+from whale_tf.schedule import check_warmups, orders, positions_of, schedule_of
 from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
 from whale_tf.simulator.collapse import Collapse, Entry
 from whale_tf.simulator.instructions import (
@@ -121,7 +121,7 @@ class Unfolder:
     def __init__(self, program: Instructions, collapse: Collapse, network: Network) -> None:
         self.program, self.collapse, self.network = program, collapse, network
         self.slot_of = {device: slot for slot, device in enumerate(collapse.kept)}
-        self.place: Dict[int, Dict[int, int]] = {}  # instruction -> simulated device -> local task
+        self.task_of: Dict[int, Dict[int, int]] = {}  # instruction -> simulated device -> local task
         self._channels_of: Dict[Tuple[int, str, int], List[_Channel]] = {}
         self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}
         self.templates: Dict[BlockKey, _Template] = {}
@@ -141,7 +141,7 @@ class Unfolder:
     def _computation(self, template: _Template, instruction: Instruction) -> None:
         rows = self._kept_parts(instruction.parts)
         local = len(template)
-        self.place[instruction.id] = {device: local + i for i, (device, _, _) in enumerate(rows)}
+        self.task_of[instruction.id] = {device: local + i for i, (device, _, _) in enumerate(rows)}
         template.instruction += [instruction.id] * len(rows)
         template.lane += [COMPUTATION] * len(rows)
         template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
@@ -154,7 +154,7 @@ class Unfolder:
             template.edges.append((template.last[slot], local))
             template.last[slot] = local
             for source in waits:
-                task = self.place[source].get(device)
+                task = self.task_of[source].get(device)
                 if task is not None:
                     self._edge(template, source, task, local)
             local += 1
@@ -162,7 +162,7 @@ class Unfolder:
     def _communication(self, template: _Template, instruction: Instruction) -> None:
         classes = self.collapse.groups(instruction.label, instruction.groups)
         first = len(template)
-        self.place[instruction.id] = {device: first + place for device, place in classes.of_device.items()}
+        self.task_of[instruction.id] = {device: first + number for device, number in classes.of_device.items()}
         for channel in self._channels(instruction.lane, instruction.label, instruction.groups):
             local = len(template)
             costs = [a.latency_s + instruction.size_bytes * a.seconds_per_byte for a in channel.algorithms]
@@ -176,7 +176,7 @@ class Unfolder:
                 per_second = instruction.size_bytes / costs[best]
                 template.links[local] = tuple((link, load * per_second, count) for link, load, count in channel.loads[best])
             tasks = {(source, task) for source in instruction.dependencies for device in channel.devices
-                     for task in [self.place[source].get(device)] if task is not None}
+                     for task in [self.task_of[source].get(device)] if task is not None}
             for source, task in sorted(tasks):
                 self._edge(template, source, task, local)
             # a feature communication belongs to its block; gradients are sent as soon as they are ready
@@ -191,12 +191,12 @@ class Unfolder:
         if key not in self._channels_of:
             classes, representative = self.collapse.groups(label, groups), self.collapse.representative
             found = self._channels_of[key] = []
-            for place, number in enumerate(classes.kept):
+            for position, number in enumerate(classes.kept):
                 group = groups[number]
                 devices = tuple(sorted({representative[device] for device in group.devices}))
                 found.append(_Channel(
                     self.network.algorithms_of(label, group), devices, tuple([self.slot_of[device] for device in devices]),
-                    self._queues(lane, group.pairs, devices), classes.entries[place]))
+                    self._queues(lane, group.pairs, devices), classes.entries[position]))
         return self._channels_of[key]
 
     def _queues(self, lane: int, pairs: Sequence[Tuple[int, int, float]], devices: Sequence[int]) -> Tuple[int, ...]:
@@ -242,11 +242,11 @@ class Unfolder:
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
         last: Dict[BlockKey, int] = {}  # block -> its last micro-batch
-        positions = homes_of(strategy)
-        for place, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, positions)):
+        positions = stage_positions(strategy)
+        for position, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, positions)):
             chain: List[Tuple[BlockKey, int]] = [((step.task_graph, step.kind), step.micro_batch) for step in steps]
             last.update(chain)
-            chain += [((number, UPDATE), 0) for number, home in enumerate(positions) if home == place]
+            chain += [((number, UPDATE), 0) for number, own in enumerate(positions) if own == position]
             for key, micro_batch in chain:
                 offsets[key][micro_batch] = total
                 total += len(self.templates[key])
@@ -343,24 +343,24 @@ class Unfolder:
             block = instructions[buffer.producer].block
             table = per_step if is_per_step(block) else per_micro_batch
             for device, slot, kind in self._kept_parts(buffer.parts):
-                producer = self.place[buffer.producer].get(device)
+                producer = self.task_of[buffer.producer].get(device)
                 if producer is None or buffer.bytes[kind] <= 0.0:
                     continue
                 row = table.add(slot, buffer.bytes[kind], number, block, producer)
                 for reader in readers[number]:
-                    task = self.place[reader].get(device)
+                    task = self.task_of[reader].get(device)
                     if task is not None:
                         table.read(row, instructions[reader].block, task)
         return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
 
 
-def homes_of(strategy: CompleteStrategy) -> Tuple[int, ...]:
-    """The place of each stage; stages on the same devices have the same place.
+def stage_positions(strategy: CompleteStrategy) -> Tuple[int, ...]:
+    """The position of each stage in the pipeline; stages on the same devices have the same position.
 
     Raises:
-        PlanError: the schedule runs several stages at each place, but the strategy has one at each.
+        PlanError: the schedule runs several stages at each position, but the strategy has one at each.
     """
-    positions = places_of([stage.devices for stage in strategy.stages])
+    positions = positions_of([stage.devices for stage in strategy.stages])
     if schedule_of(strategy.schedule).folding is not None and max(positions) == len(positions) - 1:
         raise PlanError(
             f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, but this plan has one; use backward_first "

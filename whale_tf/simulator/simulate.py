@@ -22,7 +22,7 @@ from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import FLAT, Network
-from whale_tf.simulator.places import beside_hosts
+from whale_tf.simulator.renumbering import beside_hosts
 from whale_tf.simulator.result import Simulation, device_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph

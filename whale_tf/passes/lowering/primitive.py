@@ -142,9 +142,9 @@ def in_order(roots: Sequence[Primitive], known: Dict[Primitive, Any]) -> List[Pr
     return list(found)
 
 
-def name_of(place: Union[Clone, Copy]) -> str:
+def name_of(at: Union[Clone, Copy]) -> str:
     """Coordinates as part of a name."""
-    return "_".join(f"{letter}{number}" for letter, number in zip("gmr" if isinstance(place, Clone) else "gr", place))
+    return "_".join(f"{letter}{number}" for letter, number in zip("gmr" if isinstance(at, Clone) else "gr", at))
 
 
 def sum_scope(clone: Clone) -> str:

@@ -16,7 +16,7 @@ from whale_tf.planner.rhino.search import Answer
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.sharding.assignment import Choice
 
-HOME = 0  # everything is one TaskGraph
+WHOLE_MODEL = 0  # the one TaskGraph
 WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | LOSSES
 
 
@@ -32,12 +32,12 @@ def assignment_of(answer: Answer) -> Assignment:
     for variable in problem.scope.variables:
         spread = _spread(problem, variable, choice)
         if spread.is_shard:
-            result.variables[variable], result.task_graph[variable] = spread, HOME
+            result.variables[variable], result.task_graph[variable] = spread, WHOLE_MODEL
             spreads[problem.graph.ops[variable].outputs[0]] = spread
     for op in problem.graph.ops:
         strategy = _strategy(problem, op, choice, spreads)
         if strategy is not None and strategy.how != ONCE:
-            result.strategies[op.id], result.task_graph[op.id] = strategy, HOME
+            result.strategies[op.id], result.task_graph[op.id] = strategy, WHOLE_MODEL
             spreads.update({t: give for t, give in zip(op.outputs, strategy.gives) if give not in (once, everywhere)})
     result.choices.extend(_choices(problem, choice))
     return result

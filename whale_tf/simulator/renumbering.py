@@ -17,7 +17,7 @@ def beside_hosts(plan: Plan, cluster: Cluster) -> Tuple[Cluster, Optional[Dict[i
     return cluster.with_hosts(plan.processes or [range(plan.num_devices - 1, plan.num_devices)], plan.num_devices)
 
 
-class Place:
+class Renumbering:
     """The devices that a process' plan and Program name, in a cluster.
 
     Args:
