@@ -226,9 +226,9 @@ class BatchState(View):
         found: Tuple[int, ...] = ()
         for t in op.inputs:
             more = table.get(t, ())
-            if more and not found:
+            if not found:
                 found = more
-            elif more != found:
+            elif more and more != found:
                 known = {self.batch_of_source(source) for source in found}
                 found += tuple(source for source in more if self.batch_of_source(source) not in known)
         if not found and op.outputs and op.outputs[0] in self.promoted:

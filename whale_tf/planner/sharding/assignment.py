@@ -265,8 +265,7 @@ def _least(problem: ShardingProblem, state: ShardingState, op: Op, divided: bool
     """The strategy that exchanges least.  ``divided``: the op should not be computed once."""
     wanted = {t: state.spreads[root] for t in op.outputs for root in [_target(problem, t)] if root in state.spreads}
     ranked = []
-    for index, strategy in enumerate(state.candidates(op)):
-        cost = state.price(op, strategy)
+    for index, (cost, strategy) in enumerate(state.priced(op)):
         for tensor, give in zip(op.outputs, strategy.gives):
             if tensor in wanted:
                 cost += problem.price(tensor, give, wanted[tensor], state.count)

@@ -266,6 +266,24 @@ class ShardingProblem:
                     f"{self.splits[self.task_graph[op.id]].name!r}); move the call out of the split part, or use wh.replicate")
 
 
+class _Operand(NamedTuple):
+    """Of an op.
+
+    Attributes:
+        root: the variable to which it refers, or the tensor itself.
+        have: its spread.
+        is_free: it is of a variable that can still be stored with any spread.
+        is_kept: it refers to a variable, which is not converted.
+    """
+
+    tensor: int
+    root: int
+    have: Spread
+    is_free: bool
+    is_variable: bool
+    is_kept: bool
+
+
 class ShardingState:
     """Spreads of the tensors visited so far, and the price of reaching them.
 
@@ -302,28 +320,33 @@ class ShardingState:
         """Whether nothing that the op reads is divided or could be."""
         return all(self.spread(t) == once and not self.is_free(t) for t in op.inputs)
 
-    def price(self, op: Op, strategy: Strategy) -> float:
-        """Bytes that a strategy adds; infinite if operands cannot have the spreads it needs."""
+    def priced(self, op: Op) -> List[Tuple[float, Strategy]]:
+        """The candidates with the bytes that each adds; infinite if operands cannot have the spreads it needs."""
+        operands = [self._operand(op, tensor) for tensor in op.inputs]
+        return [(self._price(operands, strategy), strategy) for strategy in self.candidates(op)]
+
+    def _operand(self, op: Op, tensor: int) -> _Operand:
+        root, is_free = self.problem.root(tensor), self.is_free(tensor)
+        is_variable = self.problem.graph.producer(tensor).type in VARIABLES
+        # the leading operands of an update, through which it writes, have their own spread
+        is_kept = is_variable and (op.phase is Phase.APPLY or self.problem.graph.tensors[tensor].dtype == "resource")
+        return _Operand(tensor, root, self.spreads.get(root, once), is_free, is_variable, is_kept)
+
+    def _price(self, operands: Sequence[_Operand], strategy: Strategy) -> float:
         total, paid = 0.0, set()  # type: float, Set[Tuple[int, Spread]]
-        graph = self.problem.graph
-        for position, (tensor, need) in enumerate(zip(op.inputs, strategy.needs)):
-            root = self.problem.root(tensor)
-            have, is_free = self.spreads.get(root, once), self.is_free(tensor)
-            if not is_free and (have == need or have.kind == EACH):
-                continue
-            reference = graph.producer(tensor).type in VARIABLES
+        for (tensor, root, have, is_free, is_variable, is_kept), need in zip(operands, strategy.needs):
             if is_free:
-                if need.is_partial or (reference and not need.is_shard and strategy.how != ONCE):
+                if need.is_partial or (is_variable and not need.is_shard and strategy.how != ONCE):
                     return float("inf")
                 if not need.is_shard and need != once:
                     total += self.problem.price(tensor, once, need, self.count)
-                continue
-            if reference and (graph.tensors[tensor].dtype == "resource" or position in _written(strategy, op)):
-                return float("inf")
-            made = self._conversion(root, need)
-            if made not in self.made and made not in paid:
-                paid.add(made)
-                total += self.problem.price(tensor, have, need, self.count)
+            elif have != need and have.kind != EACH:
+                if is_kept:
+                    return float("inf")
+                made = self._conversion(root, need)
+                if made not in self.made and made not in paid:
+                    paid.add(made)
+                    total += self.problem.price(tensor, have, need, self.count)
         return total + 4.0 * strategy.exchanged
 
     def price_of_becoming(self, other: ShardingState) -> float:
@@ -380,10 +403,5 @@ class ShardingState:
 def _is_moved(spread: Spread) -> bool:
     """Whether a tensor consists of whole elements, which can be sent to any device."""
     return spread == once or spread.is_shard
-
-
-def _written(strategy: Strategy, op: Op) -> List[int]:
-    """Positions of the references through which an op writes: the leading ones, which have their own spread."""
-    return list(range(len(op.inputs))) if op.phase is Phase.APPLY else []
 
 

@@ -86,8 +86,7 @@ def _steps(problem: ShardingProblem, state: ShardingState, op: Op, forced: objec
     anchor, asked = problem.is_anchor(op), problem.asked_of_result(op)
     if not anchor and forced is None and asked is None and state.is_plain(op):
         return [state]
-    priced = [(state.price(op, s), s) for s in state.candidates(op)]
-    priced = [(cost, s) for cost, s in priced if cost < float("inf") and (asked is None or s.gives[0] == asked)]
+    priced = [(cost, s) for cost, s in state.priced(op) if cost < float("inf") and (asked is None or s.gives[0] == asked)]
     if not priced:
         raise UnsupportedOpError(_cannot_keep(problem, op, asked))
     if forced is not None:
