@@ -50,7 +50,7 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
     if not is_even:
         _check_batched(dataset, len(set(speeds)) > 1)
     if not is_eager:
-        _agree_on_shuffling(dataset)
+        seed_shuffles(dataset)
     with v1.name_scope(SCOPE), tf.control_dependencies(None):
         count = tf.constant(processes.mini_batches, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
@@ -246,9 +246,9 @@ def take_all(graph: tf.Graph, count: int = 1) -> None:
             op._set_attr("value", v1.AttrValue(tensor=v1.make_tensor_proto(value, tf.int64)))
 
 
-def _agree_on_shuffling(dataset: Any) -> None:
-    """Seed each unseeded shuffle from its name; otherwise it would differ between processes and their shares would
-    overlap."""
+def seed_shuffles(dataset: Any) -> None:
+    """Seed each unseeded shuffle of a graph from its name.  Otherwise it would differ between processes, and their shares would
+    overlap; and a run that goes on would get some examples again and others never."""
     for op in _ops_of(dataset._variant_tensor.op):
         constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]
         seeds = [constant for constant in constants if constant.name.split("/")[-1].startswith("seed")]

@@ -31,6 +31,7 @@ from whale_tf.errors import SnapshotError
 
 FORMAT = "whale_tf snapshot 1"
 MANIFEST = "manifest.json"
+FINISHED = "finished"  # file of a training run that does not train again
 STATE = "state/"  # names of arrays that belong to the run's state
 PAUSE_S = .05
 _FOLDER = re.compile(r"^step-(\d+)-([0-9a-f]+)$")
@@ -177,6 +178,19 @@ class Store:
                 yield _checked(folder)
             except (OSError, ValueError) as error:
                 self._say(f"snapshot {folder} (step {step}) does not count: {error}; looking for the one before")
+
+    def finish(self) -> None:
+        """Notes that the training run has finished.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        _write(os.path.join(self.path, FINISHED), "")
+
+    @property
+    def is_finished(self) -> bool:
+        return os.path.exists(os.path.join(self.path, FINISHED))
 
     def folder(self, step: int, run: int) -> str:
         """Makes the folder of a snapshot."""

@@ -176,6 +176,10 @@ class Run:
                   f"{100 * min(1.0, spent.trained_s / elapsed_s):.1f}% of this time went into these steps (goodput), "
                   f"{spent.started_s:.1f} s into starts, {spent.waited_s:.2f} s into waiting for snapshots")
 
+    def wait_for(self, job: Job) -> None:
+        """Until this snapshot is complete, in every process, or cannot be written, which is said."""
+        self._writer.wait_for_manifest(job)
+
     def wait(self) -> None:
         """Until the last snapshot is written."""
         self._writer.wait()

@@ -5,6 +5,7 @@
     PATH/fit-0, fit-1 ...    calls of Keras' fit
     PATH/loop-0 ...          loops over wh.resume
     PATH/session-0 ...       graphs of MonitoredTrainingSessions
+    PATH/estimator-0 ...     calls of Estimator.train, with a MonitoredTrainingSession of their own
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, MutableMapping, Optional, Sequence, Union
@@ -23,7 +25,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.cluster import Processes
 from whale_tf.config import Snapshots as Settings
-from whale_tf.errors import ClusterError, ConfigError
+from whale_tf.errors import ClusterError, ConfigError, SnapshotError
 from whale_tf.ir.traits import RANDOM
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
@@ -35,11 +37,12 @@ from whale_tf.runtime.snapshots.loops import Epochs, Loop
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import Sessions, SessionState
-from whale_tf.runtime.snapshots.variables import LoopVariables, Made, ModelVariables, Variables
+from whale_tf.runtime.snapshots.variables import OR_ELSE, LoopVariables, Made, ModelVariables, Variables
 from whale_tf.runtime.snapshots.writing import Job, Writer
 from whale_tf.runtime.variable_parts import VariableParts
 
-_NAMES = {"fit": "fit", "loop": "the loop", "session": "the Session"}  # in messages
+_TRAIN = ("input_fn", "hooks", "steps", "max_steps", "saving_listeners")  # the arguments of Estimator.train
+_NAMES = {"fit": "fit", "loop": "the loop", "session": "the Session", "estimator": "the Estimator"}  # in messages
 
 
 class Runs:
@@ -64,6 +67,7 @@ class Runs:
         self.sessions = Sessions(lambda session: SessionState(session, processes.is_chief, original_run(session)), self._run_of,
                                  self._say)
         self._counts: Dict[str, int] = {}  # runs of each kind
+        self._estimator: Optional[int] = None  # number of the call of Estimator.train that is running
         self._has_warned = False
         self._made = Made()
         self._finished: List[Variables] = []  # of runs that do not train again, with values for variables still to be made
@@ -125,9 +129,46 @@ class Runs:
             known.is_driven = True
         return Loop(data, epochs, state, variables, run, self._running, lambda loop: self.current is loop).epochs()
 
+    def estimator(self, estimator: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``Estimator.train``, with snapshots.  Its checkpoints may be older or newer than they are: the snapshot counts.  Of a
+        call that makes so many steps, those are left that it had not made.
+
+        Raises:
+            ConfigError: the Estimator's directory is not there after the next start.
+            SnapshotError: the call had made more steps than it is to make now.
+        """
+        folder, prefix = os.path.split(estimator.model_dir)
+        if folder == tempfile.gettempdir() and prefix.startswith(tempfile.gettempprefix()):
+            raise ConfigError(f"snapshot.path is set, and the Estimator has no model_dir of its own but {estimator.model_dir!r}, "
+                              "which the next start of the script will not know; give the Estimator a model_dir that stays")
+        number = self._counts.get("estimator", 0)
+        self._counts["estimator"] = number + 1
+        store, given = self._store("estimator", number), {**dict(zip(_TRAIN, args)), **kwargs}
+        found = next(store.newest(), None)
+        if store.is_finished and given.get("max_steps") is None:  # otherwise TensorFlow looks into the last checkpoint
+            self._say(f"Estimator.train had finished ({store.path}), and does not train again")
+            return estimator
+        if given.get("steps") is not None and found is not None:
+            given["steps"] -= found.step
+            if given["steps"] <= 0:
+                raise SnapshotError(f"Estimator.train is to make {given['steps'] + found.step} steps, but snapshot "
+                                    f"{found.folder!r} was taken after {found.step} of them; give it more steps, {OR_ELSE}")
+        self._estimator = number
+        try:
+            result = original(**given)
+        finally:
+            self._estimator = None
+        if self._processes.is_chief:
+            try:
+                store.finish()
+            except OSError as error:
+                self._say(f"{store.path} cannot have a note that Estimator.train has finished, so another start trains its last "
+                          f"steps again: {error}")
+        return result
+
     def session_made(self, session: Any) -> None:
         """A MonitoredTrainingSession has made a session, with values for all variables."""
-        run = self.sessions.made(session)
+        run = self.sessions.made(session, self._estimator is not None)
         self._last = run.run
         self._termination.at_steps_while(lambda: run.is_open)
 
@@ -149,6 +190,8 @@ class Runs:
 
     def _run_of(self, graph: tf.Graph) -> Run:
         """The run of a graph, which may have several MonitoredTrainingSessions one after the other."""
+        if self._estimator is not None:
+            return self._run("estimator", self._estimator)
         run = self._run("session", self._numbers.get(graph))
         self._numbers.setdefault(graph, self._counts["session"] - 1)
         return run
@@ -186,14 +229,16 @@ class Runs:
         if number is None:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
-        name = f"{kind}-{number}"
-        store = Store(os.path.join(self._path, name), self._settings.keep, self._say)
+        name, store = f"{kind}-{number}", self._store(kind, number)
         found = next(store.newest(), None)
         run = self._agree(name, found)
         writer = Writer(self._processes.count, self._processes.rank, self._host)
         pace = Pace(self._settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
         pace.begins(0)
         return Run(_NAMES[kind], store, writer, pace, found, run, self._end)
+
+    def _store(self, kind: str, number: int) -> Store:
+        return Store(os.path.join(self._path, f"{kind}-{number}"), self._settings.keep, self._say)
 
     def made(self, variable: Any) -> None:
         """Call when a variable has been made outside of graphs."""

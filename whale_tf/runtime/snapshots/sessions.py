@@ -186,11 +186,14 @@ class SessionState:
 class SessionRun:
     """A ``MonitoredTrainingSession``, whose steps are its runs that train.
 
+    Args:
+        keeps_begin: whether there is a snapshot before the first step: the next start may find other values in a checkpoint.
+
     Attributes:
         is_driven: a loop over ``wh.resume`` makes its steps, and takes its snapshots.
     """
 
-    def __init__(self, state: SessionState, run: Run) -> None:
+    def __init__(self, state: SessionState, run: Run, keeps_begin: bool) -> None:
         self.variables, self.run = state, run
         self.is_driven = False
         self._step = 0
@@ -200,6 +203,8 @@ class SessionRun:
             state.write(run.found.variables())
             state.move(run.told["iterators"], begins_anew=False)
             run.says(f"{run.name} goes on after {self._step} steps: snapshot {run.found.folder}")
+        elif keeps_begin:
+            run.wait_for(self._take())
         run.begins(self._step)
 
     @property
@@ -252,9 +257,9 @@ class Sessions:
         """The run of a session that was made by a MonitoredTrainingSession."""
         return self._runs.get(session)
 
-    def made(self, session: Any) -> SessionRun:
+    def made(self, session: Any, keeps_begin: bool) -> SessionRun:
         """A MonitoredTrainingSession has made a session, with values for all variables."""
-        self._runs[session] = SessionRun(self.state(session), self._run_of(session.graph))
+        self._runs[session] = SessionRun(self.state(session), self._run_of(session.graph), keeps_begin)
         return self._runs[session]
 
     def around(self, session: Any, fetches: Any, is_in_loop: bool, refuse: Callable[[], Any]) -> Iterator[None]:

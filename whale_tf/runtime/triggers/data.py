@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Tuple
 
-from whale_tf._tf_compat import global_seed, v1
+from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.cluster import ONE_PROCESS, Processes
-from whale_tf.processes.datasets import Adapter, share, whole_rounds
+from whale_tf.processes.datasets import Adapter, seed_shuffles, share, whole_rounds
 from whale_tf.runtime.active import Active
 
 
@@ -20,7 +20,10 @@ class DataTriggers:
         state = self._state
         if state.joins_input:
             return share(given, Processes(most=state.processes.most))
-        if not state.may_share_input or v1.get_default_graph() in state.estimators.apart:
+        is_apart = v1.get_default_graph() in state.estimators.apart
+        if not state.may_share_input or is_apart:
+            if state.snapshots is not None and not (is_apart or tf.executing_eagerly()):
+                seed_shuffles(given)
             return given
         state.shares_input = True
         return share(given, state.processes, state.sharing, state.config.io.slicing == "file")

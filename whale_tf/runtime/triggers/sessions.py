@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from typing import Any, Callable, ContextManager, Optional
 
@@ -297,9 +298,9 @@ class SessionTriggers:
         original(local_settings(tf_config, self._state.processes))
 
     def estimator_train(self, estimator: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
-        refusals.check_snapshots(self._state, "an Estimator makes Sessions of its own, and skips what its checkpoints have",
-                                 "restart the script: it goes on from its last checkpoint")
-        return self._state.estimators.train(estimator, original, *args, **kwargs)
+        train = functools.partial(self._state.estimators.train, estimator, original)
+        return train(*args, **kwargs) if self._state.snapshots is None else self._state.snapshots.estimator(
+            estimator, train, *args, **kwargs)
 
 
 def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
