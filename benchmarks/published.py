@@ -67,6 +67,7 @@ PRIOR = {"matmul_fp32": 0.85, "matmul_half": 0.5, "convolution_fp32": 0.85, "con
 WAITING = {"jitter": 0.02, "hop_s": 3e-5, "overlap": 0.5}
 MOST = 0.95  # of a peak, whatever fits better
 MOST_WINOGRAD = 2.25  # of F(2 x 2, 3 x 3)
+PARAMETERS = tuple(dict.fromkeys(name for names in FREE.values() for name in names))
 TABLE = "DAPPLE Table VI"
 COMPARED = {f"NVIDIA, {source}": "bert-large" for source in (TF1, TF2)}  # sources of which a model's runs are only compared
 TRUST = 0.1  # weight of a prior beside one measurement's relative error
@@ -348,13 +349,15 @@ class Fit:
     def _of_card(self, card: str, laws: Laws, prior: Mapping[str, float], alone: Sequence[int]) -> Laws:
         names = FREE[card]
         middle = np.log([prior[name] for name in names])
+        held = {name: getattr(laws.devices[card], name) for name in PARAMETERS}  # those of other cards are fitted already
 
         kinds = [(self.points[number].model, self.points[number].precision) for number in alone]
         weights = [1.0 / math.sqrt(kinds.count(kind)) for kind in kinds]  # a model counts once, however many runs of it there are
 
         def residuals(values: np.ndarray) -> np.ndarray:
-            errors = [weight * np.log(self._seconds(number, dict(zip(names, np.exp(values)))) * self.points[number].measured
-                                      / self._samples(number)) for number, weight in zip(alone, weights)]
+            row = dict(held, **dict(zip(names, np.exp(values))))
+            errors = [weight * np.log(self._seconds(number, row) * self.points[number].measured / self._samples(number))
+                      for number, weight in zip(alone, weights)]
             return np.concatenate([errors, TRUST * (values - middle)])
 
         least = np.log([1.0 if name == "winograd" else 0.1 for name in names])
@@ -432,7 +435,7 @@ def parameters_of(point: Point) -> Set[str]:
     kinds = ("matmul", "convolution") if has_convolutions else ("matmul",)
     precisions = ("fp32",) if point.precision == "fp32" else ("fp32", "half" if point.precision == "fp16" else point.precision)
     found = {f"{kind}_{precision}" for kind in kinds for precision in precisions}
-    return (found | {"winograd"} if has_convolutions and point.precision != "fp16" else found) & set(FREE[point.card])
+    return found | {"winograd"} if has_convolutions and point.precision != "fp16" else found
 
 
 def is_fitted(point: Point) -> bool:

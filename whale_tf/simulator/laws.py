@@ -106,16 +106,18 @@ OP_BY_OP: Mapping[str, Passes] = {
     "pool": Passes((1, 1), (1.0, 1.0), (1.7, 7.7)),
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
+# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; all between is one kernel.
+# A reduction reads its operand again: layer normalisation computes a mean, then that of squared differences, then the result.
 FUSED: Mapping[str, Passes] = {
     "norm": Passes((1, 1), (1.5, 1.67)),  # two kernels, of which the first one reads
-    "layer_norm": Passes((3, 4), (1.5, 1.5)),
-    "softmax": Passes((3, 3), (1.5, 1.5)),
-    "activation": Passes((1, 1), (0.75, 0.75)),
-    "erf": Passes((1, 1), (0.75, 0.75)),
+    "layer_norm": Passes((3, 4), (2.0, 2.33)),  # backward: the parameters' sums, the tokens' sums and the result
+    "softmax": Passes((3, 3), (2.0, 1.67)),
+    "activation": Passes((1, 1), (1.0, 1.0)),
+    "erf": Passes((1, 1), (1.0, 1.0)),
     "dropout": Passes((2, 1), (1.5, 1.5)),  # TensorFlow compiles no stateful random ops (cluster_stateful_rng_ops is off)
     "scale": Passes((0, 0), (0.0, 0.0)),
     "relu": Passes((1, 1), (1.0, 1.0)),
-    "add": Passes((1, 1), (0.6, 0.6)),
+    "add": Passes((1, 1), (0.67, 0.67)),
     "bias": Passes((0, 1), (0.0, 1.0)),
     "loss": Passes((3, 2), (1.5, 1.0)),
 }
@@ -491,14 +493,15 @@ class Kernels:
         bytes_s = size_bytes * per_byte
         taken = self._fastest(op, product, part, flops, bytes_s, backward, device, law)
         seconds = sum(one_s for one_s, _ in taken) / len(taken)
-        if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
+        if all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices with the heads first, so tensors that have tokens first are transposed:
             # two in the forward pass, and the gradients of these in the backward pass
             shared = tuple(dim for dim in op.inputs[0].dims if all(dim in use.dims for use in (*op.inputs, *op.outputs)))
             moved = fraction * sum(self.model.tensors[use.tensor].size for use in (*op.inputs, *op.outputs)
                                    if use.dims[:len(shared)] != shared) / (2 if backward else 1)
             bytes_moved = 2 * moved * self.model.tensors[op.outputs[0].tensor].itemsize
-            seconds += max(bytes_moved * per_byte, moved * HEADS_CYCLES / (law.units * law.clock_hz))
+            cycles = 0.0 if self.xla else HEADS_CYCLES  # XLA moves tiles through shared memory
+            seconds += max(bytes_moved * per_byte, moved * cycles / (law.units * law.clock_hz))
         return seconds
 
     def _fastest(self, op: ModelOp, product: Product, part: Product, flops: float, bytes_s: float, backward: bool, device: Device,
@@ -579,9 +582,9 @@ def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: 
 
     The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected maximum of ``n`` normal
     numbers).  The last gradients wait for half a cycle on average.  Devices agree on each collective, which takes a hop for each
-    device; and not all bytes are hidden that the timeline hides behind the backward pass.  Op by op, at least one collective starts in every cycle of the backward pass, and devices
-    agree on the next one while the bytes of the last are sent, so the longer of the two counts.  Under XLA all gradients come at
-    once: first devices agree, then all bytes are sent.
+    device; and not all bytes are hidden that the timeline hides behind the backward pass.  Op by op, at least one collective
+    starts in every cycle of the backward pass, and devices agree on the next one while the bytes of the last are sent, so the
+    longer of the two counts.  Under XLA all gradients come at once: first devices agree, then all bytes are sent.
 
     Args:
         hidden_s: gradient communication during computation.
