@@ -15,6 +15,7 @@ from tests.viz.test_training import scalars_of
 from whale_tf.diagnosis import scalars
 from whale_tf.diagnosis.record import parse
 from whale_tf.errors import PlanError, WhaleError
+from whale_tf.runtime.curves import memory_of
 
 keras = pytest.importorskip("keras", minversion="3.0")
 RNG = np.random.RandomState(0)
@@ -100,5 +101,22 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=message):
             wh.Timeline(**given)
     wh.doctor(6)
-    with pytest.raises(PlanError, match="one of them at a time"), wh.Timeline(log_dir=str(tmp_path)):
+    with pytest.raises(PlanError, match="one of them in a run"), wh.Timeline(log_dir=str(tmp_path)):
         pass
+
+
+def test_memory_is_that_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: {"current": 3, "peak": 5}, raising=False)
+    prefix = "/job:localhost/replica:0/task:0/device:"
+    found = memory_of([(0, prefix + "CPU:0"), (1, prefix + "GPU:0")])
+    assert found == {scalars.IN_USE.format(1): 3.0, scalars.PEAK.format(1): 5.0}
+
+
+def test_training_that_was_interrupted_can_begin_again(tmp_path: Path) -> None:
+    wh.init(cluster="cpu:2")
+    first, second = (wh.Timeline(log_dir=str(tmp_path / name)) for name in ("first", "second"))
+    first.on_train_begin()
+    with pytest.warns(UserWarning, match="an earlier wh.Timeline"):
+        second.on_train_begin()
+    first.on_train_end()
+    second.on_train_end()

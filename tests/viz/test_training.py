@@ -13,9 +13,12 @@ import pytest
 
 import whale_tf as wh
 from whale_tf._tf_compat import tf, v1
+from whale_tf.capture import hooks
+from whale_tf.cluster import Processes
 from whale_tf.diagnosis import scalars
 from whale_tf.diagnosis.record import parse
 from whale_tf.errors import PlanError
+from whale_tf.runtime.curves import Curves
 
 
 def scalars_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:
@@ -84,3 +87,15 @@ def test_session(tmp_path: Path) -> None:
 def test_timeline_that_comes_too_late_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="made, after the step was divided"):
         trained({"log_dir": str(tmp_path)}, is_late=True)
+
+
+def test_processes_write_runs_of_their_own(tmp_path: Path) -> None:
+    """Of what a script writes itself, only process 0 does."""
+    hooks.install(hooks.Callbacks(add_event=lambda writer, original, event: None))
+    try:
+        curves = Curves(str(tmp_path), Processes(("a:1", "b:1"), 1))
+        curves.write(3, {"a": 1.0})
+        curves.flush()
+    finally:
+        hooks.uninstall()
+    assert scalars_of(str(tmp_path / "process_1")) == {"a": [(3, 1.0)]} and not scalars_of(str(tmp_path))

@@ -18,7 +18,7 @@ class Curves:
 
     def __init__(self, log_dir: str, processes: Processes) -> None:
         self.folder = log_dir if processes.count < 2 else os.path.join(log_dir, f"process_{processes.rank}")
-        self._writer = EventFileWriter(self.folder)
+        self._writer = EventFileWriter(self.folder, flush_secs=10)
         self._add = hooks.original(EventFileWriter, "add_event")  # for a script's own events only process 0 writes
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -27,9 +27,6 @@ class Curves:
 
     def flush(self) -> None:
         self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def memory_of(devices: Iterable[Tuple[int, str]]) -> Dict[str, float]:

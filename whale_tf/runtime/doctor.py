@@ -150,6 +150,11 @@ class Collector:
             self._seen -= self._is_counted
             raise
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the script says which steps are traced."""
+        return self._chosen is not None
+
     def _is_traced(self, seen: int, otherwise: bool) -> bool:
         return otherwise if self._chosen is None else seen in self._chosen
 

@@ -98,22 +98,27 @@ class Timeline:
         raise AttributeError(f"wh.Timeline has no attribute {name!r}")
 
     def set_params(self, params: Any) -> None:
-        pass
+        """Does nothing."""
 
     def set_model(self, model: Any) -> None:
+        """Asks how many steps a call of the training function makes."""
         steps = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
         self._of_call = 1 if steps is None else int(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Begins to measure."""
         self._begin()
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Leaves validation out."""
         self._pause()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Leaves the time between epochs out."""
         self._pause()
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Ends measuring."""
         self._end()
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -121,8 +126,10 @@ class Timeline:
     def _begin(self) -> None:
         state = self._state = require("wh.Timeline")
         if state.doctor is not None and not state.doctor.is_over:
-            raise PlanError("wh.Timeline() cannot trace steps while wh.doctor() or another wh.Timeline() does; use one of them "
-                            "at a time")
+            if not state.doctor.is_asked:
+                raise PlanError("wh.Timeline() cannot trace steps while wh.doctor() does; use one of them in a run")
+            warnings.warn("an earlier wh.Timeline() ends, because only one can measure at a time; its training did not end")
+            state.doctor.close()
         if self._traced is None and self._log_dir is None:
             return
         traced = self._traced or range(0)

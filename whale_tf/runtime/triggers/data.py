@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, tf, v1
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import ONE_PROCESS, Processes, process_speeds
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 from whale_tf.runtime.active import Active
 
@@ -34,7 +34,7 @@ class DataTriggers:
 
     def training_data(self, adapter: Any) -> Any:
         state = self._state
-        state.data_batch = batch_of(adapter) if state.runtime is None else None
+        state.data_batch = self._own_batch(adapter)
         if state.runtime is None and not (state.may_share_input or state.joins_input):
             if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
@@ -44,10 +44,21 @@ class DataTriggers:
 
     def training_batches(self, given: Any, number: Optional[int]) -> Tuple[Any, int]:
         processes = self._state.processes
-        self._state.data_batch = batch_of(given) if self._state.runtime is None else None
+        self._state.data_batch = self._own_batch(given)
         if not (self._state.may_share_input or self._state.joins_input):
             return given, 1
         return self.dataset(whole_rounds(given, number, processes)), processes.mini_batches
+
+    def _own_batch(self, data: Any) -> Optional[int]:
+        """Examples of this process' full mini-batch of what ``fit`` trains on; None: not known."""
+        state, known = self._state, batch_of(data)
+        if known is None or not (state.may_share_input or state.joins_input):
+            return known
+        if state.joins_input:
+            return known * state.processes.most
+        speeds = () if state.sharing is None else process_speeds(state.sharing, state.processes)
+        is_even = len(set(speeds)) < 2 and state.processes.mini_batches == state.processes.count
+        return known if is_even else None
 
     def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
         snapshots = self._state.snapshots
