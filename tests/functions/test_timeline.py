@@ -16,6 +16,7 @@ from whale_tf.diagnosis import scalars
 from whale_tf.diagnosis.record import parse
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.runtime.curves import memory_of
+from whale_tf.runtime.snapshots.values import attributes
 
 keras = pytest.importorskip("keras", minversion="3.0")
 RNG = np.random.RandomState(0)
@@ -114,9 +115,12 @@ def test_memory_is_that_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_that_was_interrupted_can_begin_again(tmp_path: Path) -> None:
     wh.init(cluster="cpu:2")
-    first, second = (wh.Timeline(log_dir=str(tmp_path / name)) for name in ("first", "second"))
+    first, second = (wh.Timeline(log_dir=str(tmp_path / str(step)), steps=(step, step)) for step in (5, 6))
     first.on_train_begin()
     with pytest.warns(UserWarning, match="an earlier wh.Timeline"):
         second.on_train_begin()
     first.on_train_end()
-    second.on_train_end()
+    with pytest.warns(UserWarning, match="has traced nothing"):
+        second.on_train_end()
+    assert attributes(second, {}, "").items() >= {"_count": 0, "_log_dir": str(tmp_path / "6")}.items()
+    assert "_run" not in attributes(second, {}, "")  # what a snapshot keeps is data

@@ -20,6 +20,22 @@ from whale_tf.runtime.doctor import WARM_UP, Collector, Step
 from whale_tf.simulator.trace import write_chrome
 
 
+class _Run:
+    """What is known of this run of the program, which snapshots do not keep.
+
+    Attributes:
+        traced: the steps to trace; None: they have been.
+        calls: of the training function, or runs of a Session.
+        unwritten: steps that no scalar has yet.
+    """
+
+    def __init__(self, traced: range) -> None:
+        self.traced: Optional[range] = traced
+        self.calls = 0
+        self.unwritten: List[Step] = []
+        self.arithmetic: Optional[scalars.Arithmetic] = None
+
+
 class Timeline:
     """Traces a few training steps, draws them as ``whale simulate`` draws simulated ones, and writes scalars for TensorBoard
     (docs/timeline.md).  It is a Keras callback, and a context manager around any other training loop::
@@ -70,14 +86,11 @@ class Timeline:
             import whale_tf.viz.diagnosis as _  # noqa: F401  # says now that matplotlib is missing
         self._timeline, self._trace, self._record = timeline, trace, record
         self._log_dir, self._simulated, self._batch, self._update_freq = log_dir, simulated, batch, update_freq
-        self._traced: Optional[range] = range(first, last + 1)  # None: that is done
+        self._run = _Run(range(first, last + 1))
         self._collector: Optional[Collector] = None
         self._curves: Optional[Curves] = None
-        self._arithmetic: Optional[scalars.Arithmetic] = None
-        self._count = 0  # of steps
-        self._calls = 0
+        self._count = 0  # of steps; with snapshots, a run that goes on counts on
         self._of_call = 1  # steps
-        self._unwritten: List[Step] = []
         self._state.may_measure = True
 
     def __enter__(self) -> Timeline:
@@ -102,8 +115,9 @@ class Timeline:
 
     def set_model(self, model: Any) -> None:
         """Asks how many steps a call of the training function makes."""
-        steps = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
-        self._of_call = 1 if steps is None else int(steps)
+        steps = getattr(model, "steps_per_execution", None)
+        steps = getattr(model, "_steps_per_execution", None) if steps is None else steps  # Keras 2
+        self._of_call = 1 if steps is None or isinstance(steps, str) else int(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins to measure."""
@@ -130,9 +144,9 @@ class Timeline:
                 raise PlanError("wh.Timeline() cannot trace steps while wh.doctor() does; use one of them in a run")
             warnings.warn("an earlier wh.Timeline() ends, because only one can measure at a time; its training did not end")
             state.doctor.close()
-        if self._traced is None and self._log_dir is None:
+        if self._run.traced is None and self._log_dir is None:
             return
-        traced = self._traced or range(0)
+        traced = self._run.traced or range(0)
         assumed = batch_to_plan_for(state.config, state.cluster, None)
         self._collector = state.doctor = Collector(
             traced.stop - 1 - WARM_UP, self._batch, assumed, state.cluster, state.processes, self._finished, traced,
@@ -151,22 +165,26 @@ class Timeline:
         if self._state.doctor is self._collector:
             self._state.doctor = None
         self._collector = None
+        traced = self._run.traced
+        if traced is not None:
+            self._state.say(f"wh.Timeline(steps={(traced.start, traced.stop - 1)}) has traced nothing, because it ended before "
+                            f"step {traced.start} of a divided training; give smaller numbers, or train longer")
         if self._curves is not None:
             self._write()
             self._curves.flush()
 
     def _each(self, step: Step) -> None:
         """A training step has ended."""
-        self._calls += 1
+        self._run.calls += 1
         self._count += self._of_call
-        if self._calls > WARM_UP and not step.is_traced:
-            self._unwritten.append(step)
-        if len(self._unwritten) >= self._update_freq:
+        if self._run.calls > WARM_UP and not step.is_traced:
+            self._run.unwritten.append(step)
+        if len(self._run.unwritten) >= self._update_freq:
             self._write()
 
     def _write(self) -> None:
         """Writes means over the steps since the last time."""
-        steps, self._unwritten = self._unwritten, []
+        steps, self._run.unwritten = self._run.unwritten, []
         if not steps or self._curves is None:
             return
         seconds = sum(step.seconds for step in steps)
@@ -175,7 +193,7 @@ class Timeline:
         known = [step.examples for step in steps if step.examples is not None]
         if len(known) == len(steps):
             rate = values[scalars.EXAMPLES_PER_S] = sum(known) * self._of_call / seconds
-            mfu = self._arithmetic.mfu(rate) if self._arithmetic is not None else None
+            mfu = self._run.arithmetic.mfu(rate) if self._run.arithmetic is not None else None
             if mfu is not None:
                 values[scalars.MFU] = mfu
         values.update(memory_of(self._own_devices()))
@@ -189,12 +207,12 @@ class Timeline:
     # ---- the traced steps ----------------------------------------------------------------------------------------------
 
     def _finished(self, record: Record) -> None:
-        self._traced = None
+        self._run.traced = None
         if self._record is not None:
             with open(self._own(self._record), "w", encoding="utf8") as handle:
                 handle.write(to_json(record))
         if self._curves is not None:
-            self._arithmetic = scalars.arithmetic_of(record, _computes_in_tf32())
+            self._run.arithmetic = scalars.arithmetic_of(record, _computes_in_tf32())
             self._curves.write(self._count, scalars.traced(record))
         traces = [measured_of(record)]
         try:
