@@ -48,7 +48,7 @@ __all__ = [
     "IdleWarning", "InexactError", "InexactWarning", "InfeasibleError", "InputError", "MismatchError", "MissingPackageError",
     "Plan", "PlanError", "ProcessLostError", "SnapshotError", "UnknownShapeError", "UnsupportedOpError",
     "UnsupportedTensorFlowError", "WhaleError",
-    "draw_program"] + list(_API)
+    "Timeline", "draw_program"] + list(_API)
 
 if TYPE_CHECKING:
     from whale_tf.api import batch_axis as batch_axis
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from whale_tf.config import Config as Config
     from whale_tf.plan import Plan as Plan
     from whale_tf.viz.program import draw_program as draw_program
+    from whale_tf.viz.training import Timeline as Timeline
 
 
 def __getattr__(name: str) -> Any:
@@ -80,7 +81,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan",
-            "draw_program": "whale_tf.viz.program"}.get(name)
+              "Timeline": "whale_tf.viz.training", "draw_program": "whale_tf.viz.program"}.get(name)
     if module:
         globals()[name] = getattr(importlib.import_module(module), name)
     elif name in _API:

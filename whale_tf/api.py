@@ -233,7 +233,8 @@ def doctor(steps: int = 20, batch: Optional[int] = None, path: Optional[str] = N
             handle.write(to_json(record))
 
     assumed = batch_to_plan_for(state.config, state.cluster, None)
-    state.doctor = Collector(steps, batch, assumed, state.cluster, state.processes, finished)
+    state.doctor = Collector(steps, batch, assumed, state.cluster, state.processes, finished,
+                             data_batch=lambda: state.data_batch)
 
 
 def resume(data: Iterable[Any], epochs: int = 1, state: Optional[Dict[Any, Any]] = None,

@@ -17,14 +17,36 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union, get_type_hints
 
 from whale_tf._typing_compat import Literal
-from whale_tf.errors import WhaleError, nearest
+from whale_tf.errors import PlanError, WhaleError, nearest
 
 _R = TypeVar("_R", bound="Record")
 _Reader = Callable[[Any], Any]  # given value -> the field's value; raises Invalid
+PICTURES = (".png", ".svg")
 _REQUIRED: Any = object()  # the default of a field without one: lets required fields follow optional ones
 
 _KINDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+
+
+def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[str]]) -> None:
+    """Check paths by their options before the work whose result they hold; None: not given.
+
+    Raises:
+        PlanError: a directory does not exist, a path is a directory, or the name of a picture ends in something else than
+            :data:`PICTURES`.
+    """
+    for option, path in {**files, **pictures}.items():
+        if path is None:
+            continue
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            raise PlanError(f"{option} is {path!r}, but there is no directory {folder!r}; make it, or write elsewhere")
+        if os.path.isdir(path):
+            raise PlanError(f"{option} is {path!r}, which is a directory; add a file name")
+    for option, path in pictures.items():
+        if path is not None and not path.endswith(PICTURES):
+            raise PlanError(f"{option} is {path!r}, expected a name that ends in {' or '.join(PICTURES)}")
+
 
 
 def read_text(path: str, what: str, error: Type[WhaleError]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any, Iterator, Optional
 
@@ -146,6 +147,18 @@ def test_other_processes_write_no_checkpoint(monkeypatch: Any, graph: tf.Graph, 
     nothing: Any = None
     assert tf.train.Saver().save(nothing, str(tmp_path / "model"), global_step=step) == str(tmp_path / "model-3")
     assert not list(tmp_path.iterdir())
+
+
+def test_other_processes_write_no_events_and_close_their_writers(monkeypatch: Any, graph: tf.Graph, tmp_path: Any) -> None:
+    build(monkeypatch, 1, parallelize=False)
+    writer = tf.summary.FileWriter(str(tmp_path))
+    writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="loss", simple_value=1.0)]), 3)
+    closing = threading.Thread(target=writer.close, daemon=True)
+    closing.start()
+    closing.join(20.0)
+    assert not closing.is_alive()
+    events = [event for path in tmp_path.iterdir() for event in tf.train.summary_iterator(str(path))]
+    assert not any(event.summary.value for event in events)
 
 
 def test_server_of_the_script_is_refused() -> None:

@@ -277,6 +277,11 @@ def installed() -> bool:
     return bool(_installed)
 
 
+def original(owner: Any, attribute: str) -> Function:
+    """TensorFlow's own function, whether it is hooked or not."""
+    return next((item.original for item in _installed if item.hook[:2] == (owner, attribute)), vars(owner)[attribute])
+
+
 def original_run(session: Any) -> Function:
     """TensorFlow's own ``run`` of a session, whether it is hooked or not."""
     return next(

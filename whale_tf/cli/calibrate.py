@@ -8,7 +8,8 @@ from typing import Optional
 import typer
 from rich.table import Table
 
-from whale_tf.cli.common import check_files, console, reported
+from whale_tf.cli.common import console, reported
+from whale_tf.documents import check_files
 from whale_tf.simulator import Calibration
 
 

@@ -1,10 +1,10 @@
-"""What commands share: how they print, report errors, limit memory, and check the files that they write."""
+"""What commands share: how they print, report errors, and limit memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Dict, Iterator, Optional
+from typing import Iterator, Optional
 
 import typer
 from rich.console import Console
@@ -12,7 +12,6 @@ from rich.console import Console
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, WhaleError
 
-PICTURES = (".png", ".svg")
 MOST_EXAMPLES, MOST_PARTS = 2**20, 2**14  # of a step
 WHOLE = 100_000  # columns of a file or a pipe
 
@@ -49,23 +48,3 @@ def check_exists(model: str) -> None:
     """Raises PlanError: there is no such script or graph.  It is asked before TensorFlow is loaded, which takes seconds."""
     if not os.path.isfile(model):
         raise PlanError(f"there is no file {model!r}; give the path of a script or graph, or a built-in model (--list)")
-
-
-def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[str]]) -> None:
-    """Check paths by their options before the work whose result they hold; None: not given.
-
-    Raises:
-        PlanError: a directory does not exist, a path is a directory, or the name of a picture ends in something else than
-            :data:`PICTURES`.
-    """
-    for option, path in {**files, **pictures}.items():
-        if path is None:
-            continue
-        folder = os.path.dirname(path) or "."
-        if not os.path.isdir(folder):
-            raise PlanError(f"{option} is {path!r}, but there is no directory {folder!r}; make it, or write elsewhere")
-        if os.path.isdir(path):
-            raise PlanError(f"{option} is {path!r}, which is a directory; add a file name")
-    for option, path in pictures.items():
-        if path is not None and not path.endswith(PICTURES):
-            raise PlanError(f"{option} is {path!r}, expected a name that ends in {' or '.join(PICTURES)}")

@@ -8,11 +8,12 @@ from typing import List, Optional, Sequence
 
 import typer
 
-from whale_tf.cli.common import check_files, reported
+from whale_tf.cli.common import reported
 from whale_tf.diagnosis.diagnose import diagnose
 from whale_tf.diagnosis.record import Record, parse, to_json, together
 from whale_tf.diagnosis.text import text_of
 from whale_tf.diagnosis.traces import traces_of
+from whale_tf.documents import check_files
 from whale_tf.simulator.trace import write_chrome
 
 
@@ -22,14 +23,19 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     page: Optional[str] = typer.Option(None, "--html", help="write the causes, and both steps as pictures, as one HTML file"),
     trace: Optional[str] = typer.Option(None, help="write the measured and the simulated step for chrome://tracing or Perfetto"),
+    timeline: Optional[str] = typer.Option(None, help="draw the measured and the simulated step here (.png or .svg)"),
 ) -> None:
     """Say why measured steps take as long as they do: the causes, each with what it costs according to the simulator."""
     with reported(2):
-        check_files({"--trace": trace, "--html": page}, {})
+        check_files({"--trace": trace, "--html": page}, {"--timeline": timeline})
         record = together([parse(path) for path in records])
         if page is not None:
             from whale_tf.viz.diagnosis import write_diagnosis  # matplotlib takes a second to load
             write_diagnosis(page, record, diagnose(record))
+        if timeline is not None:
+            from whale_tf.viz.diagnosis import step_figure
+            from whale_tf.viz.timeline import save
+            save(step_figure(record, traces_of(record)), timeline)
         if trace is not None:
             write_chrome(trace, traces_of(record))
         typer.echo(answer(record, as_json))

@@ -11,9 +11,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_exists, check_files, check_sizes, console, limited, reported
+from whale_tf.cli.common import check_exists, check_sizes, console, limited, reported
 from whale_tf.cluster import BUILTIN, Cluster
-from whale_tf.documents import plain
+from whale_tf.documents import check_files, plain
 from whale_tf.errors import PlanError, memory_text, seconds_text
 from whale_tf.garbage import garbage_collection_paused
 from whale_tf.passes.lowering import Lowering, lowered_text

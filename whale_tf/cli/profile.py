@@ -8,7 +8,8 @@ from typing import List, Optional
 import typer
 from rich.table import Table
 
-from whale_tf.cli.common import check_files, console, reported
+from whale_tf.cli.common import console, reported
+from whale_tf.documents import check_files
 from whale_tf.errors import PlanError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile

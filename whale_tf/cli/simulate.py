@@ -11,8 +11,9 @@ import typer
 from rich.table import Table
 
 from whale_tf.cli.accuracy import Accuracy, accuracy
-from whale_tf.cli.common import check_files, check_sizes, console, limited, reported
+from whale_tf.cli.common import check_sizes, console, limited, reported
 from whale_tf.cluster import PRECISIONS, Cluster
+from whale_tf.documents import check_files
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text, seconds_text
 from whale_tf.plan import Plan
 from whale_tf.planner.measures import ARITHMETIC, OWN

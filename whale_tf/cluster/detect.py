@@ -16,6 +16,7 @@ from whale_tf.errors import ClusterError
 
 # Marketing names contain the type and the memory: "Tesla V100-SXM2-32GB", "NVIDIA A100 80GB PCIe", "NVIDIA TITAN Xp".
 _FAMILIES = ("P100", "V100S", "V100", "T4", "A100", "A10", "H100", "H200", "L40S", "TITAN XP")
+ASSUMED = "nvidia-smi; rates of the T4"  # source of the rates of a GPU that is not in the table
 
 
 class Gpu(NamedTuple):
@@ -87,7 +88,7 @@ def own_types(gpus: Iterable[Gpu]) -> Dict[str, DeviceTypeDescription]:
                 '`whale profile --device`, or give "device_types" in the cluster description.',
                 stacklevel=2)
             types[gpu.name] = read(DeviceTypeDescription, {
-                "base": "T4", "memory_bytes": gpu.memory_bytes, "source": "nvidia-smi; rates of the T4"})
+                "base": "T4", "memory_bytes": gpu.memory_bytes, "source": ASSUMED})
     return types
 
 

@@ -24,13 +24,13 @@ from whale_tf.simulator.instructions import COMPUTATION
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.simulate import gamma_of
-from whale_tf.simulator.step_graph import StepOp
+from whale_tf.simulator.step_graph import StepGraph, StepOp
 from whale_tf.simulator.transformation import Group
 
 
 class Task(NamedTuple):
     """An op on a device, or (``op`` None) a message, a sum or another part of a recipe; ``senders``: the processes that send it
-    to others."""
+    to others; ``micro_batch`` -1: it belongs to none."""
 
     name: str
     device: int
@@ -39,6 +39,7 @@ class Task(NamedTuple):
     op: Optional[StepOp]
     seconds: float
     senders: FrozenSet[int] = frozenset()
+    micro_batch: int = -1
 
 
 class Played:
@@ -59,9 +60,7 @@ class Played:
         plan = plan or record.plan
         self._cluster, self._cores = record.cluster, record.cores
         by_device, anywhere = _seconds(record)
-        graph = record.step
-        step = graph._replace(seconds={}, scratch={}).measured(graph.batch, {
-            op.origin: anywhere[op.name] for op in graph.ops if anywhere.get(op.name, 0.0) > 0})
+        graph, step = record.step, measured_step(record)
         self._network = Network(self._cluster)
         costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), None)
         plan = replace(plan, emit="inline")
@@ -85,7 +84,8 @@ class Played:
             if group is not None and group.pairs:
                 device = group.pairs[0][0]
             senders = self._senders(group)
-            self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds, senders))
+            self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds, senders,
+                                   self._graph.micro_batch[number]))
         self.added = self._factors(record) if added is None else added
         self.tasks = [task._replace(seconds=task.seconds * self.added.get(task.device, 1.0))
                       if task.op is None and task.lane == COMPUTATION else task for task in self.tasks]
@@ -174,6 +174,13 @@ def _seconds(record: Record) -> Tuple[Dict[Tuple[str, int], float], Dict[str, fl
         total[0] += one.seconds
         total[1] += one.runs
     return by_device, {name: seconds / runs for name, (seconds, runs) in totals.items()}
+
+
+def measured_step(record: Record) -> StepGraph:
+    """The step with the times that its ops took on average over all devices."""
+    graph, (_, anywhere) = record.step, _seconds(record)
+    return graph._replace(seconds={}, scratch={}).measured(graph.batch, {
+        op.origin: anywhere[op.name] for op in graph.ops if anywhere.get(op.name, 0.0) > 0})
 
 
 def launch_seconds(record: Record, most_bytes: float = 4096.0) -> float:

@@ -15,6 +15,7 @@ from whale_tf.simulator.step_graph import StepGraph
 VERSION = 1
 COLLECTIVES = ("Collective", "Nccl")  # beginnings of the types of TensorFlow's collectives
 MESSAGE = "RecvTensor"  # as TensorFlow's traces call a message between processes
+SEND = "_Send"  # and one within a process
 FOLDER, STEPS = "WHALE_DOCTOR", "WHALE_DOCTOR_STEPS"  # environment: where to write records, and of how many steps
 HOST = -1  # instead of a device's number
 
@@ -39,13 +40,14 @@ class OpTime(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One run of an op on a device, from the beginning of a traced step on."""
+    """One run of an op on a device, from the beginning of a traced step on; ``micro_batch`` -1: it belongs to none."""
 
     name: str
     type: str
     device: int
     start_s: float
     seconds: float
+    micro_batch: int = -1
 
 
 class Measured(NamedTuple):

@@ -93,6 +93,8 @@ class Active:
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
         self.doctor: Optional[Collector] = None  # measures steps
+        self.may_measure = False  # whether something measures steps later
+        self.data_batch: Optional[int] = None  # examples of a full mini-batch of the data that fit trains on
 
     @property
     def asked_for(self) -> Optional[str]:
@@ -170,7 +172,7 @@ class Active:
     @property
     def keeps_decisions(self) -> bool:
         """Whether something plays a step's Program later."""
-        return shown() is not None or self.doctor is not None
+        return shown() is not None or self.doctor is not None or self.may_measure
 
     def session_config(self, config: Optional[v1.ConfigProto] = None) -> v1.ConfigProto:
         """The ConfigProto of a Session of this process."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import html
 from string import Template
-from typing import List, Tuple
+from typing import List, Sequence, Tuple
 
 from whale_tf.diagnosis.diagnose import Cause, Diagnosis
-from whale_tf.diagnosis.record import HOST, Record
-from whale_tf.diagnosis.traces import traces_of
+from whale_tf.diagnosis.record import Record
+from whale_tf.diagnosis.traces import row_names, traces_of
 from whale_tf.errors import seconds_text
 from whale_tf.simulator.trace import Trace
-from whale_tf.viz.timeline import svg_text, timeline_figure
+from whale_tf.viz.timeline import Figure, svg_text, timeline_figure, timelines_figure
 
 WIDE, NARROW = 13.0, 4.9  # inches
 PARTS = (("waiting for examples", "#e8a33d"), ("its ops as the Program orders them", "#5b8fd6"),
@@ -108,6 +108,24 @@ def _percent(seconds: float, whole_s: float) -> str:
     return f"{100.0 * min(1.0, seconds / whole_s) if whole_s > 0 else 0.0:.2f}%"
 
 
+def step_figure(record: Record, traces: Sequence[Trace]) -> Figure:
+    """Steps as ``whale simulate`` draws them, one below the other, on one axis of time.
+
+    Args:
+        traces: some of the two of ``record``.
+    """
+    shown = [trace for trace in traces if trace.events]
+    parts = record.plan.num_micro_batch
+    about = f"{record.plan.num_devices} devices, {parts} micro-batch{'es' * (parts > 1)}"
+    return timelines_figure(shown, [f"{trace.name}: {seconds_text(trace.end_s)}, {about}" for trace in shown],
+                            labels=[row_names(record, trace) for trace in shown], gaps_s=list(map(_gap_s, shown)))
+
+
+def _gap_s(trace: Trace) -> float:
+    """The longest pause within a call: TensorFlow's executor makes some between the ops that were measured."""
+    return trace.end_s / 100.0 if trace.name == "measured" else 0.0
+
+
 def _pictures(record: Record) -> Tuple[str, str]:
     """Both steps, and a sentence about them."""
     measured, simulated = traces_of(record)
@@ -120,10 +138,6 @@ def _pictures(record: Record) -> Tuple[str, str]:
     parts: List[str] = []
     for trace, title in pairs:
         for kind, width in (("wide", WIDE), ("narrow", NARROW)):
-            parts.append(f'<div class="{kind}">{_picture(trace, title, width, end_s)}</div>')
+            picture = timeline_figure(trace, title, width, end_s, row_names(record, trace), _gap_s(trace))
+            parts.append(f'<div class="{kind}">{svg_text(picture)}</div>')
     return "\n".join(parts), text
-
-
-def _picture(trace: Trace, title: str, width: float, end_s: float) -> str:
-    rows = {device: f"device {device}" if device != HOST else "host" for device in trace.devices}
-    return svg_text(timeline_figure(trace, title, width, end_s, rows))

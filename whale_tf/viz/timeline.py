@@ -25,15 +25,17 @@ COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "weight": "#b7dca0", "re
            "added": "#8a8a8a"}
 FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"
 MAX_ROWS = 32
+WIDE = 8.0  # inches: wider pictures have room for all of a legend in one row
 
 
 class Block(NamedTuple):
-    """Consecutive tasks of one kind and micro-batch on one device."""
+    """Consecutive tasks of one kind, micro-batch and stage on one device: a call of the Program."""
 
     device: int
     lane: int
     kind: str
     micro_batch: int
+    stage: int
     start_s: float
     end_s: float
 
@@ -48,12 +50,12 @@ def blocks_of(events: Sequence[TraceEvent], gap_s: float) -> List[Block]:
         last: List[Block] = []
         for event in sorted(row, key=lambda one: (one.start_s, one.duration_s)):
             end_s = event.start_s + event.duration_s
-            what = (event.kind, event.micro_batch)
-            if last and (last[0].kind, last[0].micro_batch) == what and event.start_s - last[0].end_s <= gap_s:
+            what = (event.kind, event.micro_batch, event.stage)
+            if last and (last[0].kind, last[0].micro_batch, last[0].stage) == what and event.start_s - last[0].end_s <= gap_s:
                 last[0] = last[0]._replace(end_s=max(end_s, last[0].end_s))
             else:
                 blocks += last
-                last = [Block(device, lane, event.kind, event.micro_batch, event.start_s, end_s)]
+                last = [Block(device, lane, event.kind, event.micro_batch, event.stage, event.start_s, end_s)]
         blocks += last
     return blocks
 
@@ -66,23 +68,49 @@ def new_figure(width: float, height: float) -> Tuple[Figure, Any]:
 
 
 def timeline_figure(trace: Trace, title: str = "", width: float = 14, end_s: float = 0.0,
-                    labels: Optional[Mapping[int, str]] = None) -> Figure:
+                    labels: Optional[Mapping[int, str]] = None, gap_s: float = 0.0) -> Figure:
     """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below.
 
     Args:
         width: in inches.
         end_s: of the axis of time; 0: where the trace ends.
         labels: device -> name of its row; None: its stage and number.
+        gap_s: the longest pause within a block; 0: a two-thousandth of the axis.
     """
+    figure, axes = new_figure(width, _height(trace, width))
+    _draw_timeline(axes, trace, title, width > WIDE, end_s, labels, gap_s)
+    figure.tight_layout()
+    return figure
+
+
+def timelines_figure(traces: Sequence[Trace], titles: Sequence[str], width: float = 14,
+                     labels: Sequence[Mapping[int, str]] = (), gaps_s: Sequence[float] = ()) -> Figure:
+    """The timelines of several traces one above the other, on one axis of time; see :func:`timeline_figure`."""
+    heights = [_height(trace, width) for trace in traces]
+    figure = Figure(figsize=(width, sum(heights)))
+    FigureCanvasAgg(figure)
+    every = figure.subplots(len(traces), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+    end_s = max(trace.end_s for trace in traces)
+    for place, trace in enumerate(traces):
+        _draw_timeline(every[place][0], trace, titles[place], width > WIDE, end_s, labels[place] if labels else None,
+                       gaps_s[place] if gaps_s else 0.0)
+    figure.tight_layout()
+    return figure
+
+
+def _height(trace: Trace, width: float) -> float:
+    return (1.6 if width > WIDE else 1.9) + 0.75 * len(trace.devices[:MAX_ROWS])
+
+
+def _draw_timeline(axes: Any, trace: Trace, title: str, is_wide: bool, end_s: float, labels: Optional[Mapping[int, str]],
+                   gap_s: float) -> None:
     devices = trace.devices[:MAX_ROWS]
     end_s = end_s or trace.end_s or 1.0
-    is_wide = width > 8
-    figure, axes = new_figure(width, (1.6 if is_wide else 1.9) + 0.75 * len(devices))
     stage_of = {event.device: event.stage for event in trace.events}
     for row in range(len(devices)):
         axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
     row_of = {device: row for row, device in enumerate(devices)}
-    for block in blocks_of([event for event in trace.events if event.device in row_of], end_s / 2000.0):
+    for block in blocks_of([event for event in trace.events if event.device in row_of], gap_s or end_s / 2000.0):
         _draw(axes, row_of[block.device], block, end_s)
     axes.set_yticks(range(len(devices)))
     axes.set_yticklabels([labels[device] if labels else f"stage {stage_of[device]}, device {device}" for device in devices])
@@ -108,8 +136,6 @@ def timeline_figure(trace: Trace, title: str = "", width: float = 14, end_s: flo
         columnspacing=2.0 if is_wide else 0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    figure.tight_layout()
-    return figure
 
 
 def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[no-untyped-def]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, tf, v1
-from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.cluster import ONE_PROCESS, Processes, process_speeds
 from whale_tf.processes.datasets import Adapter, seed_shuffles, share, whole_rounds
 from whale_tf.runtime.active import Active
 
@@ -37,6 +37,7 @@ class DataTriggers:
 
     def training_data(self, adapter: Any) -> Any:
         state = self._state
+        state.data_batch = self._own_batch(adapter)
         if state.runtime is None and not (state.may_share_input or state.joins_input):
             if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
@@ -46,13 +47,28 @@ class DataTriggers:
 
     def training_batches(self, given: Any, number: Optional[int]) -> Tuple[Any, int]:
         processes = self._state.processes
+        self._state.data_batch = self._own_batch(given)
         if not (self._state.may_share_input or self._state.joins_input):
             return given, 1
         return self.dataset(whole_rounds(given, number, processes)), processes.mini_batches
 
+    def _own_batch(self, data: Any) -> Optional[int]:
+        """Examples of this process' full mini-batch of what ``fit`` trains on; None: not known."""
+        state, known = self._state, batch_of(data)
+        if known is None or not (state.may_share_input or state.joins_input):
+            return known
+        if state.joins_input:
+            return known * state.processes.most
+        speeds = () if state.sharing is None else process_speeds(state.sharing, state.processes)
+        is_even = len(set(speeds)) < 2 and state.processes.mini_batches == state.processes.count
+        return known if is_even else None
+
     def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
         snapshots = self._state.snapshots
-        return original(*args, **kwargs) if snapshots is None else snapshots.fit(model, original, *args, **kwargs)
+        try:
+            return original(*args, **kwargs) if snapshots is None else snapshots.fit(model, original, *args, **kwargs)
+        finally:
+            self._state.data_batch = None
 
     def epochs(self, given: Any) -> None:
         snapshots = self._state.snapshots
@@ -63,3 +79,18 @@ class DataTriggers:
         snapshots = self._state.snapshots
         if snapshots is not None and snapshots.fitting is not None:
             snapshots.fitting.take_callbacks(given)
+
+
+# of tf.data; the mini-batches that they give are those that they take, except after a `map` that joins or cuts them
+_KEEPING = ("Cache", "Map", "Options", "ParallelMap", "Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take")
+
+
+def batch_of(data: Any) -> Optional[int]:
+    """Examples of a full mini-batch of Keras' adapter of data, or of a dataset; None: they do not say it."""
+    known = getattr(data, "batch_size", None)
+    data = getattr(data, "_dataset", data)
+    while known is None and isinstance(data, tf.data.Dataset):
+        known = tf.get_static_value(data._batch_size) if hasattr(data, "_batch_size") else None
+        keeps = type(data).__name__.strip("_").replace("Dataset", "") in _KEEPING
+        data = getattr(data, "_input_dataset", None) if keeps else None
+    return int(known) if known is not None else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import weakref
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, MutableMapping, Optional
 
 from whale_tf._tf_compat import relaxed_type, tf
 from whale_tf.capture import distribution, layers
@@ -27,6 +26,8 @@ class FunctionTriggers:
 
     def __init__(self, state: Active) -> None:
         self._state = state
+        self._calls: MutableMapping[tf.Graph, Optional[Parallelized]] = weakref.WeakKeyDictionary()  # what a graph calls
+        self._made: MutableMapping[str, tf.Graph] = weakref.WeakValueDictionary()  # graphs of functions by their names
         state.function_proofs = FunctionProofs(state.variable_parts, state.session_config, say, shown(), state.runtime,
                                                state.functions)
 
@@ -39,6 +40,8 @@ class FunctionTriggers:
 
     def made(self, function: Any) -> None:
         state = self._state
+        if function.graph in state.done:
+            self._made[tf.compat.as_str(function.name)] = function.graph
         if function.graph in state.drafts:
             functions.refuse_to_run(function)
         state.variable_parts.watch(function)
@@ -59,7 +62,11 @@ class FunctionTriggers:
             if state.doctor is None or state.doctor.is_over or not tf.executing_eagerly():
                 return made()
             done = self._trained(function.graph)
-            return made() if done is None else state.doctor.call(done, made)
+            if done is None:
+                return made()
+            shapes = {tensor.name: tuple(value.shape) for tensor, value in zip(function.graph.inputs, given)
+                      if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant)}
+            return state.doctor.call(done, shapes, made)
 
     def _trained(self, graph: tf.Graph) -> Optional[Parallelized]:
         """What was done to the function that a function's graph is, or calls."""
@@ -67,9 +74,11 @@ class FunctionTriggers:
         found = known.get(graph)
         if found is not None and found.emitted is not None:
             return found
-        called = [function.signature.name for function in graph.as_graph_def().library.function]
-        return next((done for other, done in known.items() if other.building_function and done.emitted is not None
-                     and any(re.match(rf"__inference_{re.escape(other.name)}_\d+$", name) for name in called)), None)
+        if graph not in self._calls:
+            made = (self._made.get(function.signature.name) for function in graph.as_graph_def().library.function)
+            done = (known.get(other) for other in made if other is not None)
+            self._calls[graph] = next((one for one in done if one is not None and one.emitted is not None), None)
+        return self._calls[graph]
 
     def traced(self, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
         """Rewrites the function if it trains."""

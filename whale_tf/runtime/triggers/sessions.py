@@ -291,7 +291,8 @@ class SessionTriggers:
         return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"
 
     def add_event(self, writer: Any, original: Callable, event: Any) -> None:
-        if self._state.processes.is_chief:
+        ends = getattr(writer, "_sentinel_event", None)  # 1.15: goes to its thread as an event; close() waits for that
+        if self._state.processes.is_chief or event is ends:
             original(event)
 
     def run_config(self, given: Any, original: Callable, tf_config: Any) -> None:
