@@ -413,6 +413,14 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
     """
     graph, region = context.graph, context.region
     sources = region.batch.sources
+    sparse = [each.ids for each in region.batch.grouped.values()] + [
+        tensor for op in region.ops for tensor in graph.ops[op].inputs
+        if graph.tensors[tensor].dtype == "variant" and traits(graph.producer(tensor).type).role is Role.PULL]
+    if sparse:
+        raise PlanError(
+            f"{graph.tensor_name(sparse[0])!r} numbers the rows of one mini-batch, because it is of a sparse tensor, but model "
+            "replicas or processes take mini-batches of their own: set io.nested_batch to 'divide', or start one process that "
+            "sees all devices")
     firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
     for tensor in captured.inputs_beside:
         if (graph.tensors[tensor].shape or ())[0] in firsts:
