@@ -34,6 +34,8 @@ def grouped(state: Propagation, op: Op) -> None:
     assert grouping is not None
     elements, rows = _dims(rule, grouping.elements), _dims(rule, grouping.rows)
     told = {shape.position for shape in rule.shapes} | ({COUNT} if op.type.endswith("NumSegments") else set())
+    if any(state.layout(op.inputs[i]) not in (EXTENT, REPLICATED_0) for i in told):
+        raise Refuse("the number of its rows is divided itself")
     layouts = [REPLICATED_0 if i in told else state.data_layout(t) for i, t in enumerate(op.inputs)]
     blocks = _blocks_of_rows(state, op, rule, layouts, rows)
     dims = rule.outputs[0]

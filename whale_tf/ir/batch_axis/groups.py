@@ -71,6 +71,8 @@ def shapes_of_rows(graph: OpGraph) -> Set[int]:
             found.update(op.inputs[shape.position] for shape in rule.shapes)
         elif row.rows_from and len(op.inputs) > 1:
             found.update(t for place, t in enumerate(op.inputs) if str(place) not in row.rows_from.split())
+        elif "= shape" in row.measure:
+            found.add(op.inputs[int(row.measure.split()[-1 - row.measure.endswith("matrix")])])
     return found
 
 

@@ -67,6 +67,8 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
         UnsupportedOpError: divided ops need rows of an input of another size.
     """
     elements = {tensor for tensor in elements_of_rows(graph) if graph.tensor_name(tensor) not in known.axes}
+    known_shapes = {tensor for tensor in shapes_of_rows(graph) if graph.tensor_name(tensor) not in known.axes}
+    candidates = [tensor for tensor in candidates if tensor not in known_shapes]
     rest = [tensor for tensor in candidates if tensor not in elements]
     shapes = [graph.tensors[tensor].shape or () for tensor in rest]
     search = _Search(graph, scope, known)
@@ -75,8 +77,7 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     if len(found) > 1 and search.most_products(found[1][0]) > search.most_products(found[0][0]):
         found.reverse()
     sources, axis = found[0]
-    known_shapes = shapes_of_rows(graph) if elements else set()
-    search.check(sources, axis, [tensor for tensor in candidates if tensor not in known_shapes])
+    search.check(sources, axis, candidates)
     return axis
 
 
