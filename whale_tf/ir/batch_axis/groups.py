@@ -63,7 +63,7 @@ def elements_of_rows(graph: OpGraph) -> Set[int]:
 
 
 def shapes_of_rows(graph: OpGraph) -> Set[int]:
-    """Tensors that are the shapes of sparse rows, whose elements are no rows of anything."""
+    """Tensors that are the shapes of sparse rows, or from which these are taken; their elements are no rows of anything."""
     found: Set[int] = set()
     for op in graph.ops:
         row, rule = traits(op.type), _grouping_rule(graph, op)
@@ -71,9 +71,16 @@ def shapes_of_rows(graph: OpGraph) -> Set[int]:
             found.update(op.inputs[shape.position] for shape in rule.shapes)
         elif row.rows_from and len(op.inputs) > 1:
             found.update(t for place, t in enumerate(op.inputs) if str(place) not in row.rows_from.split())
-        elif "= shape" in row.measure:
+        if "= shape" in row.measure:
             found.add(op.inputs[int(row.measure.split()[-1 - row.measure.endswith("matrix")])])
-    return found
+
+    def before(tensor: int) -> Sequence[int]:
+        op = graph.producer(tensor)
+        row = traits(op.type)
+        is_taken = row.gives in (Gives.SAME, Gives.RESHAPED, Gives.ELEMENTS) or row.rule == "elementwise.cast"
+        return op.inputs[:1] if is_taken else ()
+
+    return reached(found, before)
 
 
 def _grouping_rule(graph: OpGraph, op: Op) -> Optional[Rule]:
