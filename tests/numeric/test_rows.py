@@ -180,3 +180,32 @@ def test_last_examples_without_elements_are_named() -> None:
             session.run(tf.global_variables_initializer())
             with pytest.raises(wh.InputError, match="has elements in the first 1 rows only"):
                 session.run(train, {words: ([[0, 0], [0, 1]], [3, 4], [8, COLUMNS]), y: np.ones([8, 4])})
+
+
+def from_dataset(cluster: str) -> List[np.ndarray]:
+    """Losses and variables of a model whose sparse inputs come from a dataset."""
+    if cluster:
+        wh.init(cluster=cluster)
+    rng = np.random.RandomState(0)
+    dense = np.maximum(rng.randn(24, COLUMNS), 0)
+    dense[:, 0] += 0.1
+    with tf.Graph().as_default():
+        data = tf.data.Dataset.from_tensor_slices((dense, rng.randn(24, 4))).batch(8)
+        matrix, y = tf.data.make_one_shot_iterator(data.map(lambda x, y: (tf.sparse.from_dense(x), y))).get_next()
+        with wh.replicate(2) if cluster else NONE():
+            loss = tf.reduce_mean(tf.square(tf.sparse.sparse_dense_matmul(matrix, variable("wide", COLUMNS, 4)) - y))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            return [*(session.run([loss, train])[0] for _ in range(3)), *session.run(tf.trainable_variables())]
+
+
+def test_sparse_tensors_of_a_dataset() -> None:
+    for one, other in zip(from_dataset(""), from_dataset("cpu:2")):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+
+
+def test_mini_batches_of_their_own_are_refused() -> None:
+    """Each would number the rows of its own."""
+    with pytest.raises(wh.PlanError, match="is part of a sparse tensor, which numbers the rows of one mini-batch"):
+        from_dataset("cpu:4")
