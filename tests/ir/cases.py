@@ -42,7 +42,7 @@ NOT_BUILT = {
     "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch", "RegexReplace", "RegexFullMatch",
     "DecodeBase64", "DecodeCompressed", "EncodeBase64", "UnicodeScript", "UnicodeTranscode", "Substr", "StringJoin", "DecodeCSV",
     "ReduceJoin", "IFFT", "IRFFT", "FFT3D", "IFFT3D", "FFT2D", "IFFT2D", "IRFFT2D", "SparseSegmentMean", "SparseSegmentSqrtN",
-    "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments"}
+    "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments", "SparseSegmentSumGrad", "SparseSegmentSqrtNGrad"}
 
 
 def _operands(name: str, count: int) -> List[np.ndarray]:
@@ -371,7 +371,7 @@ def images() -> List[Case]:
 
 
 def look_ups() -> List[Case]:
-    ids = ints([0, 2], [1, 1], [2, 0])
+    ids, where = ints([0, 2], [1, 1], [2, 0]), np.array([[0, 1], [1, 2], [3, 0]], np.int64)
     return [
         Case("Gather", lambda p, i: raw.Gather(params=p, indices=i), [real(3, 4), ids]),
         Case("GatherV2", lambda p, i, a: raw.GatherV2(params=p, indices=i, axis=a), [real(5, 3, 4), ids, np.int32(1)], (2,)),
@@ -397,6 +397,13 @@ def look_ups() -> List[Case]:
              [real(5, 4), ints(0, 3, 4), ints(0, 0, 1)], (2,)),
         Case("SparseSegmentSumWithNumSegments", lambda d, i, s, n: raw.SparseSegmentSumWithNumSegments(
             data=d, indices=i, segment_ids=s, num_segments=n), [real(5, 4), ints(0, 3, 4), ints(0, 0, 1), np.int32(2)], (2, 3)),
+        Case("SparseSegmentMeanGrad", lambda g, i, s, n: raw.SparseSegmentMeanGrad(grad=g, indices=i, segment_ids=s, output_dim0=n),
+             [real(2, 4), ints(0, 3, 4), ints(0, 0, 1), np.int32(5)], (1, 2, 3)),
+        Case("SparseTensorDenseMatMul", lambda v, b: raw.SparseTensorDenseMatMul(
+            a_indices=where, a_values=v, a_shape=np.array([4, 3], np.int64), b=b), [real(3), real(3, 5)]),
+        Case("SparseTensorDenseMatMul-adjoint", lambda v, b: raw.SparseTensorDenseMatMul(
+            a_indices=where, a_values=v, a_shape=np.array([4, 3], np.int64), b=b, adjoint_a=True, adjoint_b=True),
+             [real(3), real(5, 4)]),
     ] + [
         Case("Segment" + kind, lambda d, s, kind=kind: getattr(raw, "Segment" + kind)(data=d, segment_ids=s),
              [real(3, 4), ints(0, 0, 1)]) for kind in ("Sum", "Max", "Min", "Prod")
@@ -501,7 +508,8 @@ def told() -> List[Any]:
         ("SparseBincount", dict(size=np.int32(5), weights=none, **sparse)),
         ("SparseBincount", dict(size=np.int32(5), weights=none, **line)),
         ("SparseToDense", dict(sparse_indices=where, output_shape=shape, sparse_values=ints(1, 2), default_value=np.int32(0))),
-        ("SparseFillEmptyRows", dict(default_value=np.int32(0), **sparse)),
+        ("SparseFillEmptyRows", dict(default_value=np.int32(0), **sparse)), ("Unique", dict(x=wide)), ("UniqueV2", dict(x=wide, axis=[0])),
+        ("UniqueWithCounts", dict(x=wide)),
     ]
     segments = dict(data=rows, indices=ints(0, 3), segment_ids=ints(0, 2), num_segments=np.int32(5))
     cases += [(f"SparseSegment{kind}WithNumSegments", segments) for kind in ("Sum", "Mean", "SqrtN")]

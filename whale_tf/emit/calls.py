@@ -213,6 +213,7 @@ class Calls:
                 waits.append(graph.ops[also[index]].name)
             copy.insert(node, [""] * len(graph.ops[index].inputs), waits)
 
+        converter.whole_value = lambda tensor, task_graph, clone: value(tensor)
         donated = self._donations.read(body, copy, arguments.add)
 
         def value(tensor: int) -> str:
@@ -226,12 +227,14 @@ class Calls:
                 originals[record.op] = context.edit.original(context.tf_ops[record.op])
                 copy.insert(originals[record.op])
                 return copy.edge(originals[record.op], record.index)
-            return arguments.add(("value", tensor), context.dtype(tensor), lambda place: self._value(body, tensor, place))
+            return arguments.add(("value", tensor), context.dtype(tensor), lambda clone: self._value(body, tensor, clone))
 
         for index in body.runs:
             op = graph.ops[index]
             for position in range(len(op.inputs)):
                 copy.set_operand(op.name, position, self._operand(op, position, value, converter, clone))
+            if index in context.region.batch.counted_rows:
+                converter.tell_rows(op, copy.node(op.name), clone, str)
             self._attributes(op, copy, clone, arguments)
         for number, tensor in enumerate(body.outputs):
             copy.return_also(value(tensor), context.dtype(tensor), f"result_{number}")
@@ -368,6 +371,10 @@ class _CallConverter(Converter):
             return None
         self._arguments.checks.append(
             lambda clone: self._outer.compared(of(clone), tensor, conversion, task_graph, clone, op) or ())  # type: ignore[misc]
+        return ()
+
+    def rows_told(self, batch: str, task_graph: int, at: Clone, op: Op) -> Sequence[str]:
+        self._arguments.checks.append(lambda clone: self._outer.rows_told(batch, task_graph, clone, op))
         return ()
 
     def combined(self, tensor: int, how: Reduce) -> str:  # type: ignore[override]

@@ -12,6 +12,7 @@ from whale_tf.emit.guard import Guard
 from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
+from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.template import Templates
 from whale_tf.ir.graph import Op
@@ -27,6 +28,7 @@ class _Part(NamedTuple):
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
     waits: Sequence[int]  # ops elsewhere from which some op has a control edge
     random: Sequence[Op]  # ops whose clones draw their own numbers
+    counted: Sequence[Op]  # ops whose clones must be told how many rows their results have
     shaped: Sequence[Op]  # ops with an attribute that contains the whole batch's size
     functional: Sequence[Op]  # ops that call functions
     pinned: Sequence[str]  # names of ops that run where their variable is
@@ -85,15 +87,16 @@ def _part(operands: Operands, task_graph: int, batch_level: bool, sections: bool
                 if graph.tensors[tensor].op not in members or (op.id, position) in changed]
     waits = sorted({control for op in ops for control in op.control_inputs if control not in members})
     batch = region.batch
-    random, shaped, functional = (
+    random, counted, shaped, functional = (
         [op for op in ops if op.id in chosen and not sections]  # a section is as the script wrote it
-        for chosen in (set(batch.own_seed), {index for index, _ in batch.attributes}, {index for index, _ in batch.bodies}))
+        for chosen in (set(batch.own_seed), batch.counted_rows.keys(), {index for index, _ in batch.attributes},
+                       {index for index, _ in batch.bodies}))
     templates = context.edit.templates(context.tf_ops[op.id] for op in ops)
     pinned = [op.name for op in ops if op.name in context.pinned]
     guarded = ops if batch_level else []
     with_bodies = [op for op in guarded if op.type in FUNCTIONAL]
     kept = [(op, [graph.ops[wait] for wait in op.control_inputs if wait in context.dropped and wait in members]) for op in ops]
-    return _Part(templates, boundary, waits, random, shaped, functional, pinned, [op.id for op in guarded], with_bodies,
+    return _Part(templates, boundary, waits, random, counted, shaped, functional, pinned, [op.id for op in guarded], with_bodies,
                  [(op, waited) for op, waited in kept if waited])
 
 
@@ -133,6 +136,8 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, g
                 own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(at), context.host)
         for op in part.shaped:
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
+        for op in part.counted:
+            operands.converter.tell_rows(op, context.edit.node(f"{scope}/{op.name}"), at, canonical_edge)
         for op in part.functional:
             bodies.localise(op, at)
 

@@ -6,10 +6,11 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 import numpy as np
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import check_equal
 from whale_tf.emit.context import Clone, Context
+from whale_tf.emit.elements import Elements
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.shares import BatchShares, Number, Shares
 from whale_tf.errors import UnsupportedOpError
@@ -17,7 +18,20 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole, columns
 from whale_tf.ir.extents import Size, SizeLike
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import PLAIN, REFERENCE, Base, Block, Exponent, Layout, Rows, batch_of, exponents_of, rows_each
+from whale_tf.ir.layout import (
+    PLAIN,
+    REFERENCE,
+    Base,
+    Block,
+    Exponent,
+    Layout,
+    Rows,
+    batch_of,
+    exponents_of,
+    is_grouped,
+    is_grouped_batch,
+    rows_each,
+)
 from whale_tf.ir.traits import Gives, traits
 from whale_tf.ir.units import frame_of_outputs, frames
 
@@ -27,9 +41,11 @@ class Converter:
 
     Attributes:
         combined: the whole batch's value of a tensor (:class:`whale_tf.emit.operands.Operands` sets it).
+        whole_value: (tensor, TaskGraph, clone) -> a tensor that all clones have whole, as the clone reads it (so does this).
     """
 
     combined: Callable[[int, Reduce], str]
+    whole_value: Callable[[int, int, Clone], str]
 
     def __init__(self, context: Context, nodes: Nodes, division: BatchShares, inputs: Inputs, communicator: Communicator) -> None:
         self.context, self.nodes, self.division, self.inputs = context, nodes, division, inputs
@@ -37,6 +53,7 @@ class Converter:
         self._converted: Dict[Tuple, str] = {}
         self._before: Dict[Tuple, Number] = {}
         self._rows: Dict[Tuple[str, int], str] = {}
+        self._elements = Elements(self)
         self._compared: Dict[Tuple, Tuple[str, ...]] = {}
         self._frames: Optional[Dict[int, Tuple[str, ...]]] = None
 
@@ -81,6 +98,8 @@ class Converter:
     def _slice(self, name: str, tensor: int, conversion: Slice, task_graph: int, clone: Clone, scope: str, op: Op) -> str:
         """This clone's rows of a tensor that was computed for the whole mini-batch, or for the mini-batches of all model replicas
         and processes."""
+        if is_grouped(conversion.blocks):
+            return self._elements.of(name, tensor, conversion, task_graph, clone, scope, op)
         of_all, dtype, device = (self.is_of_all(tensor, conversion, op), self.context.dtype(tensor),
                                  self.context.device(task_graph, clone))
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
@@ -110,6 +129,14 @@ class Converter:
             end = self._rows_of_all(conversion, {batch: total for batch, (_, _, total) in found.items()}, scope + "/rows")
             parts = self._cut_out(name, conversion.dim, spans, end, scope + "/cut", dtype, device)
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
+
+    def rows_told(self, batch: str, task_graph: int, clone: Clone, op: Op) -> Sequence[str]:
+        """Ops that fail at run time if elements are in more or fewer rows than the examples have."""
+        return self._elements.rows_told(batch, task_graph, clone, op)
+
+    def tell_rows(self, op: Op, node: NodeDef, clone: Clone, edge: Callable[[str], str]) -> None:
+        """Makes a clone of an op that adds up elements by rows know how many rows there are; see :class:`Elements`."""
+        self._elements.tell(op, node, clone, edge)
 
     def _cut_out(self, name: str, dim: int, spans: Sequence[Tuple[Number, Number]], end: Number, scope: str, dtype: tf.DType,
                  device: str) -> List[str]:
@@ -204,13 +231,16 @@ class Converter:
 
     def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, clone: Clone, scope: str, op: Op) -> str:
         """A clone's extent, converted to the whole batch's."""
-        def total(batch: str) -> Number:
-            first, *more = self.totals(op, task_graph, batch)
+        def number_of(batch: str) -> Number:
+            if is_grouped_batch(batch):
+                return self._elements.total(batch, task_graph, clone)
+            total: Number
+            total, *more = self.totals(op, task_graph, batch)
             for index, each in enumerate(more):
-                first = self.plus(first, each, f"{scope}{_suffix(batch)}/{index}")
-            return first
+                total = self.plus(total, each, f"{scope}{_suffix(batch)}/{index}")
+            return total
 
-        return self._sizes(tensor, conversion.components, total, task_graph, clone, scope)
+        return self._sizes(tensor, conversion.components, number_of, task_graph, clone, scope)
 
     def extent(self, tensor: int, task_graph: int, clone: Clone, scope: str) -> str:
         """An extent that another TaskGraph computed for its own share, converted to this clone's."""
@@ -364,7 +394,7 @@ class Converter:
         """How many rows of a sharded tensor each process has, int32 `[processes]`; None: it does not follow from the examples."""
         batch = self.context.region.batch
         batches = {batch_of(block) for block in layout.blocks or ()}
-        if not batch.follows(tensor) or len(batches) != 1 or self.communicator.processes == 1:
+        if is_grouped(layout.blocks) or not batch.follows(tensor) or len(batches) != 1 or self.communicator.processes == 1:
             return None
         source = batch.source_of([tensor], batches.pop())
         task_graph = self.context.task_graph_of(self.context.graph.producer(tensor))
@@ -402,6 +432,9 @@ class Converter:
              batch: str = REFERENCE) -> Tuple[Number, Number, Number]:
         """A clone's first example, its number of examples, and the number of examples of all clones: in the clone's mini-batch,
         or (``of_all``) in the concatenated mini-batches of all model replicas and processes."""
+        if is_grouped_batch(batch):
+            _, own, of_rows = self._elements.positions(batch, task_graph, clone, op)
+            return 0, own, of_rows
         share, position = self.share_of_op(op, task_graph, clone, batch)
         start, total = share.starts[position], share.total
         if of_all and self.division.mini_batches > 1:
@@ -443,6 +476,8 @@ class Converter:
 
     def size(self, tensor: int, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Number:
         """How many examples of a batch a clone works on, if possible from an input that the tensor depends on."""
+        if is_grouped_batch(batch):
+            return self._elements.positions(batch, task_graph, clone, self.context.graph.producer(tensor))[1]
         source = self.context.region.batch.source_of([tensor], batch)
         share = self.division.shares(source, task_graph, self.division.mini_batch(clone))
         return share.sizes[self.division.position(task_graph, clone)]
@@ -527,4 +562,4 @@ def of_inputs(context: Context, blocks: Iterable[Block]) -> str:
 
 def _suffix(batch: str) -> str:
     """Part of a scope's name for numbers of another batch than the first."""
-    return "" if batch == REFERENCE else "/" + batch.replace(":", "_").replace("/", "_")
+    return "" if batch == REFERENCE else "/" + batch.replace(":", "_").replace("/", "_").replace(" ", "_")

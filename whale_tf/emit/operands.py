@@ -31,6 +31,7 @@ class Operands:
         self.reads: Optional[Reads] = None  # of variables that each call reads again
         self.recipes = Recipes(context, self.converter, communicator, lowering)
         self.converter.combined = self.recipes.combined
+        self.converter.whole_value = self.value
         self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call that it comes from
         program = context.program
         for call in program.calls:

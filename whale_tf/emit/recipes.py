@@ -23,7 +23,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.variables import assign, read
 from whale_tf.ir.batch_axis import Offset, Reduce
-from whale_tf.ir.layout import batch_of, rows_each
+from whale_tf.ir.layout import batch_of, is_grouped, rows_each
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.lowering import Lowering, Primitive, in_order, primitive
 from whale_tf.program import ACCUMULATE, ALL, MERGE, SYNCHRONISE, Clone
@@ -258,7 +258,7 @@ class Recipes:
         context, converter, nodes, tensor = self._context, self._converter, self._nodes, each.tensor
         graph, host, dtype, shard = context.graph, context.host, context.dtype(tensor), context.shard_of(tensor)
         layout, shape = context.region.batch.layout(tensor), graph.tensors[tensor].shape
-        if (len(each.detail) < 2 or not layout.blocks or -1 in map(rows_each, layout.blocks)
+        if (len(each.detail) < 2 or not layout.blocks or is_grouped(layout.blocks) or -1 in map(rows_each, layout.blocks)
                 or converter.division.batch is not None or (shape is not None and shape[layout.dim] is not None)
                 or converter.in_frame(tensor)):
             return []

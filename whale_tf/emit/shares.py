@@ -19,6 +19,7 @@ from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
+from whale_tf.ir.batch_axis.groups import elements_of_rows
 from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
@@ -413,6 +414,16 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
     """
     graph, region = context.graph, context.region
     sources = region.batch.sources
+    elements = elements_of_rows(graph) - sources.keys()
+    sparse = [each.ids for each in region.batch.grouped.values() if graph.tensors[each.ids].op not in region.sections] + [
+        tensor for op in region.ops for tensor in graph.ops[op].inputs
+        if tensor in elements or (graph.tensors[tensor].dtype == "variant" and traits(
+            graph.producer(tensor).type).role is Role.PULL)]
+    if sparse:
+        raise PlanError(
+            f"{graph.tensor_name(sparse[0])!r} is part of a sparse tensor, which numbers the rows of one mini-batch, but model "
+            "replicas or processes take mini-batches of their own: set io.nested_batch to 'divide', or start one process that "
+            "sees all devices")
     firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
     for tensor in captured.inputs_beside:
         if (graph.tensors[tensor].shape or ())[0] in firsts:

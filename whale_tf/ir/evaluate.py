@@ -94,7 +94,7 @@ def _compare(function: Callable[[int], bool]) -> Evaluator:
         difference = a - b
         if isinstance(difference, Size):
             signs = {coefficient > 0 for coefficient in difference.terms.values()}
-            if difference.counts is not None and len(signs) == 1:  # of c b and of c b + c' b' with c, c' > 0
+            if difference.counts is not None and len(signs) == 1 and not difference.may_be_zero:  # of c b + c' b' with c, c' > 0
                 return int(function(1 if signs.pop() else -1))
             raise UnknownExtent("a comparison that depends on the batch")
         return int(function(difference))

@@ -12,7 +12,8 @@ The symbols of a polynomial are tuples::
     ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): the whole number is the sum over the clones
     ("whole", x)     B of a batch, where all clones have this same number: in an op that runs once, on all examples
 
-Sizes are assumed to be at least one, because a dimension of extent zero would have no gradient.
+Sizes are assumed to be at least one, because a dimension of extent zero would have no gradient.  A clone may have none of the
+elements of rows, though (:attr:`Size.may_be_zero`).
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.ir.layout import REFERENCE, Block, batch_of, rows_each
+from whale_tf.ir.layout import REFERENCE, Block, batch_of, is_grouped_batch, rows_each
 
 Symbol = Tuple[Any, ...]
 Monomial = Tuple[Symbol, ...]
@@ -112,6 +113,12 @@ class Size:
             elif monomial:
                 return None
         return found
+
+    @property
+    def may_be_zero(self) -> bool:
+        """Whether this depends on the elements of rows, of which a clone may have none."""
+        return any(symbol[0] in ("batch", "whole") and is_grouped_batch(batch_named(symbol))
+                   for monomial in self.terms for symbol in monomial)
 
     @property
     def constant(self) -> int:
@@ -286,6 +293,8 @@ def maximum(a: SizeLike, b: SizeLike) -> SizeLike:
         difference = a - b
         if isinstance(difference, int):
             return a if difference >= 0 else b
+        if difference.may_be_zero:
+            raise UnknownExtent(f"max({a}, {b}) is not known")
         for sign, winner in ((1, a), (-1, b)):
             if all(sign * c > 0 for m, c in difference.terms.items() if m) and (
                     sign * sum(difference.terms.values()) >= 0):

@@ -68,6 +68,19 @@ def block_of(each: int, batch: str) -> Block:
     return Rows(each, batch) if batch != REFERENCE and each else each
 
 
+GROUPED = "by "  # begins the name of a batch whose examples are elements of rows; no input has such a name
+
+
+def is_grouped_batch(batch: str) -> bool:
+    """Whether a batch is that of the elements of rows (the ids of sparse rows, say), of which each has as many as data say."""
+    return batch.startswith(GROUPED)
+
+
+def is_grouped(blocks: Blocks) -> bool:
+    """Whether some rows are the elements of rows."""
+    return any(is_grouped_batch(batch_of(block)) for block in blocks or ())
+
+
 def is_measured(blocks: Blocks) -> bool:
     """Whether the number of rows is only known when the step runs: data choose it, or nobody knows how many each example has."""
     return blocks is None or any(rows_each(block) == -1 for block in blocks)

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from typing import Container, Dict, List, Mapping, Optional, Set, Tuple
 
-from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
-from whale_tf.ir.batch_axis.blocks import Batches
+from whale_tf.ir.batch_axis import control_flow, cutting, functional, grouping, positions, reshaping
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Batches
+from whale_tf.ir.batch_axis.groups import elements_of_rows
 from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import BeginAgain, Propagation
 from whale_tf.ir.batch_axis.result import BatchAxis, Equality
-from whale_tf.ir.batch_axis.state import Given, Options
+from whale_tf.ir.batch_axis.state import OF_SECTION, Given, Options
 from whale_tf.ir.extents import Symbol, in_whole, rows_of
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, Rows, batch_of, sharded
@@ -18,7 +19,7 @@ from whale_tf.ir.walk import reached
 
 WRITES = "it writes a variable"
 MOVED = "fewer bytes are transferred if it runs with the section"
-HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported because they register handlers
+HANDLER_MODULES = (control_flow, cutting, functional, grouping, positions, reshaping)  # imported because they register handlers
 
 
 def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Container[int]] = None,
@@ -38,11 +39,13 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     together: Dict[int, str] = dict.fromkeys(options.together, MOVED)
     together.update(dict.fromkeys(options.writers, WRITES))
     equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots})
+    elements = elements_of_rows(graph)
     arranged: Mapping[int, Blocks] = {}
     counted: Mapping[Symbol, Tuple[Block, ...]] = {}
     while True:
         batches = Batches(graph.tensor_name(roots[0]) if roots else REFERENCE, equalities)
         seeds = {tensor: Given(layout._replace(blocks=batches.current(layout.blocks))) for tensor, layout in seeded.items()}
+        seeds.update((tensor, Given(REPLICATED_0, OF_SECTION)) for tensor in elements if tensor not in seeds)
         reference = {tensor: sources[tensor] for tensor in roots if batches.of(graph.tensor_name(tensor)) == REFERENCE}
         state = Propagation(graph, seeds, static_batch(graph, reference), batches, options, scope, dict(sources))
         state.together, state.arranged = together, arranged

@@ -7,12 +7,14 @@ from whale_tf.ir.batch_axis.result import EXTREMES, Equality, Localise
 from whale_tf.ir.extents import Size, SizeLike, Value, batch_named, in_part, is_counted, rows_of
 from whale_tf.ir.layout import (
     REFERENCE,
+    Block,
     Blocks,
     Exponent,
     Layout,
     Rows,
     batch_of,
     block_of,
+    is_grouped,
     is_measured,
     partial,
     replicated,
@@ -98,6 +100,8 @@ def common(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool 
         return a, set()
     if a is not None and b is not None and not is_measured(a + b) and (a_is_uniform or b_is_uniform) and rows_of(a) == rows_of(b):
         return b if a_is_uniform else a, set()
+    if is_grouped(a) or is_grouped(b):
+        raise Refuse("the elements of rows meet others", a if is_grouped(b) else b)
     different = [pair for pair in zip(a or (), b or ()) if pair[0] != pair[1]] if len(a or ()) == len(b or ()) else []
     if len(different) == 1:  # all rows are equally many, so these blocks are
         (one, other), = different
@@ -137,6 +141,13 @@ def blocks_of(element: Size) -> Blocks:
     raise Refuse(f"a dimension of {element} elements cannot be divided into examples")
 
 
+def offset_of(blocks: Blocks) -> Optional[Block]:
+    """The number of rows of an example, which is the offset of its position; None if it is not known or there are several
+    blocks."""
+    only = blocks[0] if blocks is not None and len(blocks) == 1 else None
+    return only if only is not None and rows_each(only) > 0 else None
+
+
 def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> Localise:
     components: List[Optional[SizeLike]] = []
     for j, element in enumerate(flat):
@@ -157,6 +168,8 @@ def extent_layout(value: Optional[Value]) -> Optional[Layout]:
 def _element_layout(element: SizeLike) -> Optional[Layout]:
     if not isinstance(element, Size) or not element.depends_on_batch:
         return REPLICATED_0
+    if element.may_be_zero:
+        return None
     counts = element.counts
     if counts is not None:
         return None if element.constant or min(counts.values()) < 1 else replicated(-weight_of(counts.items()))

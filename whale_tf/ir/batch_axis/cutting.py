@@ -9,7 +9,7 @@ from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.extents import Size, SizeLike, UnknownExtent, Value, batch_size, rows_of, vector
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, is_measured, sharded
+from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, is_grouped, is_measured, sharded
 from whale_tf.ir.rules import rule_for
 from whale_tf.ir.rules.shape import Stride, strided_terms
 
@@ -252,7 +252,7 @@ def concat(state: Propagation, op: Op) -> None:
                 raise Refuse("rows that are not examples are concatenated with the batch")
             part = (size // state.batch,)
             plan.slice(i, axis, part)
-        if part is None or is_measured(part):
+        if part is None or is_measured(part) or is_grouped(part):
             raise Refuse("rows chosen by data are concatenated")
         blocks.extend(part)
     _join_offsets(state, op, parts, plan)

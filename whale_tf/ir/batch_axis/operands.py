@@ -28,6 +28,7 @@ from whale_tf.ir.layout import (
     batch_of,
     block_of,
     exponents_of,
+    is_grouped,
     is_measured,
     replicated,
     rows_each,
@@ -68,7 +69,10 @@ class Operands:
             self.resolve(i, True)
         # an open dimension of a value of the whole mini-batch that meets examples has the size of the mini-batch
         has_rank = state.graph.tensors[tensor].shape is not None
-        is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION))
+        of_rows = is_grouped(blocks)
+        is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION or of_rows))
+        if of_rows and (not state.can_reduce or state.flags[tensor] & LOOP or list(map(rows_each, blocks or ())) != [1]):
+            raise Refuse("it takes the elements of rows in a loop or function")
         if is_open or blocks is None or is_measured(blocks) or (state.flags[tensor] & OF_SECTION and not has_rank):
             raise Refuse(f"it is not known whether {state.graph.tensor_name(tensor)!r} has a batch dimension")
         each = sum(map(rows_each, blocks)) if all(batch_of(block) == REFERENCE for block in blocks) else None

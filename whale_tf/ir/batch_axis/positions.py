@@ -6,15 +6,16 @@ has the matching offset.
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List
 
-from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, offset_of
+from whale_tf.ir.batch_axis.groups import divided_index
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
-from whale_tf.ir.batch_axis.result import EXTENT, Localise, Offsets, columns
+from whale_tf.ir.batch_axis.result import EXTENT, Localise, Offset, Offsets, columns, negative
 from whale_tf.ir.extents import Size, rows_of
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, rows_each, sharded
+from whale_tf.ir.layout import Blocks, Layout, Rows, batch_of, block_of, rows_each, sharded
 from whale_tf.ir.rules import Rule, rule_for
 from whale_tf.ir.rules.gather import batch_dims
 from whale_tf.ir.rules.rule import named
@@ -56,13 +57,6 @@ def range_(state: Propagation, op: Op) -> None:
     state.set(op.outputs[0], sharded(0, (block_of(span // delta, batch),)), state.sources(op))
 
 
-def _offset_of(blocks: Blocks) -> Optional[Block]:
-    """The number of rows of an example, which is the offset of its position; None if it is not known or there are several
-    blocks."""
-    only = blocks[0] if blocks is not None and len(blocks) == 1 else None
-    return only if only is not None and rows_each(only) > 0 else None
-
-
 @handler
 def gather(state: Propagation, op: Op) -> None:
     params, indices = op.inputs[:2]
@@ -74,6 +68,16 @@ def gather(state: Propagation, op: Op) -> None:
         axis %= rank
     if not layout.is_sharded or axis is None or layout.dim != axis:
         state.apply(op, rule_for(op, state.graph, state))
+        return
+    elements = divided_index(state, indices, layout.blocks) if axis == 0 and not index.is_sharded else None
+    if elements is not None:
+        plan = Operands(state, op, "mnn"[:len(op.inputs)], [layout, REPLICATED_0, REPLICATED_0][:len(op.inputs)])
+        plan.slice(1, 0, elements)
+        plan.steps[1].append(Offset(negative(offset_of(layout.blocks) or 0)))
+        _take_positions(state, op, plan)
+        state.set(op.outputs[0], sharded(0, elements, layout.power), state.sources(op))
+        state.learn_sizes(op)
+        plan.record()
         return
     if not index.is_sharded or index.power or not _follows(state, state.offsets.get(indices, 0), index, layout.blocks):
         raise Refuse(_ELSEWHERE)
@@ -124,7 +128,7 @@ def crops_gradient(state: Propagation, op: Op) -> None:
 def _divide_crops(state: Propagation, plan: Operands, rule: Rule, images: Blocks) -> Blocks:
     """Divide all operands that have a row for each crop, if each crop is of an image at its own position; returns its blocks."""
     index = rule.inputs.index(named("n"))
-    tensor, layout, expected = plan.op.inputs[index], plan.layouts[index], _offset_of(images)
+    tensor, layout, expected = plan.op.inputs[index], plan.layouts[index], offset_of(images)
     rows = layout.blocks
     if not layout.is_sharded and expected is not None:  # it may be a constant that counts the examples of a static batch
         rows = images
@@ -183,7 +187,7 @@ def _follows(state: Propagation, offset: Offsets, index: Layout, blocks: Blocks)
 
     A mask of one batch that picks rows of another tells that both have equally many examples; positions without a choice may be
     those of the first rows only."""
-    expected = _offset_of(blocks)
+    expected = offset_of(blocks)
     if expected is None or not isinstance(offset, (int, Rows)):
         return False
     if offset != expected and index.blocks is None and rows_each(offset) == rows_each(expected):
@@ -199,7 +203,7 @@ def where(state: Propagation, op: Op) -> None:
     if not layout.is_sharded:
         state.apply(op, rule_for(op, state.graph, state))
         return
-    step = _offset_of(layout.blocks)
+    step = offset_of(layout.blocks)
     if layout.dim != 0 or step is None or rank is None:
         raise Refuse("the true elements of one part do not all come before those of the next")
     state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
@@ -216,7 +220,7 @@ def segment(state: Propagation, op: Op) -> None:
     rows = value[()] if value is not None else None
     if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, (int, Rows))):
         blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
-        if not index.is_sharded or index.dim != 0 or offset != _offset_of(blocks):
+        if not index.is_sharded or index.dim != 0 or offset != offset_of(blocks):
             raise Refuse("it adds up rows by an index other than the example's own position")
         plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
         if not layout.is_sharded:

@@ -30,7 +30,7 @@ from whale_tf.ir.batch_axis.state import (
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, Symbol
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout, sharded
+from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout, is_grouped, sharded
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
 from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
@@ -159,7 +159,10 @@ class Propagation(BatchState):
         if (self.scope is not None and op.id not in self.scope) or any(t in self.seeds for t in op.outputs):
             return
         try:
-            self.transfer(op, flag) if end is None else self.apply(op, end.rule, end)
+            if end is not None and end.rule.grouping is not None:
+                HANDLERS["grouped"](self, op)
+            else:
+                self.transfer(op, flag) if end is None else self.apply(op, end.rule, end)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
             try:
@@ -230,6 +233,7 @@ class Propagation(BatchState):
         self.whole.pop(op.id, None)
         self.looped.discard(op.id)
         self.seeded.discard(op.id)
+        self.result.counted_rows.pop(op.id, None)
         self.shared.discard(op.id)
 
     # -- the transfer of one op ---------------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ class Propagation(BatchState):
         if is_batched and op.id in self.forced:
             raise Refuse("its size over all examples is needed")
         is_list = self.rows_of_list(op) is not None
-        if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op):
+        if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op) and not self._compares_elements(op):
             raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
             if flag & OF_SECTION:
@@ -268,6 +272,12 @@ class Propagation(BatchState):
         are_sizes = all(self.is_integer(t) for t in op.outputs)
         return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(
             t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
+
+    def _compares_elements(self, op: Op) -> bool:
+        """Whether an op compares shapes of which one has the number of a clone's elements, so that another may."""
+        values = [self.value(t) for t in op.inputs] if traits(op.type).batch == "broadcast_args" else []
+        return any(isinstance(size, Size) and size.depends_on_batch and size.may_be_zero
+                   for value in values if value is not None for size in value.flat)
 
     def rows_of_list(self, op: Op) -> Optional[Layout]:
         """If an op makes a list of a section's result: how the clones divide the result before, because rows cannot be taken from
@@ -338,6 +348,8 @@ class Propagation(BatchState):
             self.inexact[op.id] = "statistics are computed for each part of the batch separately"
         if kind == MEAN and self.is_integer(op.outputs[0]):
             raise Refuse("a mean of integers is rounded")
+        if kind in (MEAN, STATISTIC) and is_grouped(blocks):
+            raise Refuse("it is a mean over the elements of rows, of which a clone may have none")
         if kind == MEAN and blocks is None:
             if self.options.sections:
                 raise Refuse("it is a mean over rows chosen by data")

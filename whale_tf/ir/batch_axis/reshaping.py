@@ -66,6 +66,8 @@ def broadcast_args(state: Propagation, op: Op) -> None:
     if values[0] is None or values[1] is None:
         raise Refuse("the shapes it compares are not known")
     a, b = list(values[0]), list(values[1])
+    for position, sizes in enumerate((a, b)):
+        _take_elements(state, op, position, sizes)
     _harmonise(state, op, 0, a, b)
     _harmonise(state, op, 1, b, a)
     if any(_depends(x) != _depends(y) and isinstance(x, Size) and isinstance(y, Size) for x, y in zip(a[::-1], b[::-1])):
@@ -87,6 +89,15 @@ def broadcast_args(state: Propagation, op: Op) -> None:
         state.set_value(tensor, value, state.sources(op))
         if op.type == "BroadcastGradientArgs" and any(map(_depends, a + b)):
             state.flags[tensor] |= SIZED
+
+
+def _take_elements(state: Propagation, op: Op, position: int, sizes: List[SizeLike]) -> None:
+    """Give a shape of all elements of rows the number of the clone's."""
+    places = {j: blocks_of(size) for j, size in ((j, in_part(size)) for j, size in enumerate(sizes))
+              if isinstance(size, Size) and size.may_be_zero and size != sizes[j]}
+    if places:
+        state.localise_elements(op, position, places)
+        sizes[:] = [in_part(size) if j in places else size for j, size in enumerate(sizes)]
 
 
 def _depends(size: SizeLike) -> bool:

@@ -94,6 +94,20 @@ class Unknown(NamedTuple):
     reason: str
 
 
+class Grouped(NamedTuple):
+    """The batch of the elements that make up rows: a clone has those of its own examples.
+
+    Attributes:
+        ids: tensor that all clones have whole, with the row of each element: a vector, or the first column of a matrix.
+        step: the rows are the examples of this batch.
+        said: tensors whose first element says how many rows there are; none: as many as the last element needs.
+    """
+
+    ids: int
+    step: Block
+    said: Tuple[int, ...] = ()
+
+
 class BatchAxis:
     """The analysis of one graph (or function body).
 
@@ -118,6 +132,8 @@ class BatchAxis:
         sources_of: tensor -> sources whose rows it follows, at most one of each batch (only for tensors in ``layouts``).
         bodies: (op, attribute) -> the analysis of a functional op's body.
         stated: layouts of tensors, by name, from which the analysis started in addition to the plain sources.
+        grouped: batches of the elements of rows, by name.
+        counted_rows: ops that add up elements by rows, and must be told how many there are in a clone -> rows of an example.
         met: blocks of examples that were expected in places where others, or too few, were found.
     """
 
@@ -139,6 +155,8 @@ class BatchAxis:
         self.sources_of: Dict[int, Tuple[int, ...]] = {}
         self.bodies: Dict[Tuple[int, str], BatchAxis] = {}
         self.stated: Mapping[str, Layout] = {}
+        self.grouped: Dict[str, Grouped] = {}
+        self.counted_rows: Dict[int, Block] = {}
         self.met: Set[Tuple[Block, ...]] = set()
         self.variable_dependent = bytearray(len(graph.tensors))
 

@@ -20,7 +20,7 @@ from whale_tf.ir.batch_axis.state import LOOP, OF_SECTION, VARIABLE, BatchState
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, in_part, product, vector
 from whale_tf.ir.graph import Op, Phase
-from whale_tf.ir.layout import Blocks, is_measured
+from whale_tf.ir.layout import Blocks, block_of, is_grouped, is_measured
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
 from whale_tf.ir.traits import traits
@@ -49,9 +49,11 @@ def end_of_section(state: BatchState, op: Op) -> Optional[End]:
     flags = [state.flags[t] for t in op.inputs]
     if any(flag & LOOP for flag in flags) or any(t in state.layouts for t in op.inputs):
         return None
+    if traits(op.type).batch == "grouped":
+        return _end_by_rows(state, op)
     results = [i for i, flag in enumerate(flags) if flag & OF_SECTION and state.graph.tensors[op.inputs[i]].shape is not None]
     weights = [i for i, flag in enumerate(flags) if flag & VARIABLE and not flag & OF_SECTION]
-    if not results or not weights:
+    if not results:
         return None
     try:
         rule = rule_for(op, state.graph, state)
@@ -63,10 +65,20 @@ def end_of_section(state: BatchState, op: Op) -> Optional[End]:
         dims = rule.inputs[i]
         for dim, factors in enumerate(dims if isinstance(dims, tuple) else ()):
             if len(factors) == 1 and rule.kind(factors[0]) == "pass" and _gives_rows(rule, factors[0], weights):
-                blocks = _rows(state, op.inputs[i], dim)
-                if blocks is not None:
+                blocks = rows_of_result(state, op.inputs[i], dim)
+                if blocks is not None and (weights or is_grouped(blocks)):  # elements may look up rows that a section looked up
                     return End(rule, factors[0], blocks)
     return None
+
+
+def _end_by_rows(state: BatchState, op: Op) -> Optional[End]:
+    """How clones divide an op whose operands say to which row each element belongs, if each row is an example's."""
+    measure_whole(state, op)
+    blocks = rows_of_result(state, op.outputs[0], 0)
+    rule = rule_for(op, state.graph, state)
+    if blocks is None or rule.grouping is None or rule.grouping.rows not in (rule.outputs[0] or ((),))[0]:  # type: ignore
+        return None
+    return End(rule, rule.grouping.rows, blocks)
 
 
 def end_in_list(state: BatchState, op: Op) -> Blocks:
@@ -76,7 +88,7 @@ def end_in_list(state: BatchState, op: Op) -> Blocks:
         return None
     tensor, can_end = op.inputs[0], state.options.sections and state.can_reduce
     is_whole = state.flags[tensor] & OF_SECTION and not state.flags[tensor] & LOOP and tensor not in state.layouts
-    return _rows(state, tensor, 1) if can_end and is_whole and _rows(state, tensor, 0) is None else None
+    return rows_of_result(state, tensor, 1) if can_end and is_whole and rows_of_result(state, tensor, 0) is None else None
 
 
 def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
@@ -87,7 +99,7 @@ def _gives_rows(rule: Rule, factor: str, weights: List[int]) -> bool:
     return all(map(has, rule.outputs)) and not any(has(rule.inputs[i]) for i in weights)
 
 
-def _rows(state: BatchState, tensor: int, dim: int) -> Blocks:
+def rows_of_result(state: BatchState, tensor: int, dim: int) -> Blocks:
     """How the rows of a section's result are divided along a dimension; None if their number is not known to be the batch's."""
     shape = state.whole_shape(tensor)
     size = shape[dim] if shape is not None and dim < len(shape) else None
@@ -126,6 +138,7 @@ def measure_whole(state: BatchState, op: Op) -> None:
             for factors, size in zip(operand, state.whole_shape(t) or ()):
                 if len(factors) == 1 and _is_open(known.get(factors[0])):
                     known[factors[0]] = size
+    _count_elements(state, op, rule, known)
     for shape in rule.shapes:
         value = state.whole_value(op.inputs[shape.position])
         for element, factors in zip(value.flat if value is not None else (), shape.dims):
@@ -136,6 +149,49 @@ def measure_whole(state: BatchState, op: Op) -> None:
             opened = [Size.of(("dim", t, d)) for d in range(len(dims))]
             state.set_sizes(t, [1 if not factors else known.get(factors[0], opened[d]) if len(factors) == 1 else opened[d]
                                 for d, factors in enumerate(dims)])
+
+
+def _count_elements(state: BatchState, op: Op, rule: Rule, known: Dict[str, SizeLike]) -> None:
+    """Tell what comes before that an open size is that of the elements of rows, because it meets theirs: ids and their weights.
+
+    Args:
+        known: the size of each factor.
+    """
+    for t, operand in zip(op.inputs, rule.inputs):
+        for dim, factors in enumerate(operand if isinstance(operand, tuple) else ()):
+            blocks = _counted_rows(known.get(factors[0])) if len(factors) == 1 else None
+            if is_grouped(blocks):
+                _count_open(state, t, dim, blocks)
+
+
+def _counted_rows(size: Optional[SizeLike]) -> Blocks:
+    """How rows are divided that are as many as all examples of a batch; None: they are not."""
+    (monomial, count), = size.terms.items() if isinstance(size, Size) and len(size.terms) == 1 else (((), 0),)
+    return (block_of(1, monomial[0][1]),) if count == len(monomial) == 1 and monomial[0][0] == "whole" else None
+
+
+def _count_open(state: BatchState, tensor: int, dim: int, blocks: Blocks) -> None:
+    shape = state.graph.tensors[tensor].shape
+    if blocks is not None and shape is not None and shape[dim] is None and tensor not in state.layouts:
+        state.count_rows(tensor, dim, blocks)
+
+
+def _reshaped(state: BatchState, op: Op) -> None:
+    """A tensor of which all dimensions but the first stay has as many rows as before."""
+    before, asked = state.whole_shape(op.inputs[0]), state.whole_value(op.inputs[1])
+    if before is None or asked is None or not before or len(before) != asked.size or any(
+            isinstance(one, Size) or one != other for one, other in zip(before[1:], asked.flat[1:])):
+        return
+    if asked.flat[0] == -1:
+        _set_size(state, op.outputs[0], 0, before[0])
+    _count_open(state, op.inputs[0], 0, _counted_rows(asked.flat[0]))
+
+
+def _sparse_reshaped(state: BatchState, op: Op) -> None:
+    """The shape that is asked for, unless it leaves a size to be found."""
+    asked, shape = state.whole_value(op.inputs[2]), state.graph.tensors[op.outputs[1]].shape
+    if asked is not None and shape == (asked.size,) and not any(not isinstance(size, Size) and size < 0 for size in asked.flat):
+        state.fix({op.outputs[1]: asked})
 
 
 def _is_open(size: Optional[SizeLike]) -> bool:
@@ -222,14 +278,19 @@ def _bins(state: BatchState, op: Op) -> None:
 
 
 def _joined(state: BatchState, op: Op) -> None:
-    """The sum of the parts' sizes."""
+    """The sum of the parts' sizes.  Their other sizes are equal."""
     axes = state.ints(op, 0 if op.type == "Concat" else -1)
-    parts = [state.whole_shape(t) for t in (op.inputs[1:] if op.type == "Concat" else op.inputs[:-1])]
+    tensors = op.inputs[1:] if op.type == "Concat" else op.inputs[:-1]
+    parts = [state.whole_shape(t) for t in tensors]
     if axes is not None and all(part is not None and -len(part) <= axes[0] < len(part) for part in parts):
         total: SizeLike = 0
         for part in parts:
             total = total + part[axes[0]]  # type: ignore[index]
         _set_size(state, op.outputs[0], axes[0], total)
+        for dim, sizes in enumerate(zip(state.whole_shape(op.outputs[0]) or (), *parts)):  # type: ignore[arg-type]
+            blocks = next((blocks for blocks in map(_counted_rows, sizes) if blocks is not None), None)
+            for t in tensors if dim != axes[0] % len(parts[0] or ()) else ():
+                _count_open(state, t, dim, blocks)
 
 
 def _cut(state: BatchState, op: Op) -> None:
@@ -255,4 +316,5 @@ def _set_size(state: BatchState, tensor: int, dim: int, size: Optional[SizeLike]
 
 
 MEASURES: Dict[str, Measure] = {"ragged_to_tensor": _ragged_to_tensor, "sparse_product": _sparse_product, "bins": _bins,
-                                "joined": _joined, "cut": _cut}
+                                "joined": _joined, "cut": _cut,
+                                "reshaped": _reshaped, "sparse_reshaped": _sparse_reshaped}

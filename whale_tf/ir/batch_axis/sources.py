@@ -6,6 +6,7 @@ from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Sequenc
 
 from whale_tf.errors import UnknownShapeError, UnsupportedOpError
 from whale_tf.ir.batch_axis.analysis import analyse, names_batch
+from whale_tf.ir.batch_axis.groups import elements_of_rows, shapes_of_rows
 from whale_tf.ir.batch_axis.result import BatchAxis, Slice
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.graph import OpGraph, Phase
@@ -51,6 +52,9 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
     is known, so may all inputs (groups of examples that are normalised one by one).  Inputs of open sizes have examples of
     their own, until an op combines them one by one.  Scalars are never batch inputs.
 
+    Inputs with the elements of sparse rows are whole in all clones, which find theirs by the rows' numbers, unless more products
+    are divided if they are divided like others.
+
     If no product would be divided but behind sections, inputs may have the batch in another dimension (an array of pairs), and
     a constant may be the mini-batch: it is then among the sources.
 
@@ -62,7 +66,23 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
         UnknownShapeError: inputs of unknown rank, by name.
         UnsupportedOpError: divided ops need rows of an input of another size.
     """
+    elements = {tensor for tensor in elements_of_rows(graph) if graph.tensor_name(tensor) not in known.axes}
+    known_shapes = {tensor for tensor in shapes_of_rows(graph) if graph.tensor_name(tensor) not in known.axes}
+    candidates = [tensor for tensor in candidates if tensor not in known_shapes]
+    rest = [tensor for tensor in candidates if tensor not in elements]
+    shapes = [graph.tensors[tensor].shape or () for tensor in rest]
     search = _Search(graph, scope, known)
+    found = [_find(search, each) for each in ([candidates] if len(rest) == len(candidates) else [rest, candidates])
+             if each is candidates or any(shape[:1] == (None,) or len(shape) > 1 for shape in shapes)]
+    if len(found) > 1 and search.most_products(found[1][0]) > search.most_products(found[0][0]):
+        found.reverse()
+    sources, axis = found[0]
+    search.check(sources, axis, candidates)
+    return axis
+
+
+def _find(search: _Search, candidates: Sequence[int]) -> Tuple[Sources, BatchAxis]:
+    """The sources among some inputs, and their axis."""
     guesses = search.guesses(candidates)
     sources, axis = guesses[0], search.run(guesses[0])
     for guess in guesses[1:]:
@@ -75,9 +95,7 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
                 sources, axis = search.better(guess, sources, axis)
         if sources is before:
             break
-    sources, axis = search.busiest(sources, axis, candidates, [guess for guess in guesses if guess.keys() > sources.keys()])
-    search.check(sources, axis, candidates)
-    return axis
+    return search.busiest(sources, axis, candidates, [guess for guess in guesses if guess.keys() > sources.keys()])
 
 
 class _Search:
@@ -113,6 +131,10 @@ class _Search:
             if divided > most:
                 most, best = divided, (guess, found)
         return best
+
+    def most_products(self, sources: Sources) -> int:
+        """How many products are divided, with those behind sections."""
+        return self.divided_products(self.run(sources, True))
 
     def divided_products(self, axis: BatchAxis) -> int:
         return sum(any(axis.layouts.get(t, NONE).is_sharded for t in op.outputs) for op in self.products)
@@ -180,7 +202,8 @@ class _Search:
         size; then those of each other size, with its multiples in blocks."""
         graph = self.graph
         stated = {t: self.layouts[graph.tensor_name(t)] for t in candidates if graph.tensor_name(t) in self.layouts}
-        unknown = [graph.tensor_name(t) for t in candidates if t not in stated and graph.tensors[t].shape is None]
+        unknown = [graph.tensor_name(t) for t in candidates
+                   if t not in stated and graph.tensors[t].shape is None and graph.tensors[t].dtype != "variant"]
         if unknown:
             raise _unknown(unknown)
         sizes = {t: self.size(t, 0) for t in candidates if t not in stated and graph.tensors[t].shape}

@@ -16,8 +16,10 @@ from whale_tf.ir.extents import (
     depends_on_batch,
     in_part,
     in_whole,
+    product,
     replaced,
     rows_of,
+    scalar,
     vector,
 )
 from whale_tf.ir.graph import Op, OpGraph, Shape
@@ -325,6 +327,9 @@ class BatchState(View):
         elif op.type in ("Shape", "ShapeN"):
             sizes = self.local_shape(op.inputs[record.index])
             return None if sizes is None else vector(sizes)
+        elif op.type == "Size":
+            sizes = self.local_shape(op.inputs[0])
+            return None if sizes is None else scalar(product(sizes))
         else:
             self._depth += 1
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Dims, Grouping, NoRule, Rule, ShapeOperand, View, attr, axes
 
 
 def _letters(prefix: str, count: int) -> Dims:
@@ -91,7 +91,8 @@ def segments(op: Op, view: View, kind: str) -> Rule:
     how = kind if len(op.inputs) > 2 else WHOLE
     inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
     roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
-    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
+    grouping = Grouping(1, full[0][0], "segment") if op.type == "SegmentSum" else None
+    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE}, grouping=grouping)
 
 
 def one_hot(op: Op, view: View) -> Rule:
@@ -115,7 +116,25 @@ def row_join(op: Op, view: View, adds: str = "") -> Rule:
     of the picked rows have terms of the result, which has a given number of rows."""
     full = view.need_dims(op.inputs[0])
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
-                "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if adds else WHOLE, "segment": WHOLE})
+                "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if adds else WHOLE, "segment": WHOLE},
+                grouping=Grouping(2, "i", "segment"))
+
+
+def row_join_gradient(op: Op, view: View) -> Rule:
+    """(gradient of the segments, indices, segment ids, count of rows) -> gradient of the rows that were picked."""
+    full = view.need_dims(op.inputs[0])
+    return Rule(((("segment",),) + full[1:], (("i",),), (("i",),), ()), ((("row",),) + full[1:],), "mnnn",
+                {"segment": WHOLE, "i": WHOLE, "row": WHOLE}, grouping=Grouping(2, "i", "segment"))
+
+
+def sparse_product(op: Op, view: View) -> Rule:
+    """(indices, values, shape, dense) -> the product of a sparse matrix, or of its adjoint, with a dense one."""
+    is_adjoint = bool(attr(op, "adjoint_a", False))
+    dense: Dims = (("row" if is_adjoint else "column",), ("k",))
+    result: Dims = (("column" if is_adjoint else "row",), ("k",))
+    inputs: Tuple[AnyDims, ...] = ((("e",), ("which",)), (("e",),), None, dense[::-1] if attr(op, "adjoint_b", False) else dense)
+    return Rule(inputs, (result,), "nmnm", {"e": WHOLE, "which": WHOLE, "row": WHOLE, "column": WHOLE},
+                (ShapeOperand(2, (("row",), ("column",))),), grouping=Grouping(0, "e", "row"))
 
 
 def dynamic_partition(op: Op, view: View) -> Rule:

@@ -52,6 +52,16 @@ class ShapeOperand(NamedTuple):
     dims: Dims
 
 
+class Grouping(NamedTuple):
+    """Elements belong to rows: operand ``ids`` has a row's number for each element (a matrix has it in its first column), factor
+    ``elements`` counts them, and a row of factor ``rows`` depends on its own elements only.  A result without ``rows`` is a sum
+    over the rows."""
+
+    ids: int
+    elements: str
+    rows: str
+
+
 class Rule(NamedTuple):
     """One op's sharding rule.
 
@@ -61,6 +71,7 @@ class Rule(NamedTuple):
         kinds: factors that do not simply pass.
         shapes: operands that must be rewritten on a shard.
         alias: (operand, result) pairs that share storage; result -1 for an update without a result edge.
+        grouping: which elements belong to which row, if operands say it.
     """
 
     inputs: Tuple[AnyDims, ...]
@@ -69,6 +80,7 @@ class Rule(NamedTuple):
     kinds: Mapping[str, str] = {}
     shapes: Tuple[ShapeOperand, ...] = ()
     alias: Tuple[Tuple[int, int], ...] = ()
+    grouping: Optional[Grouping] = None
 
     @property
     def factors(self) -> Tuple[str, ...]:

@@ -214,8 +214,12 @@ _RAGGED_AND_SPARSE = table(
     ("SparseCountSparseOutput", _told("shape 2 = shape 2 matrix")),
     ("SparseBincount", _told("rows 0 = shape 2 matrix")),
     ("SparseToDense", _told("rows 0 = shape 1")),
-    ("SparseFillEmptyRows", _told("rows 2 = shape 2")),
-    ("SparseTensorDenseMatMul", OpTraits(measure="sparse_product", cost=Cost.SPARSE)),
+    ("SparseFillEmptyRows", _told("rows 2 = shape 2")._replace(rows_from="0 1")),
+    ("DeserializeSparse", OpTraits(rows_from="0", cost=Cost.MOVE)),
+    ("SparseReorder", OpTraits(rows_from="0 1", cost=Cost.MOVE)),
+    ("SparseReshape", OpTraits(measure="sparse_reshaped", rows_from="0", cost=Cost.MOVE)),
+    ("SparseTensorDenseMatMul", OpTraits(
+        rule="gather.sparse_product", batch="grouped", measure="sparse_product", cost=Cost.SPARSE)),
 )
 
 ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS, _STACKS, _RAGGED_AND_SPARSE)

@@ -14,7 +14,7 @@ _SIZES = OpTraits(rule="shape.shape_of", batch="shape_of", gives=Gives.SIZES, co
 
 _SHAPES = table(
     ("Shape ShapeN Size Rank", _SIZES),
-    ("Reshape", _RESHAPE._replace(rule="shape.reshape", batch="reshape", value="reshape")),
+    ("Reshape", _RESHAPE._replace(rule="shape.reshape", batch="reshape", value="reshape", measure="reshaped")),
     ("ExpandDims", _RESHAPE._replace(rule="shape.expand_dims", value="expand_dims")),
     ("Squeeze", _RESHAPE._replace(rule="shape.squeeze", value="squeeze", drops_ones=True)),
     ("Transpose ConjugateTranspose",
@@ -53,10 +53,12 @@ _SHAPES = table(
 def _segments(kind: str, unsorted: bool) -> OpTraits:
     """One row per segment; the ids of ``Unsorted...`` may be in any order."""
     costs = Cost.OPERAND if kind == "sum" else Cost.RESULT
-    return OpTraits(rule=f"gather.segments {kind}", batch="segment" if unsorted else "", cost=costs)
+    batch = "segment" if unsorted else "grouped" if kind == "sum" else ""
+    return OpTraits(rule=f"gather.segments {kind}", batch=batch, cost=costs)
 
 
 _LOOK_UP = OpTraits(cost=Cost.LOOK_UP, recipe=Recipe.LOOK_UP)
+_ROW_JOIN = OpTraits(rule="gather.row_join", batch="grouped")
 _STITCH = _move("gather.dynamic_stitch", "dynamic_stitch", "dynamic_stitch")
 
 _ROWS = table(
@@ -71,12 +73,13 @@ _ROWS = table(
     ("DynamicStitch ParallelDynamicStitch", _STITCH),
     ("DynamicPartition", _move("gather.dynamic_partition", "dynamic_partition")),
     ("Where", _move("gather.where", "where")),
-    ("Unique UniqueV2", _move("state.undivided")),
-    ("UniqueWithCounts", OpTraits(rule="state.undivided")),
-    ("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN", OpTraits(rule="gather.row_join")),
-    ("SparseSegmentSumWithNumSegments", OpTraits(rule="gather.row_join adds", measure="rows 0 = shape 3")),
-    ("SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments",
-     OpTraits(rule="gather.row_join", measure="rows 0 = shape 3")),
+    ("Unique UniqueV2", _move("state.undivided")._replace(measure="rows 1 = rows 0", rows_from="0")),
+    ("UniqueWithCounts", OpTraits(rule="state.undivided", measure="rows 1 = rows 0", rows_from="0")),
+    ("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN", _ROW_JOIN),
+    ("SparseSegmentSumWithNumSegments", _ROW_JOIN._replace(rule="gather.row_join adds", measure="rows 0 = shape 3")),
+    ("SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments", _ROW_JOIN._replace(measure="rows 0 = shape 3")),
+    ("SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
+     OpTraits(rule="gather.row_join_gradient", batch="grouped", fails_empty=True)),
     ("SegmentSum", _segments("sum", False)),
     ("SegmentMax", _segments("max", False)),
     ("SegmentMin", _segments("min", False)),

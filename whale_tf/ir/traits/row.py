@@ -120,6 +120,8 @@ class OpTraits(NamedTuple):
             operand 1.  On either side, ``rows`` are those of the first dimension, ``splits`` is a vector of where rows begin and
             end, and ``shape`` a vector that begins with the number of rows; ``elements`` are all of an operand's.  ``1|2`` is
             the first of these operands that is no scalar; ``matrix`` at the end: only if the operand has two dimensions.
+        rows_from: operands from whose rows those of the results follow, although there is no rule that says it: their numbers, as
+            in ``"0 1"``.
         role, state, gives, buffer, recipe: see the enumerations.
         precision: the type under mixed precision, given by :mod:`whale_tf.ir.traits.precision`.
         cost: what to count; ``flops`` is the cost of each.
@@ -135,6 +137,7 @@ class OpTraits(NamedTuple):
         philox: a random op whose numbers are determined by a Philox generator's counter.
         stateful_op: the op type that draws the same numbers from its own generator's state.
         of_value: the op type that does to a value what this one does to a variable, by its handle.
+        fails_empty: its kernel returns memory as it was if operands have no elements.
         arity: numbers of inputs and outputs, if they are the same for every op of the type.
     """
 
@@ -142,6 +145,7 @@ class OpTraits(NamedTuple):
     batch: str = ""
     value: str = ""
     measure: str = ""
+    rows_from: str = ""
     role: Role = Role.COMPUTE
     state: VariableUse = VariableUse.NONE
     gives: Gives = Gives.OTHER
@@ -161,6 +165,7 @@ class OpTraits(NamedTuple):
     philox: bool = False
     stateful_op: str = ""
     of_value: str = ""
+    fails_empty: bool = False
     arity: Optional[Tuple[int, int]] = None
 
     @property
