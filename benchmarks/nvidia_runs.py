@@ -5,7 +5,11 @@ All use Horovod, and XLA except where a script says otherwise.  BERT and ELECTRA
 
 - :data:`RUNS`: resnet50v1.5 and resnext101-32x4d (20.06-tf1; their hours of training tell that the tables are of runs under
   XLA), TensorFlow2/LanguageModeling/BERT, pre-training by LAMB (21.02-tf2).
-- :data:`TRAINED`: TensorFlow/LanguageModeling/BERT (20.06-tf1) and TensorFlow2/LanguageModeling/BERT, fine-tuning.
+- :data:`TRAINED`: TensorFlow/LanguageModeling/BERT (20.06-tf1) and TensorFlow2/LanguageModeling/BERT, fine-tuning.  The command
+  that the second README gives for fine-tuning in float32 ("without XLA", with the batch of its table) has no XLA, and so has the
+  first one's until the commit before the tables (58a3ed6); its rates on a DGX-1 of 16 GB stayed the same in that commit (7.35,
+  26.38 and 50.17 sentences/s before, 7.36, 26.64 and 52.39 after).  The files in scripts/configs ask for XLA in every precision.
+  So these runs count as op by op in float32, and in TF32 with TensorFlow 2, whose table calls it FP32.
 - :data:`ELECTRA`: TensorFlow2/LanguageModeling/ELECTRA (20.07-tf2).  Fine-tuning in float32 and TF32 runs op by op: its
   scripts/run_squad.sh asks for XLA under mixed precision alone.
 - :data:`UNET`: UNet_Medical (20.06-tf1, and 21.02-tf2), 572 x 572 pixels.
@@ -57,6 +61,7 @@ class Trained(NamedTuple):
         batches: of a GPU, mixed and in ``precision``.
         failed: the batch that ran out of memory in ``precision``.
         rates: GPUs -> micro-batches and samples/s, mixed and in ``precision``.
+        xla: whether the runs in ``precision`` are under XLA.
     """
 
     source: str
@@ -66,6 +71,7 @@ class Trained(NamedTuple):
     batches: Tuple[int, int]
     failed: Optional[int]
     rates: Mapping[int, Tuple[Tuple[int, int], Tuple[Optional[float], Optional[float]]]]
+    xla: bool = True
 
 
 ONE = (1, 1)
@@ -75,7 +81,7 @@ TRAINED = (
     Trained(TF1, 512, "V100-16GB:8", "fp32", (4, 2), 4, {
         1: ((8192, 16384), (28.72, 9.80)), 4: ((2048, 4096), (109.96, 35.32)), 8: ((1024, 2048), (190.65, 69.53))}),
     Trained(TF1, 384, "V100-16GB:8", "fp32", (4, 2), 4, {
-        1: (ONE, (29.74, 7.36)), 4: (ONE, (97.28, 26.64)), 8: (ONE, (189.77, 52.39))}),
+        1: (ONE, (29.74, 7.36)), 4: (ONE, (97.28, 26.64)), 8: (ONE, (189.77, 52.39))}, xla=False),
     Trained(TF1, 128, "V100-32GB:16", "fp32", (64, 32), 64, {  # on one GPU in float32 the file repeats another row's figure
         1: ((1024, 2048), (188.04, None)), 4: ((256, 512), (790.89, 193.08)), 8: ((128, 256), (1556.89, 386.89)),
         16: ((64, 128), (3081.69, 761.92))}),
@@ -83,7 +89,7 @@ TRAINED = (
         1: ((4096, 4096), (35.32, 11.67)), 4: ((1024, 1024), (128.98, 42.84)), 8: ((512, 512), (274.04, 86.78)),
         16: ((256, 256), (513.43, 173.26))}),
     Trained(TF1, 384, "V100-32GB:16", "fp32", (24, 10), 24, {
-        1: (ONE, (55.28, 11.15)), 4: (ONE, (199.53, 42.91)), 8: (ONE, (341.55, 85.08)), 16: (ONE, (683.37, 156.29))}),
+        1: (ONE, (55.28, 11.15)), 4: (ONE, (199.53, 42.91)), 8: (ONE, (341.55, 85.08)), 16: (ONE, (683.37, 156.29))}, xla=False),
     Trained(TF1, 128, "A100-40GB:8", "tf32", (64, 64), None, {
         1: ((1024, 1024), (356.845, 238.10)), 4: ((256, 256), (1422.25, 952.39)), 8: ((128, 128), (2871.89, 1889.71))}),
     Trained(TF1, 512, "A100-40GB:8", "tf32", (16, 8), 16, {
@@ -91,10 +97,10 @@ TRAINED = (
     Trained(TF1, 384, "A100-40GB:8", "tf32", (32, 16), 32, {
         1: (ONE, (102.26, 61.364)), 4: (ONE, (366.353, 223.187)), 8: (ONE, (767.071, 440.47))}),
     Trained(TF2, 384, "V100-16GB:8", "fp32", (6, 3), 6, {
-        1: (ONE, (39.10, 9.85)), 4: (ONE, (128.48, 36.52)), 8: (ONE, (255.36, 73.03))}),
+        1: (ONE, (39.10, 9.85)), 4: (ONE, (128.48, 36.52)), 8: (ONE, (255.36, 73.03))}, xla=False),
     Trained(TF2, 384, "V100-32GB:8", "fp32", (12, 8), 12, {
-        1: (ONE, (47.06, 11.11)), 4: (ONE, (165.26, 42.84)), 8: (ONE, (330.29, 85.91))}),
-    Trained(TF2, 384, "A100-80GB:8", "tf32", (76, 38), 76, {1: (ONE, (134.22, 43.9)), 8: (ONE, (1048.23, 341.31))}),
+        1: (ONE, (47.06, 11.11)), 4: (ONE, (165.26, 42.84)), 8: (ONE, (330.29, 85.91))}, xla=False),
+    Trained(TF2, 384, "A100-80GB:8", "tf32", (76, 38), 76, {1: (ONE, (134.22, 43.9)), 8: (ONE, (1048.23, 341.31))}, xla=False),
 )
 # BERT-base's blocks: (tokens, cluster, precision, batches of a GPU in it and mixed, {GPUs: (samples/s in it and mixed,
 # micro-batches of both)}); 384 tokens: fine-tuning for SQuAD.
@@ -143,8 +149,9 @@ def electra(tokens: int, batch: int) -> ModelGraph:
     of every token whether it did; with 384 tokens the discriminator alone is fine-tuned by Adam (Clark et al. 2020)."""
     if tokens not in PREDICTED:
         return transformer("electra", batch, 12, 768, 12, tokens, 30522, pre_norm=False, predicted=2, optimizer=ADAM_WITH_DECAY)
+    vocabulary = 30528  # run_pretraining.py rounds it up to a multiple of 8
     b = Builder("electra", batch, optimizer="lamb")
-    sizes = Sizes(12, 768, 12, tokens, 30522, pre_norm=False)
+    sizes = Sizes(12, 768, 12, tokens, vocabulary, pre_norm=False)
     masked, narrow = PREDICTED[tokens], sizes._replace(hidden=256, heads=4)
 
     def dense(name: str, x: int, units: int) -> int:
@@ -152,7 +159,7 @@ def electra(tokens: int, batch: int) -> ModelGraph:
         return b.bias(name + "_bias", b.op(name, "matmul", "b s h, h o -> b s o", (x, weight)))
 
     with b.scope("generator_embedding"):
-        x, table = transformers.look_up(b, 768, tokens, 30522)
+        x, table = transformers.look_up(b, 768, tokens, vocabulary)
         x = dense("projection", b.layer_norm("norm", x), 256)
     for layer in range(12):
         with b.scope(f"generator{layer}"):
@@ -160,10 +167,10 @@ def electra(tokens: int, batch: int) -> ModelGraph:
     with b.scope("generator_head"):
         x = b.op("gather", "concat", "b s h -> b t h", (x,), float(batch * masked * 256), whole=("s", "t"), sizes={"t": masked})
         x = b.layer_norm("norm", b.pointwise("gelu", "activation", dense("transform", x, 768)))
-        transformers.token_loss(b, x, 30522, table)
+        transformers.token_loss(b, x, vocabulary, table)
     with b.scope("embedding"):
         ids = b.op("sample", "wire", "b t h -> b s", (x,), 0.0, whole=("t", "h", "s"), sizes={"s": tokens})
-        tokens_w = b.parameter("tokens", "v h", (30522, 768))
+        tokens_w = b.parameter("tokens", "v h", (vocabulary, 768))
         x = b.op("lookup", "embedding", "b s, v h -> b s h", (ids, tokens_w), float(batch * tokens * 768), split="v")
         x = b.layer_norm("norm", x)
     for layer in range(12):
@@ -274,12 +281,12 @@ def trained() -> List[Point]:
         for place, precision in enumerate(("fp16", one.precision)):
             what = f"BERT-Large of {one.tokens} tokens, {precision}, {one.cluster.split(':')[0]}"
             for gpus, (counts, rates) in one.rates.items():
-                rate = rates[place]
+                rate, xla = rates[place], precision == "fp16" or one.xla
                 if rate is not None:
                     model = bert_large(one.tokens, one.batches[place] * gpus)
-                    strategy = data_parallel(model, precision, True, gpus, counts[place], precision == "fp16")
+                    strategy = data_parallel(model, precision, xla, gpus, counts[place], precision == "fp16")
                     found.append(Point(f"NVIDIA, {one.source}", "bert-large", what, precision, gpus, rate, strategy,
-                                       Cluster.parse(one.cluster), True))
+                                       Cluster.parse(one.cluster), xla))
     return found
 
 

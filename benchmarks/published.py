@@ -52,8 +52,9 @@ from whale_tf.simulator.laws import (
     fitted,
     waiting_seconds,
 )
-from whale_tf.simulator.model_graph import OPTIMIZERS, Optimizer
+from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
 from whale_tf.simulator.simulate import collectives
+from whale_tf.simulator.zoo import vision
 from whale_tf.simulator.zoo.transformers import transformer
 
 KIND = "V100"  # to whose runs the parameters of the row GPU are fitted, and what several devices add
@@ -66,6 +67,7 @@ PRIOR = {"matmul_fp32": 0.85, "matmul_half": 0.5, "convolution_fp32": 0.85, "con
 WAITING = {"jitter": 0.02, "hop_s": 3e-5, "overlap": 0.5}
 MOST = 0.95  # of a peak, whatever fits better
 MOST_WINOGRAD = 2.25  # of F(2 x 2, 3 x 3)
+PARAMETERS = tuple(dict.fromkeys(name for names in FREE.values() for name in names))
 TABLE = "DAPPLE Table VI"
 COMPARED = {f"NVIDIA, {source}": "bert-large" for source in (TF1, TF2)}  # sources of which a model's runs are only compared
 TRUST = 0.1  # weight of a prior beside one measurement's relative error
@@ -148,16 +150,43 @@ def dapple_table() -> List[Point]:
 
 # tensorflow.org/performance/benchmarks (TensorFlow 1.1, CUDA 8.0, cuDNN 5.1, synthetic data): images/s of an NVIDIA DGX-1 with
 # P100 by (model, images of a GPU), on 1, 2, 4 and 8 GPUs.  Stored copies of the page differ about ResNet-50; these are its last
-# figures.  Variables were on the CPU, which only counts on several GPUs.
+# figures.  The page's tables: plain gradient descent, and variables on the CPU (variable_update parameter_server,
+# local_parameter_device cpu), to which every step's gradients go and from which its values come.
 P100 = {("inception-v3", 64): (142.0, 284.0, 569.0, 1131.0), ("inception-v3", 32): (128.0, 259.0, 520.0, 995.0),
         ("resnet-50", 64): (219.0, 422.0, 852.0, 1734.0), ("resnet-50", 32): (195.0, 368.0, 768.0, 1485.0)}
 
 
+def resnet50_of_2017(batch: int) -> ModelGraph:
+    """ResNet-50 of tensorflow/benchmarks at the time of that page (scripts/tf_cnn_benchmarks/resnet_model.py): a block has its
+    stride in the first convolution, and no normalisation on its shortcut."""
+    b = Builder("resnet-50", batch, optimizer="sgd")
+    x = vision.image(b, 224)
+    with b.scope("stem"):
+        x = vision.pool(b, "pool", vision.unit(b, "conv", x, 64, 7, 2), 3, 2)
+    for stage, (count, channels) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for number in range(count):
+            with b.scope(f"stage{stage}_block{number}"):
+                stride = 2 if stage and not number else 1
+                shortcut = x if number else vision.convolution(b, "shortcut", x, 4 * channels, 1, stride)
+                y = vision.unit(b, "conv1", x, channels, 1, stride)
+                y = vision.unit(b, "conv3", vision.unit(b, "conv2", y, channels, 3), 4 * channels, 1, relu=False)
+                x = b.pointwise("relu", "relu", b.add("residual", y, shortcut))
+    with b.scope("classifier"):
+        vision.class_loss(b, vision.dense(b, "fc", vision.global_pool(b, x), 1001))
+    return b.graph()
+
+
 def tensorflow_org() -> List[Point]:
     """Runs whose cuDNN is older than all others'."""
-    return [Point("tensorflow.org", name, f"{name}, {batch} a GPU", "fp32", gpus, rate,
-                  data_parallel(built_in_model(name, batch * gpus), "fp32", False, gpus), Cluster.parse("P100-SXM2-16GB:8"))
-            for (name, batch), rates in P100.items() for gpus, rate in zip((1, 2, 4, 8), rates)]
+    points: List[Point] = []
+    for (name, batch), rates in P100.items():
+        for gpus, rate in zip((1, 2, 4, 8), rates):
+            size = batch * gpus
+            model = resnet50_of_2017(size) if name == "resnet-50" else built_in_model(name, size)
+            strategy = data_parallel(model._replace(optimizer=OPTIMIZERS["sgd"]), "fp32", False, gpus)._replace(offload="states")
+            points.append(Point("tensorflow.org", name, f"{name}, {batch} a GPU", "fp32", gpus, rate, strategy,
+                                Cluster.parse("P100-SXM2-16GB:8")))
+    return points
 
 
 class MegatronRow(NamedTuple):
@@ -320,13 +349,15 @@ class Fit:
     def _of_card(self, card: str, laws: Laws, prior: Mapping[str, float], alone: Sequence[int]) -> Laws:
         names = FREE[card]
         middle = np.log([prior[name] for name in names])
+        held = {name: getattr(laws.devices[card], name) for name in PARAMETERS}  # those of other cards are fitted already
 
         kinds = [(self.points[number].model, self.points[number].precision) for number in alone]
         weights = [1.0 / math.sqrt(kinds.count(kind)) for kind in kinds]  # a model counts once, however many runs of it there are
 
         def residuals(values: np.ndarray) -> np.ndarray:
-            errors = [weight * np.log(self._seconds(number, dict(zip(names, np.exp(values)))) * self.points[number].measured
-                                      / self._samples(number)) for number, weight in zip(alone, weights)]
+            row = dict(held, **dict(zip(names, np.exp(values))))
+            errors = [weight * np.log(self._seconds(number, row) * self.points[number].measured / self._samples(number))
+                      for number, weight in zip(alone, weights)]
             return np.concatenate([errors, TRUST * (values - middle)])
 
         least = np.log([1.0 if name == "winograd" else 0.1 for name in names])
@@ -404,7 +435,7 @@ def parameters_of(point: Point) -> Set[str]:
     kinds = ("matmul", "convolution") if has_convolutions else ("matmul",)
     precisions = ("fp32",) if point.precision == "fp32" else ("fp32", "half" if point.precision == "fp16" else point.precision)
     found = {f"{kind}_{precision}" for kind in kinds for precision in precisions}
-    return (found | {"winograd"} if has_convolutions and point.precision != "fp16" else found) & set(FREE[point.card])
+    return found | {"winograd"} if has_convolutions and point.precision != "fp16" else found
 
 
 def is_fitted(point: Point) -> bool:

@@ -65,10 +65,13 @@ TRANSPOSED_CYCLES, HEADS_CYCLES, CAST_CYCLES = 0.65, 1.9, 0.9  # for an element:
 MOVING_AVERAGES = 6  # kernels of a batch normalisation's: a difference, a product and an update for mean and variance
 UNSCALING = 3  # kernels of float16 for a variable: its gradient is divided by the loss scale, and tested
 FUSED_UPDATE = 4  # kernels of a variable's update under XLA: one fused, and the assignments of value and both moments
-# Winograd's F(4 x 4, 3 x 3): 36 multiplications for 144.  Its operands and results are transformed, in memory 36 / 16 times as
-# large, before and after the products.
-WINOGRAD_GAIN, WINOGRAD_TRAFFIC = 4.0, 2.25
+# Edges of Winograd's tiles, F(2 x 2, 3 x 3) fused and F(4 x 4, 3 x 3): (edge + 2)^2 products instead of 9 edge^2.  The second one
+# transforms operands and results, in memory 36 / 16 times as large, before and after the products.
+FUSED_EDGE, EDGE, WINOGRAD_TRAFFIC = 2, 4, 2.25
 LANES = 8  # channels that kernels of convolutions read together
+# Steps along a product's length, relative to those of tensor cores' kernels for 16 bits: these take 32 numbers, ordinary cores 8
+# (NVIDIA/cutlass, include/cutlass/gemm/device/default_gemm_configuration.h, Sm70 and Simt); in TF32 16 have as many bytes as 32.
+STEP_TF32, STEP_FP32 = 0.5, 0.25
 CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative to that of reading and writing it
 
 
@@ -103,18 +106,27 @@ OP_BY_OP: Mapping[str, Passes] = {
     "pool": Passes((1, 1), (1.0, 1.0), (1.7, 7.7)),
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
+# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; all between is one kernel.
+# A reduction reads its operand again: layer normalisation computes a mean, then that of squared differences, then the result.
 FUSED: Mapping[str, Passes] = {
-    "norm": Passes((1, 1), (1.5, 1.67)),  # cuDNN's is still a call
-    "layer_norm": Passes((3, 4), (1.5, 1.5)),
-    "softmax": Passes((3, 3), (1.5, 1.5)),
-    "activation": Passes((1, 1), (0.75, 0.75)),
-    "erf": Passes((1, 1), (0.75, 0.75)),
-    "dropout": Passes((1, 1), (0.75, 0.75)),
+    "norm": Passes((1, 1), (1.5, 1.67)),  # two kernels, of which the first one reads
+    "layer_norm": Passes((3, 4), (2.0, 2.33)),  # backward: the parameters' sums, the tokens' sums and the result
+    "softmax": Passes((3, 3), (2.0, 1.67)),
+    "activation": Passes((1, 1), (1.0, 1.0)),
+    "erf": Passes((1, 1), (1.0, 1.0)),
+    "dropout": Passes((2, 1), (1.5, 1.5)),  # TensorFlow compiles no stateful random ops (cluster_stateful_rng_ops is off)
     "scale": Passes((0, 0), (0.0, 0.0)),
-    "relu": Passes((1, 1), (0.6, 0.6)),
-    "add": Passes((1, 1), (0.6, 0.6)),
+    "relu": Passes((1, 1), (1.0, 1.0)),
+    "add": Passes((1, 1), (0.67, 0.67)),
     "bias": Passes((0, 1), (0.0, 1.0)),
     "loss": Passes((3, 2), (1.5, 1.0)),
+}
+# XLA writes batch normalisation itself (its flag xla_gpu_use_cudnn_batchnorm is off), and these are parts of its kernels: a sum
+# reads its other operand, and the gradient of a ReLU reads the result in both kernels; after a sum, the first one writes it.
+FUSED_AFTER: Mapping[Tuple[str, str], Passes] = {
+    ("relu", "norm"): Passes((0, 0), (0.0, 0.67)),
+    ("relu", "add"): Passes((0, 0), (0.0, 0.0)),
+    ("add", "norm"): Passes((0, 0), (0.33, 0.0)),
 }
 # The fraction of the traffic of a layer's element-wise ops that remains under XLA, with the same weight for all these kinds.
 ELEMENT_WISE = ("norm", "layer_norm", "softmax", "activation", "dropout", "scale", "loss")
@@ -332,18 +344,46 @@ def is_eligible(product: Product, multiple: int = 8) -> bool:
     return product.n % multiple == 0 and product.k % multiple == 0
 
 
+def winograd_product(op: ModelOp, product: Product, edge: int) -> Product:
+    """The products of Winograd's algorithm for tiles of ``edge x edge`` results, which are as long as there are channels."""
+    rows, columns = op.dims["p"], op.dims["q"]
+    tiles = product.m / (rows * columns) * math.ceil(rows / edge) * math.ceil(columns / edge)
+    return Product(max(1.0, product.products) * (edge + 2) ** 2, tiles, product.n, product.k / 9)
+
+
+def _gain(edge: int) -> float:
+    """How many times fewer multiplications that takes, if tiles are full."""
+    return 9.0 * edge**2 / (edge + 2) ** 2
+
+
+def _work(product: Product) -> float:
+    """Multiplications."""
+    return max(1.0, product.products) * product.m * product.n * product.k
+
+
+def _part(one: Product, whole: Product, part: Product) -> Product:
+    """The part of a kernel's products that belongs to a part of the whole product."""
+    if whole.products <= 1:
+        return one._replace(m=max(1.0, one.m * part.m / whole.m))
+    return one._replace(products=max(1.0, one.products * part.products / whole.products))
+
+
 class _Choice(NamedTuple):
     """A kernel.
 
     Attributes:
-        flops_per_s: with full tiles, of the multiplications that the op's definition has.
+        flops_per_s: with full tiles.
+        product: what it computes.
+        step: its steps along the product's length, relative to those of kernels for 16 bits.
         passes: how often it also reads or writes operands and result.
-        fewer: how many times fewer multiplications it does.
+        fewer: how many times fewer multiplications it does than the op's definition has, at most.
         is_transposed: whether it transposes operands and result.
         is_of_weights: whether there is one for the gradient of weights.
     """
 
     flops_per_s: float
+    product: Product
+    step: float = 1.0
     passes: float = 0.0
     fewer: float = 1.0
     is_transposed: bool = False
@@ -361,6 +401,7 @@ class Kernels:
         self.model, self.laws, self.xla = model, laws, xla
         self.half = model.precision in HALF
         self._products: Dict[int, Product] = {}
+        self._maker = {use.tensor: _name(op) for op in model.ops for use in op.outputs}
 
     def seconds(self, number: int, flops: float, size_bytes: float, fraction: float, backward: bool, device: Device) -> float:
         """Time of the ``fraction`` of an op that a device does."""
@@ -369,8 +410,7 @@ class Kernels:
         launches_s = self.kernels(number, backward, device) * self.laws.launch_s(device.type)
         if self._is_product(op):
             return launches_s + self._product(number, op, flops, size_bytes, fraction, backward, device, law, per_byte)
-        name = _name(op)
-        passes = (FUSED if self.xla else OP_BY_OP).get(name, ONCE)
+        name, passes = _name(op), self._passes(op)
         traffic, cycles = passes.traffic[backward], passes.cycles[backward]
         if self.half and name in IN_FLOAT32 and not self.xla:
             traffic, cycles = 2 * traffic + CAST, cycles + 2 * CAST_CYCLES
@@ -398,8 +438,7 @@ class Kernels:
             if self.half and weights:  # the value is cast, and its gradient, which is one of two
                 count += (1.0, 0.5)[backward]
             return count
-        name = _name(op)
-        count = (FUSED if self.xla else OP_BY_OP).get(name, ONCE).kernels[backward]
+        name, count = _name(op), self._passes(op).kernels[backward]
         if self.half and name in IN_FLOAT32 and not self.xla:
             count += 2
         if name == "norm" and not self.xla:
@@ -422,6 +461,13 @@ class Kernels:
         if self.xla:
             return min(self.model.optimizer.kernels, FUSED_UPDATE)
         return self.model.optimizer.kernels + (UNSCALING if self.model.precision == "fp16" else 0)
+
+    def _passes(self, op: ModelOp) -> Passes:
+        name = _name(op)
+        if not self.xla:
+            return OP_BY_OP.get(name, ONCE)
+        makers = (self._maker.get(use.tensor, "") for use in op.inputs)
+        return next((FUSED_AFTER[name, maker] for maker in makers if (name, maker) in FUSED_AFTER), FUSED.get(name, ONCE))
 
     @staticmethod
     def _is_product(op: ModelOp) -> bool:
@@ -447,24 +493,26 @@ class Kernels:
         bytes_s = size_bytes * per_byte
         taken = self._fastest(op, product, part, flops, bytes_s, backward, device, law)
         seconds = sum(one_s for one_s, _ in taken) / len(taken)
-        if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
+        if all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices with the heads first, so tensors that have tokens first are transposed:
             # two in the forward pass, and the gradients of these in the backward pass
             shared = tuple(dim for dim in op.inputs[0].dims if all(dim in use.dims for use in (*op.inputs, *op.outputs)))
             moved = fraction * sum(self.model.tensors[use.tensor].size for use in (*op.inputs, *op.outputs)
                                    if use.dims[:len(shared)] != shared) / (2 if backward else 1)
             bytes_moved = 2 * moved * self.model.tensors[op.outputs[0].tensor].itemsize
-            seconds += max(bytes_moved * per_byte, moved * HEADS_CYCLES / (law.units * law.clock_hz))
+            cycles = 0.0 if self.xla else HEADS_CYCLES  # XLA moves tiles through shared memory
+            seconds += max(bytes_moved * per_byte, moved * cycles / (law.units * law.clock_hz))
         return seconds
 
     def _fastest(self, op: ModelOp, product: Product, part: Product, flops: float, bytes_s: float, backward: bool, device: Device,
                  law: DeviceLaw) -> List[Tuple[float, _Choice]]:
         """(seconds, kernel) of the fastest kernel for a part of a product; backward of those of both gradients, where the second
         one is of the weights."""
-        share = occupancy(part, law.units, law.depth, self._on_tensor_cores(device))
-        products_s = flops / share
-        found = [(max(products_s / one.flops_per_s, bytes_s) + one.passes * bytes_s, one)
-                 for one in self._choices(op, product, backward, device, law)]
+        found = []
+        for one in self._choices(op, product, backward, device, law):
+            share = occupancy(_part(one.product, product, part), law.units, law.depth * one.step, self._on_tensor_cores(device))
+            products_s = flops * _work(one.product) / (_work(product) * one.flops_per_s * share)
+            found.append((max(products_s, bytes_s) + one.passes * bytes_s, one))
         groups = [found, [row for row in found if row[1].is_of_weights]] if backward else [found]
         return [min(group, key=lambda row: row[0]) for group in groups]
 
@@ -482,8 +530,8 @@ class Kernels:
             share *= channels / (LANES * math.ceil(channels / LANES))  # what is read of too few channels is in part nothing
         if self._on_tensor_cores(device):
             if is_eligible(product) or (is_convolution and self.xla):  # XLA pads the channels of images for tensor cores
-                return [_Choice(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half))]
-            return [_Choice(TWICE * peaks["fp32"] * share)]
+                return [_Choice(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half), product)]
+            return [_Choice(TWICE * peaks["fp32"] * share, product, STEP_FP32)]
         found = []
         if precision == TF32 and peaks[TF32] > peaks["fp32"]:
             # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
@@ -491,12 +539,13 @@ class Kernels:
             rate = peaks[TF32] * on_tensor_cores * (law.backward_tf32 if backward else 1.0)
             if not is_eligible(product, 4):
                 rate = min(rate, TWICE * peaks["fp32"] * share)
-            found.append(_Choice(rate, 2.0 if is_convolution else 0.0, is_transposed=is_convolution))
+            found.append(_Choice(rate, product, STEP_TF32, 2.0 if is_convolution else 0.0, is_transposed=is_convolution))
         plain = share * peaks["fp32" if precision == TF32 else precision]  # in 16 bits without tensor cores: at most twice that
-        found.append(_Choice(plain))
+        found.append(_Choice(plain, product, STEP_FP32))
         if _can_be_winograd(op):
-            found += [_Choice(plain * law.winograd, 0.0, law.winograd, is_of_weights=False),
-                      _Choice(plain * WINOGRAD_GAIN, 2 * WINOGRAD_TRAFFIC, WINOGRAD_GAIN)]
+            fused, other = (winograd_product(op, product, edge) for edge in (FUSED_EDGE, EDGE))
+            found += [_Choice(plain * law.winograd / _gain(FUSED_EDGE), fused, STEP_FP32, 0.0, law.winograd, is_of_weights=False),
+                      _Choice(plain, other, STEP_FP32, 2 * WINOGRAD_TRAFFIC, _gain(EDGE))]
         return found
 
     def fewer(self, number: int, device: Device) -> float:
@@ -532,10 +581,10 @@ def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: 
     """By how much a step of several devices takes longer than its tasks.
 
     The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected maximum of ``n`` normal
-    numbers).  Devices agree on each collective, which takes a hop for each device; and not all bytes are hidden that the timeline
-    hides behind the backward pass.  Op by op, at least one collective starts in every cycle of the backward pass, and devices
-    agree on the next one while the bytes of the last are sent, so the longer of the two counts.  Under XLA all gradients come at
-    once: first devices agree, then all bytes are sent.
+    numbers).  The last gradients wait for half a cycle on average.  Devices agree on each collective, which takes a hop for each
+    device; and not all bytes are hidden that the timeline hides behind the backward pass.  Op by op, at least one collective
+    starts in every cycle of the backward pass, and devices agree on the next one while the bytes of the last are sent, so the
+    longer of the two counts.  Under XLA all gradients come at once: first devices agree, then all bytes are sent.
 
     Args:
         hidden_s: gradient communication during computation.
@@ -544,7 +593,7 @@ def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: 
     """
     if devices < 2:
         return 0.0
-    late_s = step_s * law.jitter * math.sqrt(2.0 * math.log(devices))
+    late_s = step_s * law.jitter * math.sqrt(2.0 * math.log(devices)) + law.cycle_s / 2
     if xla:
         return late_s + collectives * devices * law.hop_s + hidden_s
     started = max(collectives, BACKWARD_SHARE * step_s / law.cycle_s)
