@@ -2,8 +2,9 @@
 
     python -m benchmarks.nvidia_bert
 
-NVIDIA's are in :mod:`benchmarks.nvidia_runs`, all under XLA.  What is in memory under XLA was chosen with these batches in view.
-Google's largest batches (google-research/bert, README.md, one GPU of 12 GB, TensorFlow 1.11) are of runs op by op.
+NVIDIA's are in :mod:`benchmarks.nvidia_runs`, op by op where it says so, the others under XLA.  What is in memory under XLA was
+chosen with these batches in view.  Google's largest batches (google-research/bert, README.md, one GPU of 12 GB, TensorFlow 1.11)
+are of runs op by op.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ class Verdict(NamedTuple):
 
 
 def verdicts() -> List[Verdict]:
-    cases: Dict[Tuple[str, int, str, str, int], bool] = {}
+    cases: Dict[Tuple[str, int, str, str, int, bool], bool] = {}
     for one in TRAINED:
         cluster = one.cluster.split(":")[0] + ":1"
-        for batch, precision in zip(one.batches, ("fp16", one.precision)):
-            cases[one.source, one.tokens, cluster, precision, batch] = True
+        for batch, precision, xla in zip(one.batches, ("fp16", one.precision), (True, one.xla)):
+            cases[one.source, one.tokens, cluster, precision, batch, xla] = True
         if one.failed is not None:
-            cases[one.source, one.tokens, cluster, one.precision, one.failed] = False
+            cases[one.source, one.tokens, cluster, one.precision, one.failed, one.xla] = False
     for name, tokens, precision, cluster, batch, _ in RUNS:
         if name == "bert-large":
-            cases[TF2, tokens, cluster.split(":")[0] + ":1", precision, batch] = True
+            cases[TF2, tokens, cluster.split(":")[0] + ":1", precision, batch, True] = True
     for tokens, cluster, precision, batch in FAILED_TF2:
-        cases[TF2, tokens, cluster, precision, batch] = False
+        cases[TF2, tokens, cluster, precision, batch, True] = False
     found = []
-    for (source, tokens, cluster, precision, batch), fits in cases.items():
+    for (source, tokens, cluster, precision, batch, xla), fits in cases.items():
         count = 2 if tokens in PREDICTED else 1
-        result = simulate(data_parallel(bert_large(tokens, batch), precision, True, 1, count), Cluster.parse(cluster),
-                          Options(xla=True))
+        result = simulate(data_parallel(bert_large(tokens, batch), precision, xla, 1, count), Cluster.parse(cluster),
+                          Options(xla=xla))
         what = f"{tokens} tokens, {cluster[:-2]}, {precision}, {batch}"
         found.append(Verdict(source, what, fits, max(result.peak_memory_bytes) / 2**30, result.usable_bytes[0] / 2**30))
     return found

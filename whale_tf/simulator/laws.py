@@ -106,7 +106,7 @@ OP_BY_OP: Mapping[str, Passes] = {
     "pool": Passes((1, 1), (1.0, 1.0), (1.7, 7.7)),
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
-# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; all between is one kernel.
+# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; what is between is fused.
 # A reduction reads its operand again: layer normalisation computes a mean, then that of squared differences, then the result.
 FUSED: Mapping[str, Passes] = {
     "norm": Passes((1, 1), (1.5, 1.67)),  # two kernels, of which the first one reads
