@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import pytest
 
@@ -31,6 +31,7 @@ from whale_tf.simulator.laws import (
     product_of,
     step_with,
     waiting_seconds,
+    winograd_product,
 )
 from whale_tf.simulator.model_graph import ACTIVATION, PARAMETER
 from whale_tf.simulator.result import Simulation
@@ -82,22 +83,62 @@ def test_winograds_convolution_is_fused_or_moves_its_transformed_tensors() -> No
     model = built_in_model("vgg-19", 64)
     kernels = Kernels(model, laws, True)
 
-    def parts(name: str) -> Tuple[int, float, float]:
-        number = op_number(model, name)
-        op = model.ops[number]
-        size = sum(model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs))
-        return number, op.flops / (15.7e12 * occupancy(product_of(op), 80, 0.0, False)), size
+    def products_s(products: Product) -> float:
+        work = 2 * max(1.0, products.products) * products.m * products.n * products.k
+        return work / (15.7e12 * occupancy(products, 80, 0.0, False))
 
-    number, plain_s, size = parts("conv4_2/conv")
-    many_s = plain_s / 4 + 4.5 * size / 900e9
-    assert kernels.seconds(number, model.ops[number].flops, size, 1.0, False, V100) == pytest.approx(many_s)
-    assert kernels.seconds(number, model.ops[number].flops, size, 1.0, True, V100) == pytest.approx(many_s)
+    number = op_number(model, "conv4_2/conv")
+    op = model.ops[number]
+    size = sum(model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs))
+    assert winograd_product(op, product_of(op), 4) == Product(36, 64 * 7 * 7, 512, 512)
+    many_s = products_s(Product(36, 64 * 7 * 7, 512, 512)) + 4.5 * size / 900e9
+    assert kernels.seconds(number, op.flops, size, 1.0, False, V100) == pytest.approx(many_s)
+    assert kernels.seconds(number, op.flops, size, 1.0, True, V100) == pytest.approx(many_s)
     assert kernels.fewer(number, V100) == 4.0
-    number, plain_s, size = parts("conv1_2/conv")
-    flops = model.ops[number].flops
-    assert kernels.seconds(number, flops, size, 1.0, False, V100) == pytest.approx(plain_s / 2)
-    weights_s = min(plain_s, plain_s / 4 + 4.5 * size / 900e9)
-    assert kernels.seconds(number, flops, size, 1.0, True, V100) == pytest.approx((plain_s / 2 + weights_s) / 2)
+    number = op_number(model, "conv1_2/conv")
+    op = model.ops[number]
+    size = sum(model.tensors[use.tensor].bytes for use in (*op.inputs, *op.outputs))
+    fused_s = products_s(Product(16, 64 * 112 * 112, 64, 64)) * 2.25 / 2.0
+    assert kernels.seconds(number, op.flops, size, 1.0, False, V100) == pytest.approx(fused_s)
+    weights_s = min(products_s(product_of(op)), products_s(Product(36, 64 * 56 * 56, 64, 64)) + 4.5 * size / 900e9)
+    assert kernels.seconds(number, op.flops, size, 1.0, True, V100) == pytest.approx((fused_s + weights_s) / 2)
+
+
+def test_winograds_tiles_at_the_border_are_not_full() -> None:
+    model = built_in_model("resnet-50", 2)
+    op = model.ops[op_number(model, "stage3_block1/conv2")]
+    assert winograd_product(op, product_of(op), 4) == Product(36, 2 * 2 * 2, 512, 512), "7 x 7 results in tiles of 4 x 4"
+
+
+def test_shorter_steps_fill_pipelines_of_shorter_products() -> None:
+    """Kernels of ordinary cores step by 8 numbers along a product, those of tensor cores by 32."""
+    model = built_in_model("resnet-50", 64)
+    laws = Laws.parse({"devices": {"GPU": dict(ROW, depth=64.0)}, "framework": {"launch_s": 0.0}})
+    number = op_number(model, "stage0_block0/conv3")
+    product, flops = product_of(model.ops[number]), model.ops[number].flops
+    assert product.k == 64
+    single = Kernels(as_run(model, "fp32", True), laws, True).seconds(number, flops, 0.0, 1.0, False, V100)
+    half = Kernels(as_run(model, "fp16", True), laws, True).seconds(number, flops, 0.0, 1.0, False, V100)
+    law = laws.of("V100-16GB")
+    assert single == pytest.approx(flops / (15.7e12 * law.convolution_fp32 * occupancy(product, 80, 0.0, False) * 64 / (64 + 16)))
+    assert half == pytest.approx(flops / (125e12 * law.convolution_half * occupancy(product, 80, 0.0, True) * 64 / (64 + 64)))
+
+
+def test_xla_fuses_sums_and_relus_into_batch_normalisation() -> None:
+    """The last ReLU of a block costs nothing, the sum reads the shortcut; a ReLU behind a bias reads and writes its tensor."""
+    model = built_in_model("resnet-50", 4)
+
+    def moved(model: Any, name: str, backward: bool, xla: bool) -> float:
+        laws = Laws.parse({"devices": {"GPU": dict(ROW)}, "framework": {"launch_s": 0.0}})
+        return Kernels(model, laws, xla).seconds(op_number(model, name), 1.0, 9e8, 1.0, backward, V100) * 1e3
+
+    names = ("stage0_block1/conv1_relu", "stage0_block1/residual", "stage0_block1/relu")
+    assert [moved(model, name, False, True) for name in names] == pytest.approx([0.0, 0.33, 0.0])
+    assert [moved(model, name, True, True) for name in names] == pytest.approx([0.67, 0.0, 0.0])
+    assert [moved(model, name, False, False) for name in names] == pytest.approx([1.0, 1.0, 1.0])
+    assert moved(built_in_model("vgg-19", 2), "conv1_1/relu", False, True) == pytest.approx(1.0)
+    kernels = Kernels(model, PLAIN, True)
+    assert [kernels.kernels(op_number(model, name), False, V100) for name in names] == [0, 0, 0]
 
 
 def test_xla_fuses_an_update_that_is_written_with_elementary_ops() -> None:
@@ -121,11 +162,11 @@ def test_product_takes_its_flops_at_the_share_of_full_tiles() -> None:
         flops / (125e12 * 0.25 * occupancy(product_of(model.ops[number]), 80, 0.0, True)))
 
 
-def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -> None:
+def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_once() -> None:
     model = built_in_model("bert-base", 4)
     number = op_number(model, "block0/feed_forward/gelu")
     seconds = [Kernels(model, PLAIN, xla).seconds(number, 1.0, 9e8, 1.0, False, V100) for xla in (False, True)]
-    assert seconds == pytest.approx([9e-3, 0.75e-3])
+    assert seconds == pytest.approx([9e-3, 1e-3])
     half = as_run(model, "fp16", False)
     assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
 
@@ -260,7 +301,7 @@ def test_mixed_precision_keeps_variables_in_float32() -> None:
 def test_what_several_devices_wait_for() -> None:
     law = FrameworkLaw(jitter=0.01, hop_s=1e-4, overlap=0.25, cycle_s=0.01)
     assert waiting_seconds(law, 0.3, 0.1, 1, 2, False) == 0.0
-    late = 0.3 * 0.01 * math.sqrt(2 * math.log(8))
+    late = 0.3 * 0.01 * math.sqrt(2 * math.log(8)) + 0.01 / 2
     assert waiting_seconds(law, 0.3, 0.0, 8, 2, False) == pytest.approx(late + 20 * 8 * 1e-4), "20 cycles"
     assert waiting_seconds(law, 0.3, 0.0, 8, 30, False) == pytest.approx(late + 30 * 8 * 1e-4), "more buffers than cycles"
     assert waiting_seconds(law, 0.3, 0.1, 8, 2, False) == pytest.approx(late + 0.75 * 0.1), "bytes take longer than agreeing"

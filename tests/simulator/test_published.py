@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.nvidia_runs import electra, resnext101, runs, unet
+from benchmarks.nvidia_runs import electra, nvidia, resnext101, runs, unet
 from benchmarks.published import (
     HOPPER,
     MEGATRON,
@@ -19,6 +19,8 @@ from benchmarks.published import (
     every_point,
     megatron_tflops,
     of_card,
+    resnet50_of_2017,
+    tensorflow_org,
 )
 from whale_tf.simulator.instructions import GRADIENT
 from whale_tf.simulator.laws import KERNELS, default_laws
@@ -65,6 +67,23 @@ def test_fit_finds_the_share_that_a_run_was_made_with() -> None:
     fit = Fit([point._replace(measured=point.predict(laws).samples_per_s)])
     assert fit.laws().devices["A100"].convolution_half == pytest.approx(0.5, rel=0.02)
     assert fit.laws(without="resnet-50").devices["A100"].convolution_half == pytest.approx(0.4, rel=0.02), "the prior"
+
+
+def test_runs_are_modelled_as_they_were_run() -> None:
+    """ResNet-50 of 2017 computes 3.9 billion multiplications an image (He et al. 2015: 3.8), the later one 4.1; variables on the
+    CPU; fine-tuning in float32 op by op."""
+    convolutions = [op.flops / 2e9 for op in resnet50_of_2017(1).ops if op.kind == "convolution"]
+    assert sum(convolutions) == pytest.approx(3.86, rel=0.01)
+    assert {point.strategy.offload for point in tensorflow_org()} == {"states"}
+    found = {(point.card, point.precision, point.xla) for point in nvidia() if "BERT-Large of 384" in point.what}
+    assert {xla for card, precision, xla in found if precision == "fp32"} == {False}
+    assert {xla for card, precision, xla in found if precision == "fp16"} == {True}
+
+
+def test_p100_that_keeps_variables_on_the_cpu_is_near_its_law() -> None:
+    laws = default_laws()
+    (found,) = errors_of(answered([point for point in tensorflow_org() if point.gpus == 1], lambda point: laws))
+    assert found.points == 4 and found.mean < 0.05
 
 
 def test_packages_laws_know_the_errors_of_our_own_measurements() -> None:

@@ -14,7 +14,8 @@ a contraction also consists of one that computes::
   twice float32's rate.  Devices without tensor cores reach float32's share of their 16-bit rate.
 * **Winograd**: in float32 a 3 x 3 convolution of stride 1 takes fewer multiplications.  cuDNN has a fused kernel for results and
   for gradients of inputs, and for all three one that transforms operands and results in memory, which pays if channels are many
-  (Lavin and Gray 2015, sections 4 and 5; cuDNN's CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD and _WINOGRAD_NONFUSED).
+  (Lavin and Gray 2015, sections 4 and 5; cuDNN's CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD and _WINOGRAD_NONFUSED).  Its products are
+  as long as there are channels, and images are cut into tiles.
 * **cycles**: a kernel that computes indices for every element (broadcasts, reductions, transpositions) is limited by the
   instructions that the units issue, not by the memory, on GPUs whose memory is fast.  cuDNN's batch normalisation has a block of
   threads for each channel, so that few channels keep few units busy.
@@ -22,7 +23,8 @@ a contraction also consists of one that computes::
 * **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, but tensor cores'
   convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation), so in TF32 operands and result
   are transposed.  TensorFlow times cuDNN's kernels and takes the fastest, which can be the one in float32.
-* **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
+* **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them, but
+  not random numbers, and products of heads still need their operands transposed.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h).  So
   softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast before and after; XLA casts
   them on the way.
@@ -106,7 +108,7 @@ OP_BY_OP: Mapping[str, Passes] = {
     "pool": Passes((1, 1), (1.0, 1.0), (1.7, 7.7)),
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
-# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; what is between is fused.
+# Under XLA an op reads what products and reductions before it wrote, and writes what those after it read; the rest is fused.
 # A reduction reads its operand again: layer normalisation computes a mean, then that of squared differences, then the result.
 FUSED: Mapping[str, Passes] = {
     "norm": Passes((1, 1), (1.5, 1.67)),  # two kernels, of which the first one reads
