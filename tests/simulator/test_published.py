@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.nvidia_runs import electra, nvidia, resnext101, runs, unet
+from benchmarks.nvidia_runs import electra, resnext101, runs, trained, unet
 from benchmarks.published import (
     HOPPER,
     MEGATRON,
@@ -75,7 +75,7 @@ def test_runs_are_modelled_as_they_were_run() -> None:
     convolutions = [op.flops / 2e9 for op in resnet50_of_2017(1).ops if op.kind == "convolution"]
     assert sum(convolutions) == pytest.approx(3.86, rel=0.01)
     assert {point.strategy.offload for point in tensorflow_org()} == {"states"}
-    found = {(point.card, point.precision, point.xla) for point in nvidia() if "BERT-Large of 384" in point.what}
+    found = {(point.card, point.precision, point.xla) for point in trained() if "384" in point.what}
     assert {xla for card, precision, xla in found if precision == "fp32"} == {False}
     assert {xla for card, precision, xla in found if precision == "fp16"} == {True}
 
