@@ -34,7 +34,7 @@ def fitted(timeline: Optional[Dict[str, Any]], epochs: int = 2) -> List[Any]:
         outputs = keras.layers.Dense(3, activation="softmax")(x)
     model = keras.Model(inputs, outputs)
     model.compile("adam", "sparse_categorical_crossentropy")
-    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(8)
+    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).filter(lambda *_: True).batch(8)  # ends by an error
     callbacks = [] if timeline is None else [wh.Timeline(**timeline)]
     history = model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks, validation_data=data.take(2))
     return [history.history["loss"], history.history["val_loss"], *model.get_weights()]

@@ -20,6 +20,10 @@ from whale_tf.diagnosis.record import parse
 from whale_tf.errors import PlanError
 from whale_tf.runtime.curves import Curves
 
+# two CPU devices with a known peak
+TWO = {"name": "two", "nodes": [{"devices": [{"type": "known", "count": 2}], "links": "default"}], "device_types": {
+    "known": {"kind": "CPU", "fp32": 1e9, "memory_gib": 8, "memory_bandwidth_bytes_per_s": 1e10, "fabric": "cpu"}}}
+
 
 def scalars_of(folder: str) -> Dict[str, List[Tuple[int, float]]]:
     """Name -> (step, value), as TensorBoard reads them."""
@@ -37,7 +41,7 @@ def trained(timeline: Optional[Dict[str, Any]], is_late: bool = False) -> List[A
     Args:
         is_late: make the timeline when the step has been divided.
     """
-    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    wh.init({"num_micro_batch": 2}, cluster=TWO)
     try:
         with tf.Graph().as_default():
             v1.set_random_seed(1)
@@ -80,6 +84,9 @@ def test_session(tmp_path: Path) -> None:
     written = scalars_of(files["logs"])
     assert [step for step, _ in written[scalars.EXAMPLES_PER_S]] == [9, 10]
     assert [step for step, _ in written[scalars.BUBBLE]] == [7]
+    flops = 2 * 8 * 6 * 6 * 5  # of two products forward, and three backward, of which inputs need none
+    assert [mfu for _, mfu in written[scalars.MFU]] == pytest.approx(
+        [rate * flops / 8 / 2e9 for _, rate in written[scalars.EXAMPLES_PER_S]], rel=1e-5)
     assert written[scalars.EXAMPLES_PER_S][0][1] == pytest.approx(8 * written[scalars.STEPS_PER_S][0][1], rel=1e-5)
 
 

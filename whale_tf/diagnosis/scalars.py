@@ -10,15 +10,17 @@ The name of a scalar begins with how it is known::
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, NamedTuple, Optional, Tuple
+from typing import Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.detect import ASSUMED
 from whale_tf.diagnosis.played import measured_step
 from whale_tf.diagnosis.record import HOST, Record, joined
 from whale_tf.diagnosis.traces import measured_of
+from whale_tf.program import BACKWARD, UPDATE
 from whale_tf.simulator.instructions import COMPUTATION
 from whale_tf.simulator.simulate import Simulator
+from whale_tf.simulator.step_graph import StepGraph
 
 SECONDS, STEPS_PER_S, EXAMPLES_PER_S, MFU = "step/seconds", "step/steps_per_second", "step/examples_per_second", "step/mfu"
 IN_USE, PEAK = "memory/device_{}_bytes_in_use", "memory/device_{}_peak_bytes"
@@ -52,7 +54,22 @@ def arithmetic_of(record: Record, products_in_tf32: bool) -> Arithmetic:
     used = sorted({device for task in plan.task_graphs for row in task.devices for device in row})
     peaks = [known_peak(record.cluster, device, precision) for device in used]
     total = None if None in peaks else sum(peak for peak in peaks if peak is not None) / together
-    return Arithmetic(sum(op.flops for op in step.ops if op.contraction) / step.batch, total)
+    needed = _needed(step)
+    flops = sum(op.flops for number, op in enumerate(step.ops) if op.contraction and (op.step != BACKWARD or number in needed))
+    return Arithmetic(flops / step.batch, total)
+
+
+def _needed(step: StepGraph) -> Set[int]:
+    """Numbers of the ops that gradients and updates need: TensorFlow does not run the others of the backward pass, such as the
+    gradient of an input."""
+    left = [number for number, op in enumerate(step.ops) if op.step == UPDATE] + [number for _, number, _ in step.gradients]
+    found: Set[int] = set()
+    while left:
+        number = left.pop()
+        if number not in found:
+            found.add(number)
+            left += [source for source, _ in step.ops[number].inputs]
+    return found
 
 
 def known_peak(cluster: Cluster, number: int, precision: str) -> Optional[float]:

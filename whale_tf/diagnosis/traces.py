@@ -46,8 +46,9 @@ def simulated_of(record: Record) -> Trace:
     return Trace("simulated", tuple(events), {}, times.makespan)
 
 
-def row_names(record: Record, trace: Trace) -> Dict[int, str]:
-    """Device -> the name of its row in pictures: the TaskGraphs that run there, if there are several, and its number."""
+def row_names(record: Record, trace: Trace, with_stages: bool = True) -> Dict[int, str]:
+    """Device -> the name of its row in pictures: its number, and the TaskGraphs that run there, if there are several and
+    ``with_stages``."""
     stages: Dict[int, List[str]] = {}
     for number, task in enumerate(record.plan.task_graphs):
         for device in {device for row in task.devices for device in row}:
@@ -55,7 +56,7 @@ def row_names(record: Record, trace: Trace) -> Dict[int, str]:
 
     def name(device: int) -> str:
         own = stages.get(device, [])
-        if device == HOST or len(record.plan.task_graphs) < 2 or not own:
+        if device == HOST or len(record.plan.task_graphs) < 2 or not own or not with_stages:
             return "host" if device == HOST else f"device {device}"
         return f"stage{'s' * (len(own) > 1)} {', '.join(own)}, device {device}"
 

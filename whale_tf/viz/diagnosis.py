@@ -138,6 +138,7 @@ def _pictures(record: Record) -> Tuple[str, str]:
     parts: List[str] = []
     for trace, title in pairs:
         for kind, width in (("wide", WIDE), ("narrow", NARROW)):
-            picture = timeline_figure(trace, title, width, end_s, row_names(record, trace), _gap_s(trace))
+            names = row_names(record, trace, with_stages=kind == "wide")
+            picture = timeline_figure(trace, title, width, end_s, names, _gap_s(trace))
             parts.append(f'<div class="{kind}">{svg_text(picture)}</div>')
     return "\n".join(parts), text

@@ -78,7 +78,7 @@ def timeline_figure(trace: Trace, title: str = "", width: float = 14, end_s: flo
         gap_s: the longest pause within a block; 0: a two-thousandth of the axis.
     """
     figure, axes = new_figure(width, _height(trace, width))
-    _draw_timeline(axes, trace, title, width > WIDE, end_s, labels, gap_s)
+    _draw_timeline(axes, trace, title, width, end_s, labels, gap_s)
     figure.tight_layout()
     return figure
 
@@ -92,7 +92,7 @@ def timelines_figure(traces: Sequence[Trace], titles: Sequence[str], width: floa
     every = figure.subplots(len(traces), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     end_s = max(trace.end_s for trace in traces)
     for place, trace in enumerate(traces):
-        _draw_timeline(every[place][0], trace, titles[place], width > WIDE, end_s, labels[place] if labels else None,
+        _draw_timeline(every[place][0], trace, titles[place], width, end_s, labels[place] if labels else None,
                        gaps_s[place] if gaps_s else 0.0)
     figure.tight_layout()
     return figure
@@ -102,16 +102,16 @@ def _height(trace: Trace, width: float) -> float:
     return (1.6 if width > WIDE else 1.9) + 0.75 * len(trace.devices[:MAX_ROWS])
 
 
-def _draw_timeline(axes: Any, trace: Trace, title: str, is_wide: bool, end_s: float, labels: Optional[Mapping[int, str]],
+def _draw_timeline(axes: Any, trace: Trace, title: str, width: float, end_s: float, labels: Optional[Mapping[int, str]],
                    gap_s: float) -> None:
-    devices = trace.devices[:MAX_ROWS]
+    devices, is_wide = trace.devices[:MAX_ROWS], width > WIDE
     end_s = end_s or trace.end_s or 1.0
     stage_of = {event.device: event.stage for event in trace.events}
     for row in range(len(devices)):
         axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
     row_of = {device: row for row, device in enumerate(devices)}
     for block in blocks_of([event for event in trace.events if event.device in row_of], gap_s or end_s / 2000.0):
-        _draw(axes, row_of[block.device], block, end_s)
+        _draw(axes, row_of[block.device], block, end_s, 14.0 / width)
     axes.set_yticks(range(len(devices)))
     axes.set_yticklabels([labels[device] if labels else f"stage {stage_of[device]}, device {device}" for device in devices])
     axes.set_ylim(len(devices) - 0.4, -0.6)
@@ -138,7 +138,7 @@ def _draw_timeline(axes: Any, trace: Trace, title: str, is_wide: bool, end_s: fl
         axes.spines[side].set_visible(False)
 
 
-def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[no-untyped-def]
+def _draw(axes, row: int, block: Block, end_s: float, narrower: float) -> None:  # type: ignore[no-untyped-def]
     start_ms, wide_ms = block.start_s * 1e3, (block.end_s - block.start_s) * 1e3
     if block.lane:
         axes.barh(
@@ -147,7 +147,7 @@ def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[n
         return
     axes.barh(row, wide_ms, 0.56, left=start_ms, color=COLOURS.get(block.kind, "#999999"), edgecolor="white",
               linewidth=0.6 if wide_ms > end_s * 1e3 * 0.003 else 0.0)  # its edges would cover a narrower block
-    if block.micro_batch >= 0 and wide_ms > end_s * 1e3 * 0.008:
+    if block.micro_batch >= 0 and wide_ms > end_s * 1e3 * 0.008 * narrower:
         axes.text(
             start_ms + wide_ms / 2.0, row, str(block.micro_batch), ha="center", va="center", fontsize=8, color="white",
             fontweight="bold")
