@@ -79,6 +79,7 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
         np.testing.assert_allclose(other, value, 1e-9, 1e-12)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, tmp_path: Any) -> None:
     """Three workers, two, and three again.  Both times training waits after a step for what changes."""
