@@ -273,7 +273,8 @@ def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: P
         owners.update(zip(one.names, map(process_of, one.devices)))
     own = keep_own_part(graph, owners, divide_effects(graph, owners), inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
-    for one in moved:
+    # names of parts count up, so the order must be the same in all processes; that of a condition's operands may not be
+    for one in sorted(moved, key=lambda one: one.op.name):
         are_own = [owners[name] == processes.rank for name in one.names]
         kept = variable_parts.keep(
             _captured_variable(graph, one.op, one.what), one.spread,

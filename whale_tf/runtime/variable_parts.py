@@ -362,10 +362,10 @@ class VariableParts:
     def close(self) -> None:
         """Restores all variables.  Functions that divide them now do so only during a call."""
         self._closed = True
-        for record in self._wholes.values():
-            record.put_together()
+        for handle in list(self._wholes):
+            record = self._wholes.pop(handle)
             variable = record.variable()
+            record.put_together()
             if variable is not None:
                 del variable.__dict__[_RECORD]
                 variable.__class__ = type(variable).__mro__[1]
-        self._wholes.clear()
