@@ -184,22 +184,14 @@ def electra(tokens: int, batch: int) -> ModelGraph:
 
 def resnext101(batch: int) -> ModelGraph:
     """ResNeXt-101 32x4d: bottlenecks whose 3 x 3 convolution has 32 groups of channels (Xie et al. 2016, Table 1)."""
-    b = Builder("resnext-101", batch, optimizer="momentum")
-    x = vision.image(b, 224)
-    with b.scope("stem"):
-        x = vision.pool(b, "pool", vision.unit(b, "conv", x, 64, 7, 2), 3, 2)
-    for stage, (count, channels) in enumerate(((3, 64), (4, 128), (23, 256), (3, 512))):
-        for number in range(count):
-            with b.scope(f"stage{stage}_block{number}"):
-                stride = 2 if stage and not number else 1
-                shortcut = x if number else vision.unit(b, "shortcut", x, 4 * channels, 1, stride, relu=False)
-                y = _grouped(b, vision.unit(b, "conv1", x, 2 * channels, 1), stride)
-                y = b.pointwise("conv2_relu", "relu", vision.batch_norm(b, "conv2_bn", y))
-                y = vision.unit(b, "conv3", y, 4 * channels, 1, relu=False)
-                x = b.pointwise("relu", "relu", b.add("residual", y, shortcut))
-    with b.scope("classifier"):
-        vision.class_loss(b, vision.dense(b, "fc", vision.global_pool(b, x), 1000))
-    return b.graph()
+    def block(b: Builder, x: int, channels: int, stride: int, project: bool) -> int:
+        shortcut = vision.unit(b, "shortcut", x, 4 * channels, 1, stride, relu=False) if project else x
+        y = _grouped(b, vision.unit(b, "conv1", x, 2 * channels, 1), stride)
+        y = b.pointwise("conv2_relu", "relu", vision.batch_norm(b, "conv2_bn", y))
+        y = vision.unit(b, "conv3", y, 4 * channels, 1, relu=False)
+        return b.pointwise("relu", "relu", b.add("residual", y, shortcut))
+
+    return vision.residual(Builder("resnext-101", batch, optimizer="momentum"), (3, 4, 23, 3), block)
 
 
 def _grouped(b: Builder, x: int, stride: int, groups: int = 32) -> int:

@@ -159,21 +159,13 @@ P100 = {("inception-v3", 64): (142.0, 284.0, 569.0, 1131.0), ("inception-v3", 32
 def resnet50_of_2017(batch: int) -> ModelGraph:
     """ResNet-50 of tensorflow/benchmarks at the time of that page (scripts/tf_cnn_benchmarks/resnet_model.py): a block has its
     stride in the first convolution, and no normalisation on its shortcut."""
-    b = Builder("resnet-50", batch, optimizer="sgd")
-    x = vision.image(b, 224)
-    with b.scope("stem"):
-        x = vision.pool(b, "pool", vision.unit(b, "conv", x, 64, 7, 2), 3, 2)
-    for stage, (count, channels) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
-        for number in range(count):
-            with b.scope(f"stage{stage}_block{number}"):
-                stride = 2 if stage and not number else 1
-                shortcut = x if number else vision.convolution(b, "shortcut", x, 4 * channels, 1, stride)
-                y = vision.unit(b, "conv1", x, channels, 1, stride)
-                y = vision.unit(b, "conv3", vision.unit(b, "conv2", y, channels, 3), 4 * channels, 1, relu=False)
-                x = b.pointwise("relu", "relu", b.add("residual", y, shortcut))
-    with b.scope("classifier"):
-        vision.class_loss(b, vision.dense(b, "fc", vision.global_pool(b, x), 1001))
-    return b.graph()
+    def block(b: Builder, x: int, channels: int, stride: int, project: bool) -> int:
+        shortcut = vision.convolution(b, "shortcut", x, 4 * channels, 1, stride) if project else x
+        y = vision.unit(b, "conv1", x, channels, 1, stride)
+        y = vision.unit(b, "conv3", vision.unit(b, "conv2", y, channels, 3), 4 * channels, 1, relu=False)
+        return b.pointwise("relu", "relu", b.add("residual", y, shortcut))
+
+    return vision.residual(Builder("resnet-50", batch, optimizer="sgd"), (3, 4, 6, 3), block, classes=1001)
 
 
 def tensorflow_org() -> List[Point]:

@@ -144,11 +144,11 @@ class Runs:
         number = self._counts.get("estimator", 0)
         self._counts["estimator"] = number + 1
         store, given = self._store("estimator", number), {**dict(zip(_TRAIN, args)), **kwargs}
-        found = next(store.newest(), None)
         if store.is_finished and given.get("max_steps") is None:  # otherwise TensorFlow looks into the last checkpoint
             self._say(f"Estimator.train had finished ({store.path}), and does not train again")
             return estimator
-        if given.get("steps") is not None and found is not None:
+        found = next(store.newest(), None) if given.get("steps") is not None else None
+        if found is not None:
             given["steps"] -= found.step
             if given["steps"] <= 0:
                 raise SnapshotError(f"Estimator.train is to make {given['steps'] + found.step} steps, but snapshot "

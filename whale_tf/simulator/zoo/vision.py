@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Tuple, Union
+from typing import Callable, NamedTuple, Sequence, Tuple, Union
 
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 
@@ -100,14 +100,24 @@ def vgg19(batch: int, size: int = 224, classes: int = 1000) -> ModelGraph:
 
 def resnet50(batch: int, size: int = 224, classes: int = 1000, name: str = "resnet-50") -> ModelGraph:
     """ResNet-50 (25.6M parameters with 1,000 classes)."""
-    b = Builder(name, batch, optimizer="momentum")
+    return residual(Builder(name, batch, optimizer="momentum"), (3, 4, 6, 3), _bottleneck, size, classes)
+
+
+def residual(b: Builder, counts: Sequence[int], block: Callable[[Builder, int, int, int, bool], int], size: int = 224,
+             classes: int = 1000) -> ModelGraph:
+    """A network of four stages of blocks (He et al. 2016, Table 1).
+
+    Args:
+        counts: blocks of each stage.
+        block: of (graph, operand, channels, stride, whether its shortcut is projected) -> its result.
+    """
     x = image(b, size)
     with b.scope("stem"):
         x = pool(b, "pool", unit(b, "conv", x, 64, 7, 2), 3, 2)
-    for stage, (count, channels) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
-        for block in range(count):
-            with b.scope(f"stage{stage}_block{block}"):
-                x = _bottleneck(b, x, channels, stride=2 if stage and not block else 1, project=not block)
+    for stage, count in enumerate(counts):
+        for number in range(count):
+            with b.scope(f"stage{stage}_block{number}"):
+                x = block(b, x, 64 << stage, 2 if stage and not number else 1, not number)
     with b.scope("classifier"):
         class_loss(b, dense(b, "fc", global_pool(b, x), classes))
     return b.graph()
