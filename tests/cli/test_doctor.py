@@ -10,7 +10,7 @@ import pytest
 
 import whale_tf as wh
 from tests.command_line import call
-from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Starter
 from whale_tf._tf_compat import v1
 from whale_tf.cli import app
 from whale_tf.diagnosis.record import MESSAGE, Record, parse
@@ -118,7 +118,7 @@ def test_whale_run_puts_the_processes_together(tmp_path: Path) -> None:
     with Starter(anew=True) as starter:
         run = starter.start(*WHALE_RUN, "--workers", "2", "--doctor", "--doctor-steps", "8", "--record", str(tmp_path / "r.json"),
                             str(script))
-        assert run.wait(90) == 0, run.output
+        assert run.wait(RUN_S) == 0, run.output
         assert "2 processes, 2 devices" in run.output
     found = parse(str(tmp_path / "r.json"))
     assert [one.rank for one in found.processes] == [0, 1]

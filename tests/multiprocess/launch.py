@@ -14,6 +14,7 @@ from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WHALE_RUN = ("-m", "whale_tf.cli", "run")
+RUN_S = 300  # at most: a short training, on a machine with other work, which may stand still for a minute
 
 
 class Process:
@@ -106,7 +107,7 @@ class Starter:
         return [Worker(self, variables) for variables in tf_configs(free_ports(count))]
 
 
-def printed(*arguments: str, timeout_s: float = 300, anew: bool = False) -> str:
+def printed(*arguments: str, timeout_s: float = RUN_S, anew: bool = False) -> str:
     """What a Python program prints, which must succeed."""
     with Starter(anew) as starter:
         process = starter.start(*arguments)

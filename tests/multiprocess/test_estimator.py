@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from tests.multiprocess.launch import Starter
+from tests.multiprocess.launch import RUN_S, Starter
 from whale_tf._tf_compat import estimators
 from whale_tf.cluster.processes import free_ports
 
@@ -36,7 +36,7 @@ def test_chief_and_worker_equal_local() -> None:
         running = [starter.start(*script, str(ROWS // 2), **variables) for variables in jobs()]
         running.append(starter.start(*script, str(ROWS), WHALE_CLUSTER="cpu:1"))
         for process in running:
-            assert process.wait(120) == 0, process.output
+            assert process.wait(RUN_S) == 0, process.output
         first, second, local = [json.loads(process.output.partition("RESULTS ")[2].splitlines()[0]) for process in running]
     assert first == second
     assert local["after"]["global_step"] == 10 and local["after"]["loss"] < local["before"]["loss"]

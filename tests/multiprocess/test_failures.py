@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Process, Starter
 from whale_tf.config import VERIFIED
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
 
 SCRIPT = ("-m", "tests.multiprocess.train")
 BOUND_S = 30  # from a process' death to the others' end
 LOST_S = 15  # the same without a launcher, which takes 10 at most where nothing else runs
-START_S = 120  # of imports, on a machine with other work, too
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> No
     first = chief(*SCRIPT, "12", str(tmp_path), **{VERIFIED: "1"})
     time.sleep(10)
     second = worker(*SCRIPT, "12", str(tmp_path), **{VERIFIED: "1"})
-    assert first.wait(START_S) == 0, first.output
+    assert first.wait(RUN_S) == 0, first.output
     assert second.wait(BOUND_S) == 0, second.output
     assert "the first step of this graph equals the local one in" in first.output, first.output
     assert len(losses(first.output)) == 12 and losses(first.output) == losses(second.output)
@@ -59,7 +58,7 @@ def test_wrong_first_step_ends_all(starter: Starter) -> None:
     """One process forgets the weight of its examples: each ends with the same error."""
     both = [start(*SCRIPT, "9", WRONG="1", **{VERIFIED: "1"}) for start in starter.workers(2)]
     for process in both:
-        assert process.wait(START_S) == 1, process.output
+        assert process.wait(RUN_S) == 1, process.output
         assert "MismatchError: the first training step of this graph is not the local one" in process.output, process.output
 
 
@@ -72,7 +71,7 @@ def test_killed_or_stopped_process_ends_the_other(starter: Starter, number: int,
     """Beside each other, and with a TaskGraph on both (``COUNT``), of which each runs a part."""
     both = [start(*SCRIPT, "1000000", **more) for start in starter.workers(2)]
     for process in both:
-        process.wait_for("step 20 ", START_S)
+        process.wait_for("step 20 ", RUN_S)
     both[victim].send(number)
     survivor = both[1 - victim]
     assert survivor.wait(LOST_S) in (1, EXIT_STATUS), survivor.output
@@ -87,7 +86,7 @@ def test_process_that_fails_ends_the_others(starter: Starter, look_late: str) ->
     """Each runs a part of the step; also one that could fail before the other has looked for it (``LOOK_LATE``)."""
     failing, other = [start(*SCRIPT, "9", COUNT="2", LOOK_LATE=late, **more)
                       for start, late, more in zip(starter.workers(2), ("0", look_late), ({"FAIL_AT": "3"}, {}))]
-    assert failing.wait(START_S) == 1 and "the script's own mistake" in failing.output, failing.output
+    assert failing.wait(RUN_S) == 1 and "the script's own mistake" in failing.output, failing.output
     assert other.wait(BOUND_S) in (1, EXIT_STATUS), other.output
     assert "process 0 (127.0.0.1:" in other.output and "has ended" in other.output, other.output
 
@@ -96,7 +95,7 @@ def test_process_that_fails_ends_the_others(starter: Starter, look_late: str) ->
 def test_worker_that_never_comes(starter: Starter) -> None:
     chief, _ = starter.workers(2)
     alone = chief(*SCRIPT, "3", TIMEOUT="2")
-    assert alone.wait(START_S) == 1
+    assert alone.wait(RUN_S) == 1
     assert "process 1 (127.0.0.1:" in alone.output and "did not start within 2 s" in alone.output, alone.output
 
 
@@ -110,7 +109,7 @@ def test_port_that_is_taken(starter: Starter) -> None:
         taken.bind(("", int(address.split(":")[1])))
         taken.listen(1)
         process = chief(*SCRIPT, "3")
-        assert process.wait(START_S) == 1
+        assert process.wait(RUN_S) == 1
     assert f"of this process's address {address} is used" in process.output, process.output
 
 
@@ -119,7 +118,7 @@ def test_port_that_is_taken(starter: Starter) -> None:
 def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, str]) -> None:
     """Beside each other, and each with a part of the step (``COUNT``); the next run goes on there."""
     run = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path), PAUSE="0.05", SAVE_STEPS="1000", **more)
-    run.wait_for("step 11 ", START_S)
+    run.wait_for("step 11 ", RUN_S)
     run.send(signal.SIGTERM)
     assert run.wait(BOUND_S) == TERMINATED_STATUS, run.output
     assert "ProcessLostError" not in run.output and "no longer answers" not in run.output, run.output
@@ -130,7 +129,7 @@ def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, st
     if more:
         return
     again = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path))
-    assert again.wait(START_S) == 0, again.output
+    assert again.wait(RUN_S) == 0, again.output
     assert min(losses(again.output)) == int(last.split("-")[-1]) and max(losses(again.output)) == 39
 
 
@@ -139,7 +138,7 @@ def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, st
 def test_process_that_makes_fewer_steps_ends_the_other(starter: Starter, how: str) -> None:
     """It stays for the other one, which reads its variables, until that one waits for it in a step that it does not make."""
     job = starter.start(*WHALE_RUN, "--workers", "2", "-m", "tests.multiprocess.train_longer", how)
-    assert job.wait(START_S) in (1, EXIT_STATUS), job.output  # an error, or waiting in TensorFlow
+    assert job.wait(RUN_S) in (1, EXIT_STATUS), job.output  # an error, or waiting in TensorFlow
     assert "[1] whale_tf: process 0 waits for this process in a run that this one does not make" in job.output, job.output
     assert re.search(r"\[0\] .*process 1 \(\S+\) has ended, and this process cannot train", job.output), job.output
     assert job.output.count("step 2 ") == 2 and "step 3 " not in job.output, job.output
@@ -149,7 +148,7 @@ def test_process_that_makes_fewer_steps_ends_the_other(starter: Starter, how: st
 def test_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_path: Any) -> None:
     """No file can be written after step 12: the save after step 15 fails, and the one after step 10 stands."""
     run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, "20", str(tmp_path), FULL_AT="12")
-    assert run.wait(2 * START_S) == 0, run.output
+    assert run.wait(RUN_S) == 0, run.output
     first, second = run.output.split("restarting all processes (1 of 1)")
     assert set(losses(first)) >= set(range(14)) and set(losses(second)) == set(range(10, 20)), run.output
     again = losses(first)
@@ -171,21 +170,21 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
     chance = random.Random(kills)
     for attempt in range(kills):
         started = f"restarting all processes ({attempt} of" if attempt else ""
-        broken.wait_for(started, START_S)
+        broken.wait_for(started, RUN_S)
 
         def output(started: str = started) -> str:
             return broken.output.rpartition(started)[2] if started else broken.output
 
-        wait_until(lambda: len(pids(output())) == 2, START_S, broken)
+        wait_until(lambda: len(pids(output())) == 2, RUN_S, broken)
         if attempt % 3:  # else it is killed while it starts
-            wait_until(lambda: "step " in output(), START_S, broken)
+            wait_until(lambda: "step " in output(), RUN_S, broken)
         time.sleep(chance.uniform(0, 1.5))
         processes = pids(output())
         victim = chance.choice(processes)
         os.kill(victim, (signal.SIGKILL, signal.SIGSTOP)[attempt % 2])
         wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
-        assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
+        assert run.wait(RUN_S + 4 * steps * pause_s) == 0, run.output
     assert f"({kills} of {kills})" in broken.output and "restarting all processes" not in whole.output
     expected = losses(whole.output)
     assert set(losses(broken.output)) == set(expected) == set(range(steps))

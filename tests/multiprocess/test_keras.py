@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List
 import numpy as np
 import pytest
 
-from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Starter
 from whale_tf._tf_compat import function_tracing
 from whale_tf.processes.watch import EXIT_STATUS
 
@@ -20,7 +20,7 @@ if function_tracing() is None or function_tracing().compilation is None:  # type
 
 SCRIPT = ("-m", "tests.multiprocess.train_keras")
 TWO = (*WHALE_RUN, "--workers", "2")
-START_S, BOUND_S = 120, 40
+BOUND_S = 40
 TOLERANCE = 1e-11  # float64
 
 
@@ -37,9 +37,9 @@ def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
     steps an optimizer's variables take memory in one process (``zero``), or on the host of each (``offload``).  The first step of
     each function is compared with the local one."""
     local = starter.start(*SCRIPT, "equality", str(tmp_path / "local"))
-    assert local.wait(START_S) == 0, local.output
+    assert local.wait(RUN_S) == 0, local.output
     both = starter.start(*TWO, "--devices-per-worker", "2", "--verify", *SCRIPT, "equality", str(tmp_path / "both"))
-    assert both.wait(2 * START_S) == 0, both.output
+    assert both.wait(RUN_S) == 0, both.output
     assert both.output.count("equals the local one") == 6 and "Not compared" not in both.output, both.output
     expected, *found = [read(tmp_path / name) for name in ("local.0", "both.0", "both.1")]
     state = 2 * 8 * (11 * 5 + 20 * 3 + 3)  # bytes of Adam's moments
@@ -59,9 +59,9 @@ def test_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any) -
     """One process is killed in the third epoch: the other names it and ends; both start again from the second."""
     whole = starter.start(*TWO, *SCRIPT, "fit", "5", str(tmp_path / "whole"))
     broken = starter.start(*TWO, "--max-restarts", "1", *SCRIPT, "fit", "5", str(tmp_path / "broken"), PAUSE="0.3")
-    broken.wait_for("[1] step 10 ", START_S)
+    broken.wait_for("[1] step 10 ", RUN_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", broken.output)[0]), signal.SIGKILL)
-    assert broken.wait(START_S) == 0 and whole.wait(START_S) == 0, broken.output + whole.output
+    assert broken.wait(RUN_S) == 0 and whole.wait(RUN_S) == 0, broken.output + whole.output
     first, second = broken.output.split("restarting all processes (1 of 1)")
     assert "process 1 ended with signal SIGKILL" in first, first
     assert "[0] step 13 " not in broken.output and second.count("finished") == 2, broken.output
@@ -77,7 +77,7 @@ def test_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any) -
 @pytest.mark.slow
 def test_process_that_ends_early_ends_the_other(starter: Starter, tmp_path: Any) -> None:
     both = [start(*SCRIPT, "fit", "100000", str(tmp_path), SHORT="6") for start in starter.workers(2)]
-    assert both[1].wait(START_S) == 0 and "finished" in both[1].output, both[1].output
+    assert both[1].wait(RUN_S) == 0 and "finished" in both[1].output, both[1].output
     ended = both[0].wait(BOUND_S)  # by SIGALRM if TensorFlow waits for the lost process while Python shuts down
     assert ended in (1, EXIT_STATUS, -signal.SIGALRM), both[0].output
     assert "process 1 (127.0.0.1:" in both[0].output and "has ended" in both[0].output, both[0].output

@@ -15,10 +15,9 @@ import pytest
 import tensorflow as tf
 
 from tests import chaos
-from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Process, Starter
 from whale_tf.processes.watch import TERMINATED_STATUS
 
-START_S = 120
 SCRIPT = ("-m", "tests.multiprocess.train_long")
 
 of_fit = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="snapshots are of Keras 3's fit")
@@ -44,7 +43,7 @@ def one(starter: Starter, folder: str, spans: bool) -> Process:
 
 def variables(process: Process) -> List[np.ndarray]:
     """At the end of a run in one process."""
-    assert process.wait(START_S) == 0, process.output
+    assert process.wait(RUN_S) == 0, process.output
     return [np.array(value) for value in json.loads(process.output.partition("variables ")[2].splitlines()[0])]
 
 
@@ -59,11 +58,11 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
     two = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, str(tmp_path / "ends"), given, PAUSE="0.15",
                         **({"SPANS": "1"} if spans else {}))
     whole = one(starter, str(tmp_path / "whole"), False)
-    two.wait_for("[1] step 9 ", START_S)
+    two.wait_for("[1] step 9 ", RUN_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", two.output)[0]), signal.SIGKILL)
-    two.wait_for("[1] step 15 ", START_S)
+    two.wait_for("[1] step 15 ", RUN_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", two.output)[1]), signal.SIGUSR1)
-    assert two.wait(START_S) == TERMINATED_STATUS, two.output
+    assert two.wait(RUN_S) == TERMINATED_STATUS, two.output
     assert "fit goes on in epoch" in two.output or given == 'zero="v2"', two.output
     ended, = re.findall(r"SIGUSR1: snapshot of step (\d+) is complete; ending", two.output)
     again = one(starter, str(tmp_path / "ends"), spans)
@@ -89,17 +88,17 @@ def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, tmp_path: An
     job = starter.start(*WHALE_RUN, "--workers", "2:3", "--rejoin", "10000", "--no-warm", "-m", chaos.SCRIPT, kind, "two",
                         str(folder), "snapshot.every_steps=2", HOLD="4,8", PAUSE="0.2")
     for rank in range(3):
-        job.wait_for(f"[{rank}] step 4 ", START_S)
+        job.wait_for(f"[{rank}] step 4 ", RUN_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", job.output)[0]), signal.SIGKILL)
     (folder / "go-4").write_text("")
-    job.wait_for("starting 2 workers (0, 2)\n", START_S)
+    job.wait_for("starting 2 workers (0, 2)\n", RUN_S)
     for rank in range(2):
-        job.wait_for(f"[{rank}] step 8 ", START_S)
+        job.wait_for(f"[{rank}] step 8 ", RUN_S)
     job.send(signal.SIGUSR2)
-    job.wait_for("worker 1 can train again; the others end after a snapshot", START_S)
+    job.wait_for("worker 1 can train again; the others end after a snapshot", RUN_S)
     time.sleep(0.5)  # the signal comes after these words
     (folder / "go-8").write_text("")
-    assert job.wait(START_S) == 0, job.output
+    assert job.wait(RUN_S) == 0, job.output
     starts = chaos.starts_of(job.output)
     assert [len(chaos.pids_of(start)) for start in starts] == [3, 2, 3], job.output
     reached = 0

@@ -6,10 +6,9 @@ from typing import Any, Iterator, List
 
 import pytest
 
-from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Process, Starter
 
 SCRIPT = ("-m", "tests.multiprocess.train_parts")
-START_S = 120
 
 
 @pytest.fixture
@@ -32,8 +31,8 @@ def test_runs_of_all_kinds_equal_local(starter: Starter, tmp_path: Any, argument
     """Epochs, moving averages, an evaluation and a summary by one process alone, an assignment, a save and a restore."""
     together = run(starter, tmp_path, *arguments, workers=workers)
     alone = starter.start(*SCRIPT, *arguments, FOLDER=str(tmp_path))
-    assert together.wait(START_S) == 0, together.output
-    assert alone.wait(START_S) == 0, alone.output
+    assert together.wait(RUN_S) == 0, together.output
+    assert alone.wait(RUN_S) == 0, alone.output
     expected = shown(alone.output)
     assert len(expected) == lines
     for rank in range(workers):
@@ -47,8 +46,8 @@ def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
     """The step in which the data ends fails at another time in each process, and the next one has nothing to do with it."""
     script = ("-m", "tests.multiprocess.train_epochs")
     together, alone = starter.start(*WHALE_RUN, "--workers", "4", *script), starter.start(*script)
-    assert together.wait(START_S) == 0, together.output
-    assert alone.wait(START_S) == 0, alone.output
+    assert together.wait(RUN_S) == 0, together.output
+    assert alone.wait(RUN_S) == 0, alone.output
     expected = shown(alone.output)
     assert len(expected) == 12
     for rank in range(4):
@@ -58,12 +57,12 @@ def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
 @pytest.mark.slow
 def test_fetch_of_one_process_beside_a_step_is_refused(starter: Starter, tmp_path: Any) -> None:
     process = run(starter, tmp_path, "ALONE")
-    assert process.wait(START_S) != 0
+    assert process.wait(RUN_S) != 0
     assert "has come to a training run, but another one has not within 5 s" in process.output, process.output
 
 
 @pytest.mark.slow
 def test_other_mini_batches_are_refused(starter: Starter, tmp_path: Any) -> None:
     process = run(starter, tmp_path, "OTHER")
-    assert process.wait(START_S) != 0
+    assert process.wait(RUN_S) != 0
     assert "of this graph has another first example in process 1 than in process 0" in process.output, process.output

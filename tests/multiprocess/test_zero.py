@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Tuple
 import numpy as np
 import pytest
 
-from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Starter
 from tests.multiprocess.train_zero import LEVELS, OF_THREE, SIZE, STEPS, Found, examples, scaled_feeds, train, train_scaled
 
 
@@ -33,7 +33,7 @@ def run(processes: int, directory: Path) -> List[Dict[Any, Any]]:
     with Starter() as starter:
         started = starter.start(
             *WHALE_RUN, "--workers", str(processes), "-m", "tests.multiprocess.train_zero", str(directory))
-        assert started.wait(180) == 0, started.output
+        assert started.wait(RUN_S) == 0, started.output
     return [pickle.loads((directory / f"found.{rank}").read_bytes()) for rank in range(processes)]
 
 

@@ -25,7 +25,7 @@ BATCH = 4
 
 
 def main(steps: int, directory: str) -> None:
-    wh.init({"communication.start_timeout_s": int(os.environ.get("TIMEOUT", "60"))})
+    wh.init({"communication.start_timeout_s": int(os.environ.get("TIMEOUT", "300"))})
     if "LOOK_LATE" in os.environ:
         look_late(float(os.environ["LOOK_LATE"]))
     tf.disable_eager_execution()

@@ -29,7 +29,7 @@ BATCH = 16 // WORKERS
 def parallel(**level: str) -> None:
     """Divides steps over the processes from now on, and variables as ``level`` says."""
     if WORKERS > 1:
-        wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60, **level})
+        wh.init({"sync_batch_norm": True, **level})
 
 
 parallel(**({"offload": "states"} if sys.argv[1] == "equality" else {}))  # first: with a host the server has one more device

@@ -29,7 +29,7 @@ def main(has_steps: bool, is_alone: bool, is_other: bool) -> None:
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.set_random_seed(1)
     cluster = ("4xcpu:1" if has_steps else UNEQUAL) if os.environ.get("TF_CONFIG") else f"cpu:{3 + has_steps}"
-    wh.init({"num_micro_batch": 2, "io.nested_batch": "divide", "communication.start_timeout_s": 5 if is_alone else 60},
+    wh.init({"num_micro_batch": 2, "io.nested_batch": "divide", "communication.start_timeout_s": 5 if is_alone else 300},
             cluster=cluster)
     numbers = np.random.RandomState(0)
     x, y = numbers.randn(12, 3), numbers.randn(12, 2)
