@@ -379,6 +379,29 @@ def function_graph(definition: FunctionDef, shapes: Sequence[Any], with_library:
         definition, input_shapes=list(shapes), **also)
 
 
+def flat_function(graph: Any, name: str) -> Optional[Callable[..., Sequence[Any]]]:
+    """A function of flat arguments, and of what is captured, that computes what a function's graph computes now. It is never
+    inlined. None: before TensorFlow 2.15 there are none.
+
+    Args:
+        name: the beginning of its name.
+    """
+    tracing = function_tracing()
+    if tracing is None or tracing.compilation is None:
+        return None
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    atomic = _undocumented("eager.polymorphic_function.atomic_function")[0]
+    made = atomic.from_func_graph(f"{name}_{_framework_ops.uid()}", graph, {"_noinline": AttrValue(b=True)})
+    call: Callable[..., Sequence[Any]] = made.call_flat
+    return call
+
+
+def packed_results(function: Any, flat: Sequence[Any]) -> Any:
+    """What a concrete function returns if these are its flat results; since TensorFlow 2.15."""
+    return function.function_type.pack_output(list(flat))
+
+
 def add_function(body: Any, graph: Any) -> str:
     """Adds a function with the inputs and outputs of graph ``body`` to the library of ``graph``; returns its name, a new one."""
     body.name, body.outer_graph = f"{body.name}_divided_{_framework_ops.uid()}", graph

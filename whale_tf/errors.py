@@ -39,6 +39,10 @@ class OtherGraphError(PlanError):
     """A plan was made for another graph."""
 
 
+class TooFewExamplesError(PlanError):
+    """A mini-batch has fewer examples than parts, and the graph says so."""
+
+
 class InfeasibleError(PlanError):
     """No plan exists under the given limits (memory, devices, number of stages).
 

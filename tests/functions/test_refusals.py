@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import whale_tf as wh
 from tests.functions.conftest import DEVICES
-from tests.functions.equality import Scope, batches, run
-from tests.functions.test_training_steps import NESTED, cross_entropy, logits_of, momentum, perceptron
+from tests.functions.equality import Scope, batches
+from tests.functions.test_training_steps import cross_entropy, logits_of, perceptron
 
 NOWHERE: List[Scope] = [contextlib.nullcontext, contextlib.nullcontext]
 
@@ -208,20 +208,6 @@ def test_python_function_keeps_xla_from_its_body() -> None:
     step(tf.ones([8, 4]))
     assert "XLA compiles t0_backward, each when it first runs; not t0_forward: op 'python' (PyFunc) has no XLA kernel" in (
         " ".join(wh.explain().split()))
-
-
-def test_batch_with_fewer_examples_than_parts() -> None:
-    text = r"^a mini-batch of 3 examples does not divide over 4 parts{}; use a batch size of at least 4, .*drop_remainder=True..$"
-    with pytest.raises(wh.PlanError, match=text.format(" of TaskGraph .*")):
-        run(momentum, batches((3,)), NESTED)
-
-    def of_unknown_size(scopes: Any) -> Any:
-        step, variables = momentum(scopes)
-        return tf.function(step.python_function, input_signature=[
-            tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)]), variables
-
-    with pytest.raises(wh.InputError, match=text.format("")):
-        run(of_unknown_size, batches((16, 3)), NESTED)
 
 
 def test_other_errors_of_a_step_stay() -> None:

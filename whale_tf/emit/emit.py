@@ -30,7 +30,7 @@ from whale_tf.emit.owners import Sent, send_updates
 from whale_tf.emit.processes import Shared, merged_scalars, shared_scalars
 from whale_tf.emit.reads import Reads
 from whale_tf.emit.recipes import Recipes
-from whale_tf.emit.shares import find_division
+from whale_tf.emit.shares import Least, find_division
 from whale_tf.emit.update import clone_update, copy_variables, variable_copies
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -55,6 +55,7 @@ class Emitted(NamedTuple):
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> their replacements
     gates: Mapping[str, Sequence[str]] = {}  # see :class:`whale_tf.emit.order.Gates`
     inputs: Sequence[str] = ()  # tensors with examples that all processes must read alike
+    least: Mapping[str, Least] = {}  # what inputs need whose sizes are known only at run time
 
     def beside_update(self) -> Emitted:
         """The same with separate merged values, for runs that update variables."""
@@ -145,4 +146,4 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     mirror.finish(new_ops)
     context.tf_ops = [op if isinstance(op, tf.Operation) else new_ops[op.name] for op in context.tf_ops]
     return Emitted(context, nodes, recipes, mirror, sums, calls, form, shared, sent, instead, order.gates,
-                   inputs.compared())
+                   inputs.compared(), division.least)

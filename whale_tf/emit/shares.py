@@ -16,7 +16,7 @@ from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.checks import at_least, check_examples, check_rows
 from whale_tf.emit.context import Clone, Context
-from whale_tf.errors import PlanError
+from whale_tf.errors import PlanError, TooFewExamplesError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.batch_axis.groups import elements_of_rows
@@ -24,7 +24,7 @@ from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
 from whale_tf.passes.communicate import MICRO, pulls_each
-from whale_tf.passes.lowering.levels import agreed_batch, divide, levels
+from whale_tf.passes.lowering.levels import agreed_batch, divide, enough, levels
 from whale_tf.plan import Plan
 from whale_tf.program import ALL, Copy
 
@@ -40,6 +40,13 @@ class Shares(NamedTuple):
     starts: Tuple[Number, ...]
     vector: Optional[str] = None  # the sizes as one int32 tensor, if they are not known now
     check: Tuple[str, ...] = ()  # op that fails at run time if a clone would get no example
+
+
+class Least(NamedTuple):
+    """How many rows, along a dimension, an input needs so that no part of the mini-batch is without an example."""
+
+    dim: int
+    rows: int
 
 
 def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> None:
@@ -65,7 +72,7 @@ def _check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool) -> 
                 fix = f"use a batch size of {low} or {high}, or give slice sizes in the plan"
             replicas = "" if own else f"{plan.num_model_replicas} model replicas x "
             micro = "" if own and plan.nested_batch == MICRO else f"{plan.num_micro_batch} micro-batches x "
-            raise PlanError(
+            raise (TooFewExamplesError if min(sizes) < 1 else PlanError)(
                 f"a mini-batch of {batch} examples does not divide over {parts} parts of TaskGraph {task.name!r} ({replicas}"
                 f"{micro}{task.replica_count} replicas); {fix}")
 
@@ -83,6 +90,7 @@ class BatchShares:
     Attributes:
         is_together: sections put the examples of all mini-batches together.
         rescaled: operands that hold the size of one model replica's mini-batch but mean the whole batch's.
+        least: what inputs need whose sizes are known only at run time, by the names of their tensors.
         name_of: the tensor of a source in a mini-batch (:class:`whale_tf.emit.inputs.Inputs` sets it).
     """
 
@@ -93,6 +101,7 @@ class BatchShares:
         self.own = own
         self.batch = batch
         self.is_together = False
+        self.least: Dict[str, Least] = {}
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
@@ -278,6 +287,8 @@ class BatchShares:
         of_each = self._unpacked(sizes, count, scope + "/size_each", tf.int32)
         starts = self._unpacked(self._starts(sizes, scope), count, scope + "/start_each", tf.int32)
         check = check_examples(nodes, sizes, total, count, name, rows, self._is_computed(source), scope, device)
+        dim = self._sources[source]
+        self.least[name] = Least(dim, max(rows * enough(totals), self.least.get(name, Least(dim, 0)).rows))
         return Shares(total, of_each, starts, sizes, (check,))
 
     def examples(self, source: int, number: int) -> Tuple[str, str]:

@@ -36,6 +36,14 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
+def enough(totals: Sequence[Sequence[int]]) -> int:
+    """With so many examples, or more, every part of :func:`divide` gets one."""
+    found = 1
+    for level in totals:
+        found *= -(-level[-1] // min(high - low for low, high in zip(level, level[1:])))
+    return found
+
+
 def agreed_batch(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
     """Examples of a mini-batch; None: no input says how many.
 

@@ -10,7 +10,7 @@ from whale_tf.capture import distribution, layers
 from whale_tf.capture.annotations import Annotations, annotations_of
 from whale_tf.capture.fitting import is_called
 from whale_tf.capture.handles import note_variables
-from whale_tf.errors import OtherGraphError, PlanError, WhaleError
+from whale_tf.errors import OtherGraphError, PlanError, TooFewExamplesError, WhaleError
 from whale_tf.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized, parallelize
 from whale_tf.planner.homes import NONE
@@ -18,6 +18,7 @@ from whale_tf.processes.watch import say
 from whale_tf.runtime import evaluations, functions, refusals
 from whale_tf.runtime.active import Active, described, observer, shown
 from whale_tf.runtime.feeds import named_errors
+from whale_tf.runtime.small_steps import SmallSteps, undivided
 from whale_tf.runtime.verifying.functions import FunctionProofs, traced
 
 
@@ -28,6 +29,7 @@ class FunctionTriggers:
         self._state = state
         self._calls: MutableMapping[tf.Graph, Optional[Parallelized]] = weakref.WeakKeyDictionary()  # what a graph calls
         self._made: MutableMapping[str, tf.Graph] = weakref.WeakValueDictionary()  # graphs of functions by their names
+        self._small: MutableMapping[tf.Graph, SmallSteps] = weakref.WeakKeyDictionary()
         state.function_proofs = FunctionProofs(state.variable_parts, state.session_config, say, shown(), state.runtime,
                                                state.functions)
 
@@ -45,6 +47,8 @@ class FunctionTriggers:
         if function.graph in state.drafts:
             functions.refuse_to_run(function)
         state.variable_parts.watch(function)
+        if function.graph in self._small:
+            self._small[function.graph].watch(function, state.variable_parts.before_call, in_graphs=not state.verifies)
         if state.snapshots is not None and function.graph not in state.drafts:
             state.snapshots.traced(function.graph)
 
@@ -123,6 +127,7 @@ class FunctionTriggers:
         if functions.moves_variables(config, plan) or has_own_places:
             functions.separate_updates(graph, known)
         before = traced(graph) if state.verifies else None
+        whole = undivided(graph) if state.processes.count == 1 and not has_own_places else None
         with garbage_collection_paused():
             try:
                 done = parallelize(graph, state.cluster, config, plan, state.processes, state.keys, warn=state.say,
@@ -130,6 +135,12 @@ class FunctionTriggers:
             except OtherGraphError as error:
                 raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                                 "name them: wh.init(plan={'name of the function': plan})") from None
+            except TooFewExamplesError as error:
+                if whole is None or not self._has_divided(graph.name):
+                    raise
+                state.say(f"tf.function {graph.name!r} is not divided for this mini-batch, and runs on one device: {error}")
+                functions.untag(graph)
+                return
             if done is None and graph in state.jacobians:
                 raise refusals.no_jacobian(graph)
             if done is None:
@@ -140,8 +151,15 @@ class FunctionTriggers:
                     "wh.shutdown() before training on one device")
             if done.emitted is not None:
                 self._finish(graph, done, before)
+                if whole is not None and whole.takes(done.emitted.least):
+                    self._small[graph] = SmallSteps(whole, done.emitted.least, graph, state.say)
         state.done[graph] = done
         state.latest = weakref.ref(graph)
+
+    def _has_divided(self, name: str) -> bool:
+        """Whether a function of that name has been divided for another mini-batch, perhaps before an interruption."""
+        done = self._state.done.items()
+        return self._state.snapshots is not None or any(one.emitted is not None and graph.name == name for graph, one in done)
 
     def _finish(self, graph: tf.Graph, done: Parallelized, before: Any) -> None:
         """Makes the rewritten function do what the local one did, and tells the other processes of it.

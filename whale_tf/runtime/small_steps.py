@@ -1,0 +1,119 @@
+"""Mini-batches with fewer examples than parts, such as the last one of an epoch: the local step runs, not the divided one.
+
+A tf.function that trains is kept as it was before it was divided.  Where its mini-batch is known when it is called, that function
+is called instead.  In the graph of another function (Keras' ``fit``) a condition chooses::
+
+    mini-batch ──> Less(examples, parts) ──> If ─┬─> divided step
+                                                 └─> local step, on one device
+
+The local step is called, never inlined, so that the other steps do not pass through its ops.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf._tf_compat import flat_function, packed_results, tf
+from whale_tf.emit.shares import Least
+
+FlatFunction = Callable[..., Sequence[Any]]
+
+
+class Undivided(NamedTuple):
+    """A function before it is divided.
+
+    Attributes:
+        function: it takes arguments and what is captured.
+        arguments: name of a tensor of its graph -> the number of the argument.
+        captured: the tensors outside of it.
+    """
+
+    function: FlatFunction
+    arguments: Mapping[str, int]
+    captured: Sequence[Any]
+
+    def takes(self, names: Mapping[str, Any]) -> bool:
+        """Whether some of the tensors are arguments."""
+        return not self.arguments.keys().isdisjoint(names)
+
+    def call(self, given: Sequence[Any]) -> Sequence[Any]:
+        return self.function(*given, *self.captured)
+
+
+def undivided(graph: tf.Graph) -> Optional[Undivided]:
+    """The function that a function's graph is now; None: this TensorFlow cannot make one."""
+    function = flat_function(graph, f"{graph.name}_undivided")
+    if function is None:
+        return None
+    captured = [outer for outer, _ in graph.captures]
+    arguments = graph.inputs[:len(graph.inputs) - len(captured)]
+    return Undivided(function, {tensor.name: number for number, tensor in enumerate(arguments)}, captured)
+
+
+class SmallSteps:
+    """Runs the local step where a mini-batch is too small for the divided one.
+
+    Args:
+        before: the function as it was.
+        least: what the divided one needs of its inputs, by name.
+        graph: of the divided function.
+        say: warns.
+    """
+
+    def __init__(self, before: Undivided, least: Mapping[str, Least], graph: tf.Graph, say: Callable[[str], None]) -> None:
+        self._before, self._say, self._has_said = before, say, False
+        self._least = {before.arguments[name]: one for name, one in least.items() if name in before.arguments}
+        self._has_moved = {id(one) for one in before.captured} != {id(outer) for outer, _ in graph.captures}
+
+    def watch(self, function: Any, before_call: Callable[[Sequence[Any]], None], in_graphs: bool) -> None:
+        """Makes each call of the concrete function run the step that fits.
+
+        Args:
+            before_call: puts the values of variables where the local step reads them.
+            in_graphs: also calls in the graphs of other functions, unless the function has variables elsewhere than its user:
+                one graph cannot have these in both places.
+        """
+        divided = function._call_flat
+
+        def _call_flat(tensor_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            given = list(tensor_inputs)
+
+            def run() -> Any:
+                return divided(given, *args, **kwargs)
+
+            if tf.executing_eagerly():
+                few = next(((rows, least) for rows, least in self._rows(given) if rows < least), None)
+                if few is None:
+                    return run()
+                self._tell(*few)
+                before_call(self._before.captured)
+                return packed_results(function, self._before.call(given))
+            return packed_results(function, self._either(run, given)) if in_graphs and not self._has_moved else run()
+
+        function._call_flat = _call_flat
+
+    def _rows(self, given: Sequence[Any]) -> Sequence[Tuple[Any, int]]:
+        """How many rows there are, and are needed, of each input."""
+        if tf.executing_eagerly():
+            return [(given[number].shape[one.dim], one.rows) for number, one in self._least.items()]
+        return [(tf.shape(given[number])[one.dim], one.rows) for number, one in self._least.items()]
+
+    def _either(self, run: Callable[[], Any], given: Sequence[Any]) -> Sequence[Any]:
+        found, least = [tf.stack(numbers) for numbers in zip(*self._rows(given))]
+        worst = tf.argmin(found - least)
+
+        def local() -> Sequence[Any]:
+            tf.numpy_function(self._tell, [found[worst], least[worst]], [])
+            return [*self._before.call(given), True]
+
+        def step() -> Sequence[Any]:
+            results = tf.nest.flatten(run(), expand_composites=True)
+            return [*(one for one in results if isinstance(one, tf.Tensor)), True]  # a condition needs a result
+
+        results: Sequence[Any] = tf.cond(found[worst] < least[worst], local, step)
+        return results[:-1]
+
+    def _tell(self, rows: int, least: int) -> None:
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"a mini-batch of {rows} examples does not divide over {least} parts: such steps are not divided, and run "
+                      f"on one device. If these are not only the last ones of epochs, use a batch size of at least {least}")
