@@ -23,6 +23,7 @@ that does not compute one returns zeros in its place, which nobody reads::
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -80,13 +81,14 @@ def divide_effects(graph: tf.Graph, owners: Mapping[str, Owner]) -> Dict[str, Ow
 
 
 def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str, Owner],
-               device: Callable[[Owner], str] = lambda owner: "") -> Divided:
+               device: Optional[Callable[[Owner], str]] = None) -> Divided:
     """Divides those of some ops that update variables of several processes, and makes the pieces' results take the place of
     theirs.
 
     Args:
         owners: op that gives a variable's handle -> the process that keeps the variable; None: every process has it.
-        device: of the pieces of a process.
+        device: of the pieces of a process, in a graph of a Session.  There who reads a result makes all pieces run; a function
+            runs them anyway.
     """
     edit = StagedEdit(graph)
     divided = Divided({}, {}, {})
@@ -103,7 +105,7 @@ def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str
 
         def make(piece: _Piece, edges: Sequence[str], waits: Sequence[str], op: tf.Operation = op) -> Tuple[str, _Edges]:
             name, owner = free_name(piece.name(op.name), lambda name: name in edit or name in taken), piece.turn.owner
-            piece.define(edit.copy(op, name, edges, control_inputs=waits, device=device(owner)))
+            piece.define(edit.copy(op, name, edges, control_inputs=waits, device=device(owner) if device else ""))
             divided.owners[name] = owner
             shapes.update((f"{name}:{len(piece.results) + index}", value.shape) for index, value in enumerate(piece.gives))
             return name, lambda index: f"{name}:{index}"
@@ -111,7 +113,12 @@ def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str
         inputs = [divided.results.get(tensor.name, tensor.name) for tensor in op.inputs]
         waits = [name for wait in op.control_inputs for name in divided.pieces.get(wait.name, [wait.name])]
         divided.pieces[op.name], results = _put(pieces, inputs, waits, make)
-        divided.results.update((op.outputs[result].name, edge) for result, edge in results.items())
+        for result, edge in results.items():
+            if device is not None:
+                where = device(divided.owners[edge.partition(":")[0]])
+                edge = edit.add("Identity", f"{op.name}/result", [edge], device=where, attrs={"T": op.outputs[result].dtype},
+                                control_inputs=divided.pieces[op.name]) + ":0"
+            divided.results[op.outputs[result].name] = edge
     if not divided.pieces:
         return divided
     for op in map(graph.get_operation_by_name, divided.pieces):
@@ -237,7 +244,7 @@ def _put(pieces: Sequence[_Piece], inputs: Sequence[str], waits: Sequence[str],
 
 def _keep(items: Any, indices: Sequence[int]) -> None:
     """Leaves only these items in a protocol buffer's list, which may be empty."""
-    kept = [items[index] for index in indices] if len(items) else []
+    kept = [copy.deepcopy(items[index]) for index in indices] if len(items) else []
     del items[:]
     items.extend(kept)
 
@@ -341,34 +348,37 @@ class _Body:
 
     def _divide(self, edit: StagedEdit, node: NodeDef, owners: Sequence[Owner], drawer: int) -> None:
         """Puts the pieces of a node in its place."""
-        copy = self._copy
+        own = self._copy
         inputs, waits = data_inputs(node), [_source(edge) for edge in node.input if edge.startswith("^")]
-        taken = {*self._arguments, *(other.name for other in copy.definition.node_def)}
+        taken = {*self._arguments, *(other.name for other in own.definition.node_def)}
 
         def make(piece: _Piece, edges: Sequence[str], waits: Sequence[str]) -> Tuple[str, _Edges]:
             definition = type(node)()
             definition.CopyFrom(node)
             definition.name = free_name(piece.name(node.name).replace("/", "_"), taken.__contains__)
             piece.define(definition)
-            copy.insert(definition, edges, waits)
+            own.insert(definition, edges, waits)
             self._parts[definition.name] = piece.turn.owner
             shapes = [self._shape(node.name, result) for result in piece.results] + [value.shape for value in piece.gives]
-            self._shapes.update((copy.edge(definition, index), shape) for index, shape in enumerate(shapes))
-            return definition.name, lambda index: copy.edge(definition, index)
+            self._shapes.update((own.edge(definition, index), shape) for index, shape in enumerate(shapes))
+            return definition.name, lambda index: own.edge(definition, index)
 
         new, results = _put(_pieces(edit, node, owners, drawer), inputs, waits, make)
-        instead = {copy.edge(node, result): edge for result, edge in results.items()}
-        copy.definition.node_def.remove(node)
-        copy.replace(instead)
-        for other in copy.definition.node_def:
-            if f"^{node.name}" in other.input:
+        instead = {own.edge(node, result): edge for result, edge in results.items()}
+        own.definition.node_def.remove(node)
+        for other in own.definition.node_def:  # who reads the whole comes behind all of it
+            if other.name not in new and any(_source(edge) == node.name for edge in other.input):
                 kept = [edge for edge in other.input if edge != f"^{node.name}"]
                 del other.input[:]
                 other.input.extend(kept + control_edges(new))
-        for key, name in list(copy.definition.control_ret.items()):
+        returned = any(_source(edge) == node.name for edge in own.definition.ret.values())
+        for key, name in list(own.definition.control_ret.items()):
             if name == node.name:
-                copy.definition.control_ret.pop(key)
-                copy.definition.control_ret.update({name: name for name in new})
+                returned = True
+                own.definition.control_ret.pop(key)
+        if returned:
+            own.definition.control_ret.update({name: name for name in new})
+        own.replace(instead)
 
     # ------------------------------------------------------------------------------------------------- what the nodes are
     def _before(self, name: str, waits: bool) -> List[str]:
@@ -466,8 +476,8 @@ class _Body:
         for edge in self._edges(turn, results):
             source = _source(edge)
             if source in self._indices and not self._is_constant(source):
-                copy = self._rounds.copy(self._indices[source], EVERY if turn.owner is None else turn.owner)
-                found[edge] = _Turn(self._rounds.rounds[copy], None if copy[1] == EVERY else copy[1])
+                one = self._rounds.copy(self._indices[source], EVERY if turn.owner is None else turn.owner)
+                found[edge] = _Turn(self._rounds.rounds[one], None if one[1] == EVERY else one[1])
         return {edge: source for edge, source in found.items() if source != turn}
 
     def arguments_of(self, turn: _Turn, results: Sequence[int]) -> Set[int]:
@@ -488,11 +498,12 @@ class _Body:
             edges = data_inputs(node) + control_edges(self._names[number] for number in sorted(waits))
             del node.input[:]
             node.input.extend(edges)
-        attributes = {position: found.arg_attr[index] for position, index in enumerate(arguments) if index in found.arg_attr}
+        attributes = {position: copy.deepcopy(found.arg_attr[index])  # what a map held is gone when it is cleared
+                      for position, index in enumerate(arguments) if index in found.arg_attr}
         found.arg_attr.clear()
         for position, attribute in attributes.items():
             found.arg_attr[position].CopyFrom(attribute)
-        found.resource_arg_unique_id.clear()
+        getattr(found, "resource_arg_unique_id", {}).clear()  # which TensorFlow 1.15 lacks
         _keep(signature.input_arg, arguments)
         _keep(signature.output_arg, results)
         found.ret.clear()
@@ -502,21 +513,21 @@ class _Body:
         found.control_ret.update({effect: effect for effect in effects})
         del signature.control_output[:]
         signature.control_output.extend(effects)
-        copy = FunctionCopy(self._copy.graph, found)
-        copy.replace({value.edge: given for value, given in [
-            (value, copy.parameter("taken", value.dtype)) for value in reads] if value.branch == branch})
+        part = FunctionCopy(self._copy.graph, found)
+        part.replace({value.edge: given for value, given in [
+            (value, part.parameter("taken", value.dtype)) for value in reads] if value.branch == branch})
         for value in gives:
-            copy.return_also(value.edge if value.branch == branch else _nothing(copy, value), value.dtype, "given")
-        return copy.finish(name)
+            part.return_also(value.edge if value.branch == branch else _nothing(part, value), value.dtype, "given")
+        return part.finish(name)
 
 
-def _nothing(copy: FunctionCopy, value: _Value) -> str:
+def _nothing(part: FunctionCopy, value: _Value) -> str:
     """Zeros in place of what another branch computes, of a shape that the message may have."""
-    zero = copy.const("" if value.dtype == tf.string else np.zeros([], value.dtype.as_numpy_dtype), "nothing", dtype=value.dtype)
+    zero = part.const("" if value.dtype == tf.string else np.zeros([], value.dtype.as_numpy_dtype), "nothing", dtype=value.dtype)
     if not value.shape:
         return zero
-    sizes = copy.const(np.array([size or 0 for size in value.shape], np.int32), "sizes")
-    return copy.add("Fill", "nothing", [sizes, zero], attrs={"T": value.dtype, "index_type": tf.int32})
+    sizes = part.const(np.array([size or 0 for size in value.shape], np.int32), "sizes")
+    return part.add("Fill", "nothing", [sizes, zero], attrs={"T": value.dtype, "index_type": tf.int32})
 
 
 def _source(edge: str) -> str:
