@@ -16,12 +16,16 @@ from whale_tf.runtime.verifying.replay import Replay
 if function_tracing() is None:
     pytest.skip("functions are divided from TensorFlow 2.4 on", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 
-def pieces(update: Callable[..., Any], owners: List[Optional[int]], given: Any = ()) -> Dict[str, List[int]]:
+
+def pieces(update: Callable[..., Any], owners: List[Optional[int]], given: Any = (),
+           members: Any = range(4)) -> Dict[str, List[int]]:
     """Piece -> numbers of the variables that it takes, in a function that makes ``update`` of variables with these owners.
 
     Args:
         given: values of its argument for which the pieces together do what the whole does.
+        members: the processes of the step.
     """
     with tf.device("CPU:0"):
         variables = [tf.Variable(float(number)) for number in range(len(owners))]
@@ -31,7 +35,7 @@ def pieces(update: Callable[..., Any], owners: List[Optional[int]], given: Any =
     assert set(numbers) == set(variable_handles(graph))
     before = {op.name for op in graph.get_operations()}
     expected = [outcome(graph, numbers, value) for value in given]
-    found = divide_effects(graph, {name: owners[index] for name, index in numbers.items()})
+    found = divide_effects(graph, {name: owners[index] for name, index in numbers.items()}, members)
     assert set(found) == {op.name for op in graph.get_operations()} - before
     taken = {}
     for name in found:  # a control output runs, and what runs after the whole runs after its pieces
@@ -69,6 +73,7 @@ def test_each_process_updates_its_own() -> None:
         return tf.cond(x > 0, is_finite, lambda: x)
 
     assert pieces(update, [0, 1, None], (1, -1)) == {"cond/of_0": [0, 2], "cond/of_1": [1, 2], "cond/of_all": [2]}
+    assert pieces(update, [5, 7, None], members=(5, 7)) == pieces(update, [0, 1, None])  # steps side by side have equal names
     assert pieces(update, [3, None, None]) == {"cond/of_3": [0, 2], "cond/of_all": [1, 2]}
     assert pieces(update, [None, None, None]) == pieces(update, [2, 2, 2]) == {}
 
@@ -156,7 +161,7 @@ def test_values_between_processes_have_their_static_shape() -> None:
     graph = update.get_concrete_function(tf.TensorSpec([None], tf.float32)).graph
     owner = {inner.op.name: next(index for index, row in enumerate(rows) if row.handle is outer)
              for outer, inner in graph.captures}
-    assert divide_effects(graph, owner) == {"cond/of_0": 0, "cond/of_1": 1, "cond/of_all": None}
+    assert divide_effects(graph, owner, range(2)) == {"cond/of_0": 0, "cond/of_1": 1, "cond/of_all": None}
     assert [tensor.shape.as_list() for tensor in graph.get_operation_by_name("cond/of_0").outputs] == [[3]]
     assert graph.get_operation_by_name("cond/of_1").inputs[-1].op.name == "cond/of_0"
 
@@ -207,3 +212,19 @@ def test_random_numbers_are_drawn_once() -> None:
 
     assert pieces(noisy, [1, 2], (4, -1)) == {
         "cond/of_1": [0], "cond/of_1_2": [0], "cond/of_2": [1], "cond/of_2_2": [1], "cond/of_all": []}
+
+
+def test_random_numbers_for_what_every_process_has() -> None:
+    def noisy(x: tf.Tensor, count: Any, other: Any) -> tf.Tensor:
+        def inside() -> tf.Tensor:
+            noise = tf.random.uniform([])
+            count.assign(x + noise)
+            count.assign_sub(noise)
+            return x
+        def both() -> tf.Tensor:
+            tf.cond(x > 1, inside, lambda: x)
+            return x + 1
+        return tf.cond(x > 0, both, lambda: x)
+
+    assert pieces(noisy, [None, None], (4, 1, -1)) == {"cond/of_0": [], "cond/of_all": [0]}
+    assert pieces(lambda x, one: noisy(x, one, one), [2], (4, 1)) == {}  # one process draws, and no other needs it

@@ -29,6 +29,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 import numpy as np
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, static_dims, tf
+from whale_tf.cluster import process_of
 from whale_tf.graph_editor import consumers
 from whale_tf.graph_editor.control_flow import call_functions, function_names
 from whale_tf.graph_editor.edges import control_edges
@@ -63,30 +64,33 @@ class Divided(NamedTuple):
     results: Dict[str, str]
 
 
-def divide_effects(graph: tf.Graph, owners: Mapping[str, Owner]) -> Dict[str, Owner]:
+def divide_effects(graph: tf.Graph, owners: Mapping[str, Owner], members: Sequence[int]) -> Dict[str, Owner]:
     """Divides the ops of a function's graph that update variables of several processes.  Ops that cannot be divided stay as they
     are.
 
     Args:
         owners: placeholder of a variable's handle -> the process that keeps the variable; None: every process has it.
+        members: the processes that run the step.
 
     Returns:
         The pieces, and the process to which each belongs; None: every process runs it.
     """
-    found = divide_ops(graph, graph.get_operations(), owners)
+    found = divide_ops(graph, graph.get_operations(), owners, members)
     graph.outputs = [graph.get_tensor_by_name(found.results.get(tensor.name, tensor.name)) for tensor in graph.outputs]
     graph.control_outputs = [graph.get_operation_by_name(name) for op in graph.control_outputs
                              for name in found.pieces.get(op.name, [op.name])]
     return found.owners
 
 
-def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str, Owner],
+def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str, Owner], members: Sequence[int],
                device: Optional[Callable[[Owner], str]] = None) -> Divided:
-    """Divides those of some ops that update variables of several processes, and makes the pieces' results take the place of
-    theirs.
+    """Divides those of some ops that update variables of several processes, or draw random numbers without a seed that all
+    processes need, and makes the pieces' results take the place of theirs.
 
     Args:
         owners: op that gives a variable's handle -> the process that keeps the variable; None: every process has it.
+        members: the processes that run the step.  Pieces are named after their places among these, so that steps side by side
+            have the same names.
         device: of the pieces of a process, in a graph of a Session.  There who reads a result makes all pieces run; a function
             runs them anyway.
     """
@@ -95,16 +99,19 @@ def divide_ops(graph: tf.Graph, ops: Sequence[tf.Operation], owners: Mapping[str
     shapes: Dict[str, Shape] = {}  # of what pieces give to others
     taken = names_taken(graph)
     for op in ops:
-        if op.type not in _DIVIDED or len({owners[tensor.op.name] for tensor in op.inputs if tensor.op.name in owners}) < 2:
+        of = {owners[tensor.op.name] for tensor in op.inputs if tensor.op.name in owners}
+        if op.type not in _DIVIDED or (len(of) < 2 and (of - {None} or process_of(op.device) is not None
+                                                        or not any(_draws(graph, one) for one in _inside(edit, op.node_def)))):
             continue
-        kept = [owners.get(tensor.op.name) for tensor in op.inputs]
+        kept = [None if owner is None else members.index(owner) for owner in (owners.get(one.op.name) for one in op.inputs)]
         try:
-            pieces = _pieces(edit, op.node_def, kept, _processes(kept)[0])
+            pieces = _pieces(edit, op.node_def, kept, next(iter(_processes(kept)), 0))
         except _CannotDivide:
             continue
 
         def make(piece: _Piece, edges: Sequence[str], waits: Sequence[str], op: tf.Operation = op) -> Tuple[str, _Edges]:
-            name, owner = free_name(piece.name(op.name), lambda name: name in edit or name in taken), piece.turn.owner
+            name = free_name(piece.name(op.name), lambda name: name in edit or name in taken)
+            owner = None if piece.turn.owner is None else members[piece.turn.owner]
             piece.define(edit.copy(op, name, edges, control_inputs=waits, device=device(owner) if device else ""))
             divided.owners[name] = owner
             shapes.update((f"{name}:{len(piece.results) + index}", value.shape) for index, value in enumerate(piece.gives))
@@ -332,7 +339,9 @@ class _Body:
             for index, edge in enumerate(data_inputs(node))})
         for node in list(definition.node_def):
             sources = [_source(edge) for edge in data_inputs(node)]
-            if node.op in _DIVIDED and len({self._owner_of[source] for source in sources if source in self._owner_of}) > 1:
+            of = {self._owner_of[source] for source in sources if source in self._owner_of}
+            if node.op in _DIVIDED and (len(of) > 1 or (of == {None} and any(
+                    _draws(edit.graph, one) for one in _inside(edit, node)))):
                 self._divide(edit, node, [self._owner_of.get(source) for source in sources], drawer)
         self._nodes = {node.name: node for node in definition.node_def}
         self._results = [definition.ret[result.name] for result in definition.signature.output_arg]
@@ -389,8 +398,7 @@ class _Body:
     def _member(self, name: str, inside: Sequence[NodeDef], drawer: int) -> Node:
         handles = self._owner_of.keys() & {_source(edge) for edge in data_inputs(self._nodes[name])}
         owners = {self._parts[name]} if name in self._parts else {self._owner_of[handle] for handle in handles}
-        draws = any(one.op in RANDOM and self._is_stateful(one)
-                    and not any(one.attr[seed].i for seed in _SEEDS if seed in one.attr) for one in inside)
+        draws = any(_draws(self._copy.graph, one) for one in inside)
         has_effect = name in self._effects
         if len(owners - {None}) > 1 or (has_effect and (len(owners) > 1 or (draws and not owners - {None}))):
             raise _CannotDivide  # nobody could run all that it does, or each would draw other numbers
@@ -519,6 +527,12 @@ class _Body:
         for value in gives:
             part.return_also(value.edge if value.branch == branch else _nothing(part, value), value.dtype, "given")
         return part.finish(name)
+
+
+def _draws(graph: tf.Graph, node: NodeDef) -> bool:
+    """Whether a node draws numbers without a seed, so that each process would draw others."""
+    return (node.op in RANDOM and bool(op_def(graph, node.op).is_stateful)
+            and not any(node.attr[seed].i for seed in _SEEDS if seed in node.attr))
 
 
 def _nothing(part: FunctionCopy, value: _Value) -> str:

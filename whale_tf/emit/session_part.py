@@ -142,7 +142,8 @@ class SessionPart:
             edit.commit()
         owners = {op.name: self._owner(op, ()) for op in self.graph.get_operations() if op.type == "VarHandleOp"}
         ours = [op for op in new if op.name in self._after or self.context.is_own_name(op.name)]
-        found = divide_ops(self.graph, ours, owners, lambda owner: "" if owner is None else self.processes.prefix(owner))
+        found = divide_ops(self.graph, ours, owners, self.members,
+                           lambda owner: "" if owner is None else self.processes.prefix(owner))
         self.divided.update((name, tuple(pieces)) for name, pieces in found.pieces.items())
         self.replaced.update({**self.divided, **found.results})
         self._writes.update((name, writes_inside(self.graph, self.graph.get_operation_by_name(name).node_def))

@@ -275,7 +275,7 @@ def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: P
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
     for one in moved:
         owners.update(zip(one.names, map(process_of, one.devices)))
-    own = keep_own_part(graph, owners, divide_effects(graph, owners), inputs, processes, keys)
+    own = keep_own_part(graph, owners, divide_effects(graph, owners, processes.members), inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
     # names of parts count up, so the order must be the same in all processes; that of a condition's operands may not be
     for one in sorted(moved, key=lambda one: one.op.name):
