@@ -74,6 +74,11 @@ def accumulated(inner: Any) -> Any:
     return keras.optimizers.AdamW(0.01, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True)
 
 
+def accumulated_and_clipped_together(inner: Any) -> Any:
+    """The norm of all accumulated gradients is in a condition that is in the loss scale's."""
+    return scaled(keras.optimizers.Adam(0.01, global_clipnorm=0.5, gradient_accumulation_steps=2))
+
+
 def convnet(stages: Sequence[Scope]) -> Any:
     inputs = keras.Input((6, 6, 1))
     with stages[0]():
@@ -304,3 +309,5 @@ CASES: Dict[str, Case] = {
 }
 if keras.__version__ >= "3":
     CASES["accumulated gradients"] = Case(functools.partial(mlp, optimizer=accumulated), FEATURES, LABELS)
+    CASES["accumulated, clipped together"] = Case(
+        functools.partial(mlp, optimizer=accumulated_and_clipped_together), FEATURES, LABELS)

@@ -55,6 +55,21 @@ def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.half
+@pytest.mark.parametrize("kind", ["functional", "switches"])
+def test_conditions_over_variables_of_several_processes(starter: Starter, kind: str) -> None:
+    script = ("-m", "tests.multiprocess.train_conditions", kind)
+    together, alone = starter.start(*WHALE_RUN, "--workers", "2", *script), starter.start(*script)
+    assert together.wait(START_S) == 0, together.output
+    assert alone.wait(START_S) == 0, alone.output
+    expected = shown(alone.output)
+    assert len(expected) == 13
+    for rank in range(2):
+        others = tuple(f"[variables {index}]" for index in range(6) if index % 2 != rank)
+        assert shown(together.output.replace(f"[{rank}] ", "")) == [line for line in expected if not line.startswith(others)]
+
+
+@pytest.mark.slow
 def test_fetch_of_one_process_beside_a_step_is_refused(starter: Starter, tmp_path: Any) -> None:
     process = run(starter, tmp_path, "ALONE")
     assert process.wait(RUN_S) != 0

@@ -13,21 +13,25 @@ if function_tracing() is None or function_tracing().compilation is None:  # type
 
 SCRIPT = ("-m", "tests.multiprocess.train_functions")
 SAMPLE = ("mlp/fit/pipeline", "embeddings/custom/zero v3", "mlp/custom/split after replicas", "mlp/custom/auto_parallel",
-          "loss scale/custom/one stage", "accumulated gradients/fit/pipeline")
+          "loss scale/custom/one stage", "accumulated, clipped together/fit/pipeline")
 EVERY = [(2, 1), (2, 2), (4, 1)]
 
 
-def check(workers: int, devices: int, rows: Tuple[str, ...], bound_s: int) -> None:
+def check(workers: int, devices: int, rows: Tuple[str, ...], bound_s: int, *options: str) -> str:
+    """Returns what the processes print."""
     with Starter() as starter:
-        job = starter.start(*WHALE_RUN, "--workers", str(workers), *SCRIPT, str(devices), *rows)
+        job = starter.start(*WHALE_RUN, "--workers", str(workers), *options, *SCRIPT, str(devices), *rows)
         status = job.wait(bound_s)
         assert status == 0 and job.output.count("finished") == workers, job.output
+        return job.output
 
 
 @pytest.mark.once
 @pytest.mark.slow
 def test_equals_local() -> None:
-    check(2, 1, SAMPLE, 300)
+    """The first step of each is also compared by whale_tf itself."""
+    output = check(2, 1, SAMPLE, 300, "--verify")
+    assert output.count("equals the local one in") >= 5, output
 
 
 @pytest.mark.once

@@ -3,7 +3,8 @@ script.
 
 ``python -m tests.multiprocess.train_functions DEVICES PLAN...``, in a job of several processes: DEVICES of each; a plan is
 ``name of the model / loop / name of the plan``, in which ``*`` stands for all.  At the end there are mini-batches of
-several sizes; processes read different data, which they must notice; and a mini-batch is too small.
+several sizes; one process sends wrong numbers, which the comparison with the local step must notice; processes read different
+data, which they must notice; and a mini-batch is too small.
 """
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ import tensorflow as tf  # noqa: E402
 from tests.functions.equality import Way  # noqa: E402
 from tests.functions.models import CASES  # noqa: E402
 from tests.functions.test_matrix import LOOPS, check  # noqa: E402
+from whale_tf.communicators.pairs import CrossingValue, Pairs  # noqa: E402
 
 PLANS = {
     "pipeline": Way((WORKERS * DEVICES // 2,) * 2, 0, {"num_micro_batch": 2}),
@@ -85,6 +87,7 @@ def main() -> int:
         else:
             print(f"{model}/{loop}/{plan}: equal", flush=True)
     wrong += not all(takes_any_size(*counts) for counts in [(1, 1), (WORKERS * DEVICES,)])
+    wrong += not notices_wrong_numbers()
     wrong += not notices_different_data()
     wrong += not refuses_few_examples()
     print("finished" if not wrong else f"{wrong} failed", flush=True)
@@ -124,6 +127,28 @@ def trained(counts: Sequence[int], *sizes: int) -> List[np.ndarray]:
     for size in sizes:
         found += [one.numpy() for one in step(tf.reshape(tf.cos(tf.range(3. * size, dtype=tf.float64)), [size, 3]))]
     return found + [weight.numpy() for weight in weights]
+
+
+def notices_wrong_numbers() -> bool:
+    """Whether all processes say that the first step is not the local one if process 1 sends twice what it should."""
+    original = Pairs.cross
+
+    def twice(self: Pairs, value: CrossingValue, sender: int, receiver: int, waits: Sequence[str] = ()) -> str:
+        if sender == RANK == 1 and value.dtype == tf.float64:
+            double = self._nodes.binary("Add", value.edge, value.edge, value.scope + "/twice", value.dtype, self._device)
+            value = value._replace(edge=double)
+        return original(self, value, sender, receiver, waits)
+
+    Pairs.cross = twice  # type: ignore[method-assign]
+    wh.init({"io.slicing": False, "num_micro_batch": 2, "verify": "first_step"}, cluster=CLUSTER)
+    try:
+        trained((1, WORKERS * DEVICES - 1), 16)
+    except wh.MismatchError as error:
+        return "is not the local one" in str(error) and "in the call" in str(error)
+    finally:
+        Pairs.cross = original  # type: ignore[method-assign]
+        wh.shutdown()
+    return False
 
 
 def notices_different_data() -> bool:

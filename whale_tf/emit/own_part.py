@@ -13,7 +13,7 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.cluster import Processes, process_of
@@ -47,13 +47,14 @@ class OwnPart(NamedTuple):
     seen: str
 
 
-def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Collection[str], inputs: Sequence[str],
-                  processes: Processes, keys: Keys) -> OwnPart:
+def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Mapping[str, Optional[int]],
+                  inputs: Sequence[str], processes: Processes, keys: Keys) -> OwnPart:
     """See the module's docstring.
 
     Args:
         graph: of a function, completely rewritten.
         inputs: names of the tensors with the examples of the mini-batch.
+        pieces: conditions and calls -> the process to which each belongs (:mod:`whale_tf.emit.effects`); None: each runs it.
         variables: placeholder of a variable's handle -> the process that keeps the variable; None: every process has it.
         processes: all, and which of them this is.
 
@@ -66,7 +67,7 @@ def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], piece
 class _Division:
     """The step as nodes, and what each process runs of it."""
 
-    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Collection[str],
+    def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Mapping[str, Optional[int]],
                  processes: Processes) -> None:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
@@ -88,8 +89,8 @@ class _Division:
         inputs = tuple(map(self._output, (edge for edge in edges if edge[0] != "^")))
         waits = tuple(self._numbers[edge[1:]] for edge in edges if edge[0] == "^")
         kept = {self._variables[edge] for edge in edges if edge in self._variables}
-        if node.name in self._pieces and len(kept) > 1:
-            kept.discard(None)
+        if node.name in self._pieces:
+            return Node(self._pieces[node.name], inputs, waits)
         if len(kept) > 1:
             self._of_several.add(self._numbers[node.name])
         if node.name in self._variables:

@@ -11,17 +11,20 @@ TensorFlow's: it executes each op where it is placed, also on devices of other p
                      variable (of process 0) ──> original        when fetched, in runs that do not train
 
 So only *ours* are cut off from other processes' ops: clones, what is computed from them, and updates.  An original op that a
-clone reads and that itself reads another process's value gets a copy, which is ours.
+clone reads and that itself reads another process's value gets a copy, which is ours.  Conditions that update variables of several
+processes become pieces, one or more for each (:mod:`whale_tf.emit.effects`).
 """
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import process_of
 from whale_tf.communicators.queues import Queues, flat
+from whale_tf.emit.branches import repeat_in_branches
 from whale_tf.emit.context import Context
+from whale_tf.emit.effects import divide_ops, writes_inside
 from whale_tf.emit.order import PASSED
 from whale_tf.emit.own_part import HOST, missing_in_some_steps, takes_of_several
 from whale_tf.emit.processes import variable_ops
@@ -59,6 +62,8 @@ class SessionPart:
         indices: name of an op -> its number.
         ours: numbers of the ops that only steps run.
         instead: fetch of a write that another process makes -> the name of what is fetched here.
+        divided: op that was divided -> its pieces.
+        replaced: the same, and name of its result -> that of a piece's.
         sends: (value, receiver) -> the op that sends it.
         received: value of another process -> the name of what has arrived.
     """
@@ -85,6 +90,9 @@ class SessionPart:
         self._before_wait: Dict[int, Before] = {}
         self._ends_of_gates: Set[int] = set()
         self.instead: Dict[str, str] = {}
+        self.divided: Dict[str, Tuple[str, ...]] = {}
+        self.replaced: Dict[str, Any] = {}
+        self._writes: Dict[str, bool] = {}  # whether a piece writes variables
         self.update()
 
     # ------------------------------------------------------------------------------------------------------ what is ours
@@ -92,7 +100,10 @@ class SessionPart:
         """Divides what has been added to the graph."""
         if self.graph.version == self._version:
             return
+        self._divide_conditions()
         self._copy_originals()
+        readers = [op for op in self._new_ops() if op.name in self._after or self.context.is_own_name(op.name)]
+        repeat_in_branches(self.graph, readers, lambda op: self._owner(op, ()), self.context.name("branch"))
         first = len(self.ops)
         for op in self._new_ops():
             self.indices[op.name] = len(self.ops)
@@ -119,6 +130,24 @@ class SessionPart:
 
     def _new_ops(self) -> List[tf.Operation]:
         return [op for op in self.graph.get_operations()[self._seen:] if op.name not in self.added]
+
+    def _divide_conditions(self) -> None:
+        """Divides conditions and calls of steps that update variables of several processes."""
+        new = self._new_ops()
+        late = [(op, position, tensor) for op in new for position, tensor in enumerate(op.inputs) if tensor.name in self.replaced]
+        if late:
+            edit = StagedEdit(self.graph)
+            for op, position, tensor in late:
+                edit.move_input(op.name, position, self.replaced[tensor.name])
+            edit.commit()
+        owners = {op.name: self._owner(op, ()) for op in self.graph.get_operations() if op.type == "VarHandleOp"}
+        ours = [op for op in new if op.name in self._after or self.context.is_own_name(op.name)]
+        found = divide_ops(self.graph, ours, owners, self.members,
+                           lambda owner: "" if owner is None else self.processes.prefix(owner))
+        self.divided.update((name, tuple(pieces)) for name, pieces in found.pieces.items())
+        self.replaced.update({**self.divided, **found.results})
+        self._writes.update((name, writes_inside(self.graph, self.graph.get_operation_by_name(name).node_def))
+                            for name in found.owners)
 
     def commit(self, edit: StagedEdit) -> Dict[str, tf.Operation]:
         """Commits an edit with ops that are no part of the graph as written."""
@@ -169,7 +198,7 @@ class SessionPart:
         pending = list(starts) + [user for index in self.ours for user in users.get(index, ())]
         while pending:
             index = pending.pop()
-            if index in found or self.ops[index].type in VARIABLES:
+            if index in found or self.ops[index].type in VARIABLES or self.ops[index].name in self.divided:
                 continue
             found.add(index)
             if self.nodes[index].inputs or self.nodes[index].waits:
@@ -191,7 +220,13 @@ class SessionPart:
     def is_write(self, index: int) -> bool:
         """Whether an op, or one in a function that it calls, writes a variable."""
         op, graph = self.ops[index], self.context.graph
+        if op.name in self._writes:
+            return self._writes[op.name]
         return traits(op.type).is_write or (op.name in graph and is_write(graph.op(op.name)))
+
+    def pieces(self, name: str) -> Sequence[str]:
+        """Names of the ops that stand for an op."""
+        return self.divided.get(name, (name,))
 
     def is_kept_write(self, index: int) -> bool:
         """Whether an op writes a variable that some process keeps."""

@@ -9,7 +9,7 @@ captures its parts; if it has a home, one part (:mod:`whale_tf.runtime.variable_
 
 from __future__ import annotations
 
-from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, release, tf, traced_graphs
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
@@ -216,12 +216,14 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 
 
 def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[DividedVariable],
-           variable_parts: VariableParts, keys: Optional[Keys]) -> Finished:
+           variable_parts: VariableParts, keys: Optional[Keys],
+           before_parts: Optional[Callable[[Sequence[MovedVariable]], None]] = None) -> Finished:
     """Makes a rewritten function return and do what the local one did, for the whole mini-batch.
 
     Args:
         divided: variables that the function has in parts.
         keys: numbers of this process's collectives, if there are several processes.
+        before_parts: called while the function is still that of all processes of which each will run a part.
 
     Raises:
         PlanError: the function did not capture one of these, or undivided ops would run as well.
@@ -253,6 +255,8 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
     if processes.runs_part:
         assert keys is not None
+        if before_parts is not None:
+            before_parts(moved)
         inputs = [name for name in emitted.inputs if graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
         own = _keep_own_part(graph, moved, processes, keys, variable_parts, inputs)
         finished = Finished(f"{finished.staged}\n{own.staged}", own.seen, inputs)
@@ -271,7 +275,7 @@ def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: P
     owners: Dict[str, Optional[int]] = dict.fromkeys(variable_handles(graph))
     for one in moved:
         owners.update(zip(one.names, map(process_of, one.devices)))
-    own = keep_own_part(graph, owners, divide_effects(graph, owners), inputs, processes, keys)
+    own = keep_own_part(graph, owners, divide_effects(graph, owners, processes.members), inputs, processes, keys)
     graph.outputs, graph.control_outputs = own.outputs, own.control_outputs
     # names of parts count up, so the order must be the same in all processes; that of a condition's operands may not be
     for one in sorted(moved, key=lambda one: one.op.name):

@@ -35,6 +35,10 @@ class Results:
                 copies[tensor.name] = f"{new}:{tensor.value_index}"
         self._replaced = ChainMap(replaced, copies, emitted.sent.replaced)  # type: ignore[arg-type]
 
+    def replace_also(self, replaced: Mapping[str, Any]) -> None:
+        """Puts more in the place of tensors and ops; may grow later."""
+        self._replaced.maps.append(replaced)  # type: ignore[arg-type]
+
     @property
     def recipes(self) -> Tuple[Recipes, Recipes]:
         """The merged values that steps compute, and those of runs that update variables besides."""

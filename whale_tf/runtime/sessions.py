@@ -106,6 +106,8 @@ class Fetches:
         merged = {shared.value.partition(":")[0]: [context.graph.ops[index].name for index in shared.writes]
                   for shared in rewritten.shared}
         part = SessionPart(context, self._after, merged, rewritten.gates, runtime.keys.instance())
+        self.results.replace_also(part.replaced)
+        merged = {value: [piece for name in names for piece in part.pieces(name)] for value, names in merged.items()}
         steps = SessionSteps(part, merged, rewritten.gates, rewritten.inputs)
         runs = PartRuns(part, steps, divided, runtime, plan)
         rewritten.mirror.finish(part.added)  # it writes copies itself
@@ -249,7 +251,10 @@ class Fetches:
 
     def _writes(self, ops: Sequence[tf.Operation]) -> Set[str]:
         """Names of the writes of variables that running ops runs."""
-        return self._runs.writes(ops) if self.parts is None else self.parts.steps.writes(ops)
+        if self.parts is None:
+            return self._runs.writes(ops)
+        found = self.parts.steps.writes(ops)
+        return found | {name for name, pieces in self.parts.part.divided.items() if not found.isdisjoint(pieces)}
 
     def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
         """What ``Variable.load`` runs instead if it feeds a value that divided variables do not read whole; else nothing."""

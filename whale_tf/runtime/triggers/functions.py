@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Callable, Mapping, MutableMapping, Optional
 
@@ -178,15 +179,18 @@ class FunctionTriggers:
         if job is not None:
             job.traced(graph)
         divided = done.variables.parts if done.variables is not None else ()
-        finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, state.keys)
+        keep: Optional[Callable] = None
+        if before is not None and spans_processes and len(done.emitted.context.processes.steps) == 1:
+            keep = functools.partial(state.function_proofs.add, graph, before, done)
+        finished = functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts, state.keys, keep)
         if job is not None:
             staged = f"{done.plan.to_json()}\n{finished.staged}"
             job.rewritten(graph, staged, bool(done.emitted.context.owners.state), finished.seen, finished.inputs)
         if before is not None and not spans_processes:
             state.function_proofs.add(graph, before, done)
-        elif before is not None and state.processes.is_chief:
-            say(f"verify: the first step of tf.function {graph.name!r} is not compared, because its model replicas span "
-                "processes; compare the plan in one process: whale verify script.py")
+        elif before is not None and keep is None and state.processes.is_chief:
+            say(f"verify: the first step of tf.function {graph.name!r} is not compared, because groups of processes make steps "
+                "side by side; compare the plan in one process: whale verify script.py")
 
     def _divide_evaluation(self, graph: tf.Graph) -> None:
         """Divides a function that does not train over the devices of a model replica, if layouts divide its variables.  If that

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Option
 
 import numpy as np
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.capture.handles import Handle, variable_handles
 from whale_tf.capture.hooks import original_run
 from whale_tf.capture.recording import recording_of
@@ -27,9 +27,10 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import CALLS, PULLS
 from whale_tf.parallelize import Parallelized
+from whale_tf.patterns.spread import Spread, once
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
-from whale_tf.runtime.functions import merged
+from whale_tf.runtime.functions import MovedVariable, merged
 from whale_tf.runtime.results import Results
 from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.runtime.verifying import compare as comparing
@@ -115,8 +116,16 @@ class FunctionProofs:
         self._open: MutableMapping[tf.Graph, _Proof] = weakref.WeakKeyDictionary()
         self._sites: MutableMapping[tf.Graph, List[_Site]] = weakref.WeakKeyDictionary()
 
-    def add(self, graph: tf.Graph, before: Traced, done: Parallelized) -> None:
-        self._open[graph] = _Proof(graph, before, done, self._parts, self._config, self._say, self._runtime)
+    def add(self, graph: tf.Graph, before: Traced, done: Parallelized, moved: Optional[Sequence[MovedVariable]] = None) -> None:
+        """Compares the first call of a function.
+
+        Args:
+            moved: variables in parts or in other processes, of a step of which this process is about to keep its part; None: it
+                runs whole steps.
+        """
+        proof = self._open[graph] = _Proof(graph, before, done, self._parts, self._config, self._say, self._runtime)
+        if moved is not None:
+            proof.keep_whole(moved)
 
     def call(self, function: Any, run: Run, given: Any, captured: Any) -> Any:
         """Calls a concrete function.
@@ -206,6 +215,49 @@ class _Replayed(NamedTuple):
         return name in self.after and str(self.after[name].dtype) in TOLERANCE
 
 
+class _WholeStep(NamedTuple):
+    """A divided step before each of several processes kept its own part, on logical CPU devices of one process.
+
+    Attributes:
+        parts: placeholder of a variable -> the names of its parts, and how they form the whole.
+        observed: name in the local script -> name of the tensor.
+        updates: ops that must run.
+        devices: how many it needs.
+    """
+
+    cut: Cut
+    definition: GraphDef
+    parts: Dict[str, Tuple[Tuple[str, ...], Spread]]
+    observed: Dict[str, str]
+    updates: Tuple[str, ...]
+    devices: int
+
+    def run(self, before: Values, given: Values) -> _Replayed:
+        """Runs it.
+
+        Args:
+            before: values of whole variables, by placeholder.
+        """
+        values: Values = {}
+        for name, value in before.items():
+            names, spread = self.parts.get(name, ((name,), once))
+            for part, tile in zip(names, spread.parts if spread.is_divided else [None]):
+                ranges = {one.dim: slice(one.start, one.start + one.size) for one in (tile.ranges if tile is not None else ())}
+                values[part] = value[tuple(ranges.get(dim, slice(None)) for dim in range(value.ndim))]
+        replay = Replay(self.definition, values, cpus(self.devices))
+        try:
+            found = replay.run(self.observed, self.updates, given)
+            parts = replay.variables()
+        finally:
+            replay.close()
+        after = {}
+        for name in before:
+            names, spread = self.parts.get(name, ((name,), once))
+            own = [parts[part] for part in names]
+            after[name] = spread.whole_of(own, np.concatenate) if spread.is_divided else own[0]
+        return _Replayed(self.cut, before, found, after, {}, ())
+
+
 class _Proof:
     """The comparison of one trace.
 
@@ -219,6 +271,26 @@ class _Proof:
                  say: Callable[[str], None], runtime: Optional[Runtime] = None) -> None:
         self._graph, self._before, self._done, self._parts = weakref.ref(graph), before, done, parts
         self._config, self._say, self._runtime = config, say, runtime
+        self._whole: Optional[_WholeStep] = None
+
+    def keep_whole(self, moved: Sequence[MovedVariable]) -> None:
+        """Call before each of several processes keeps its part of the step: process 0 can then run all of it."""
+        graph, context = self.graph, context_of(self._done)
+        cut = self._cut()
+        observed = self._observed(graph, cut, {})[0]
+        definition, handles = v1.GraphDef(), variable_handles(graph)
+        definition.CopyFrom(graph.as_graph_def())
+        without_effects(definition, graph.get_operations())
+        places = {device: f"/device:CPU:{number}" for number, device in enumerate(context.devices)}
+        for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+            for node in nodes:
+                node.device = places.get(node.device, "")
+        for node in definition.node:
+            if node.name in handles:
+                make_variable(node, handles[node.name])
+        self._whole = _WholeStep(cut, definition, {one.op.name: (one.names, one.spread) for one in moved},
+                                 {name: tensor.name for name, tensor in observed.items()},
+                                 tuple(op.name for op in graph.control_outputs if writes(op)), len(context.devices))
 
     def call(self, given: Values, run: Callable[[], Any]) -> Any:
         """The first call.
@@ -242,6 +314,8 @@ class _Proof:
             found, missing = self.compared(given, False, timed)
             self._say(self._judged(found, missing, lambda: time.perf_counter() - began - took))
             return result
+        if self._whole is not None:
+            return self._called_in_parts(self._whole, given, timed, lambda: result, lambda: time.perf_counter() - began - took)
         step = self._replayed(given, False)
         timed()
         own = {name: value for name, value in step.after.items() if name not in kept_elsewhere(self._done)}
@@ -261,6 +335,33 @@ class _Proof:
         if self._job.is_first:
             self._say(text)
         return result
+
+    def _called_in_parts(self, whole: _WholeStep, given: Values, run: Callable[[], None], result: Callable[[], Any],
+                         delayed_s: Callable[[], float]) -> Any:
+        """The first call of a step of which each process runs a part.  Process 0 runs all of it, and the local step; then all
+        make the call, after which the variables must be those of the step that process 0 ran."""
+        job, steps, errors = self._job, [], []  # type: Any, List[_Replayed], List[Exception]
+        if job.is_first:
+            try:
+                steps.append(whole.run({name: self._value(handle) for name, handle in self._before.captures.items()}, given))
+            except Exception as error:  # the others wait
+                errors.append(error)
+        job.told(None)  # nobody writes variables before process 0 has read them
+        run()
+
+        def judge() -> str:
+            if errors:
+                raise errors[0]
+            step = steps[0]
+            own = {} if step.draws else {AGREES: self._agrees([name for name in step.after if step.is_float(name)], step)}
+            found, missing = self._beside(step, given, False, None, [Part({}, own)])
+            return self._judged(found, missing, delayed_s)
+
+        text = job.judged(judge)
+        self.is_open = text == comparing.skipped(self.where)
+        if job.is_first:
+            self._say(text)
+        return result()
 
     def _judged(self, found: Sequence[Compared], missing: Dict[str, str], delayed_s: Callable[[], float]) -> str:
         """What is said about a comparison.
@@ -301,13 +402,7 @@ class _Proof:
 
     def _replayed(self, given: Values, wide: bool) -> _Replayed:
         """What the divided step computes in a Session of its own."""
-        script, graph, done = self._before.script, self._graph(), self._done
-        assert graph is not None
-        ops = script.ops
-        waits = [(wait.op, wait.on) for wait in script.phases.waits]
-        names = [*self._before.runs, *(name.partition(":")[0] for name in self._before.returned)]
-        cut = find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names],
-                       [ops.tensor(name) for name in self._before.returned], view_of(done))
+        graph, done, cut = self.graph, self._done, self._cut()
         before = {name: self._value(handle) for name, handle in self._before.captures.items()}
         observed, known, merges = self._observed(graph, cut, given)
         divided = _Divided(graph, self._parts, self._config(), wide, len(context_of(done).devices), self._runtime)
@@ -317,6 +412,13 @@ class _Proof:
         finally:
             divided.close()
         return _Replayed(cut, before, found, after, known, merges)
+
+    def _cut(self) -> Cut:
+        script, ops = self._before.script, self._before.script.ops
+        waits = [(wait.op, wait.on) for wait in script.phases.waits]
+        names = [*self._before.runs, *(name.partition(":")[0] for name in self._before.returned)]
+        return find_cut(ops, script.phases.variables.written_by, waits, [ops.op(name).id for name in names],
+                        [ops.tensor(name) for name in self._before.returned], view_of(self._done))
 
     def _beside(self, step: _Replayed, given: Values, wide: bool, run: Optional[Callable[[], Any]],
                 parts: Sequence[Part] = ()) -> Comparison:
@@ -365,7 +467,7 @@ class _Proof:
 
     @property
     def _job(self) -> Optional[Job]:
-        return None if self._runtime is None else Job(self._runtime)
+        return None if self._runtime is None else Job(self._runtime, self._whole is not None)
 
     def _agrees(self, names: Sequence[str], step: _Replayed) -> np.ndarray:
         """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient
