@@ -60,8 +60,8 @@ def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
 def test_conditions_over_variables_of_several_processes(starter: Starter, kind: str) -> None:
     script = ("-m", "tests.multiprocess.train_conditions", kind)
     together, alone = starter.start(*WHALE_RUN, "--workers", "2", *script), starter.start(*script)
-    assert together.wait(START_S) == 0, together.output
-    assert alone.wait(START_S) == 0, alone.output
+    assert together.wait(RUN_S) == 0, together.output
+    assert alone.wait(RUN_S) == 0, alone.output
     expected = shown(alone.output)
     assert len(expected) == 13
     for rank in range(2):
