@@ -72,6 +72,22 @@ def test_goes_on_at_the_next_example(float64: None, tmp_path: Any, data: str, ev
         assert sum(seen(whole.steps)) == number * (2 ** long_runs.EXAMPLES - 1), "each example once an epoch"
 
 
+@pytest.mark.slow
+def test_goes_on_from_ends_of_epochs(float64: None, tmp_path: Any) -> None:
+    """Twice, and with more epochs when it had finished: data of Python are told as often that an epoch is over."""
+    def run(name: str, epochs: int, **options: Any) -> Outcome:
+        return fitted({"snapshot.path": str(tmp_path / name), "snapshot.every_steps": long_runs.STEPS}, "cpu:1", "python dataset",
+                      epochs=epochs, make=plain, **options)
+
+    whole = run("whole", 4)
+    for after in (7, 13):
+        with pytest.raises(Stop):
+            run("ends", 3, end=stop, after=after)
+    run("ends", 3)
+    again = run("ends", 4)
+    check(again._replace(epochs={}), whole._replace(epochs={}))
+
+
 def plain(is_built: bool = True) -> Any:
     layers = tf.keras.layers
     return compiled(tf.keras.Sequential(([layers.Input((5,))] if is_built else []) + [

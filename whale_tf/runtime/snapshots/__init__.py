@@ -13,6 +13,7 @@
     pace        when a snapshot is taken
     run         one training run: its snapshots, and how its time was spent
     fitting     one call of ``fit``: its position in the data, its callbacks
+    backups     Keras' ``BackupAndRestore``, with snapshots beside its files
     loops       one loop over ``wh.resume``: its position in the data
     sessions    training in a Session: its variables, the positions of its iterators
     runs        all training runs since ``wh.init``

@@ -242,6 +242,12 @@ class Store:
             os.remove(os.path.join(folder, MANIFEST))
         shutil.rmtree(folder, ignore_errors=True)
 
+    def delete_before(self, run: int) -> None:
+        """Deletes the snapshots of runs before this one."""
+        for _, number, folder in self._folders():
+            if number < run:
+                self.delete(folder)
+
     def _prune(self) -> None:
         """Keeps the last few that have a manifest, and what is newer than these."""
         kept = 0

@@ -34,10 +34,11 @@ class Variables:
         parts: where the parts of variables are.
         is_chief: this process writes what all processes have.
         host: the device to which values are copied.
+        or_else: what can be done in place of training the same model, for messages.
     """
 
-    def __init__(self, parts: VariableParts, is_chief: bool, host: str) -> None:
-        self._parts, self._is_chief, self._host = parts, is_chief, host
+    def __init__(self, parts: VariableParts, is_chief: bool, host: str, or_else: str = OR_ELSE) -> None:
+        self._parts, self._is_chief, self._host, self._or_else = parts, is_chief, host, or_else
         self._captured: Dict[str, Callable[[], Any]] = {}
         self._looked_at: MutableSet[Any] = weakref.WeakSet()
         self._pending: Dict[str, SnapshotValue] = {}  # values of variables that do not exist yet
@@ -68,7 +69,7 @@ class Variables:
             with tf.init_scope():
                 for key in [key for key in self._pending if key in variables]:
                     if variables[key].is_initialized():  # else TensorFlow does that after this trace, and traces again
-                        _assign(variables[key], self._pending.pop(key))
+                        self._assign(variables[key], self._pending.pop(key))
 
     def read(self) -> Tuple[List[Piece], List[Any]]:
         """What this process holds, and is to write: whole variables and pieces, and tensors with their values."""
@@ -112,7 +113,7 @@ class Variables:
             if value.key not in known:
                 known.update(self._makes(value.key))
             if value.key in known:
-                _assign(known[value.key], value)
+                self._assign(known[value.key], value)
             else:
                 self._pending[value.key] = value
 
@@ -133,7 +134,18 @@ class Variables:
             self._given = None
             if missing:
                 raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
-                    ", ".join(missing), OR_ELSE))
+                    ", ".join(missing), self._or_else))
+
+    def _assign(self, variable: Any, value: SnapshotValue) -> None:
+        """Raises:
+            SnapshotError: the variable has another shape or type.
+        """
+        found = value.value
+        if not variable.shape.is_compatible_with(found.shape) or variable.dtype.as_numpy_dtype != np.dtype(found.dtype):
+            raise SnapshotError(
+                f"variable {variable.name!r} is {variable.dtype.name} {variable.shape}, but {found.dtype} {found.shape} in the "
+                f"snapshot; train the model that it was made of, {self._or_else}")
+        variable.assign(found)
 
     def _all(self) -> Dict[str, Any]:
         found = dict(self._known())
@@ -152,8 +164,8 @@ class ModelVariables(Variables):
         model: a Keras model.
     """
 
-    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str) -> None:
-        super().__init__(parts, is_chief, host)
+    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str, or_else: str = OR_ELSE) -> None:
+        super().__init__(parts, is_chief, host, or_else)
         self._model = model
 
     def check(self) -> None:
@@ -164,7 +176,7 @@ class ModelVariables(Variables):
         """
         if self._pending:
             raise SnapshotError("the snapshot has values of {}, which this model and its training step do not have; train the "
-                                "model that it was made of, {}".format(", ".join(self.waiting), OR_ELSE))
+                                "model that it was made of, {}".format(", ".join(self.waiting), self._or_else))
         super().check()
 
     def _known(self) -> List[Tuple[str, Any]]:
@@ -221,7 +233,7 @@ class LoopVariables(Variables):
         if key in self._pending:
             with tf.init_scope():
                 if variable.is_initialized():  # else TensorFlow does that after the trace, and traces again
-                    _assign(variable, self._pending.pop(key))
+                    self._assign(variable, self._pending.pop(key))
 
     def position(self) -> Dict[str, int]:
         """Iterators are not among what is made: the loop has its own."""
@@ -260,15 +272,3 @@ def _seeds(makes_one: bool) -> Sequence[Any]:
         return [sys.modules["keras.src.random.seed_generator"].global_seed_generator().state]
     generator = sys.modules["keras.src.backend.common.global_state"].get_global_attribute("global_seed_generator")
     return () if generator is None else [generator.state]
-
-
-def _assign(variable: Any, value: SnapshotValue) -> None:
-    """Raises:
-        SnapshotError: the variable has another shape or type.
-    """
-    found = value.value
-    if not variable.shape.is_compatible_with(found.shape) or variable.dtype.as_numpy_dtype != np.dtype(found.dtype):
-        raise SnapshotError(
-            f"variable {variable.name!r} is {variable.dtype.name} {variable.shape}, but {found.dtype} {found.shape} in the "
-            f"snapshot; train the model that it was made of, {OR_ELSE}")
-    variable.assign(found)

@@ -45,8 +45,8 @@ class FunctionTriggers:
         if function.graph in state.drafts:
             functions.refuse_to_run(function)
         state.variable_parts.watch(function)
-        if state.snapshots is not None and function.graph not in state.drafts:
-            state.snapshots.traced(function.graph)
+        if function.graph not in state.drafts:
+            state.runs.traced(function.graph)
 
     def call(self, function: Any, original: Callable[[Any, Any], Any], given: Any, captured: Any) -> Any:
         state = self._state
