@@ -25,6 +25,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
 from whale_tf.processes.datasets import Adapter, is_shuffled_anew
 from whale_tf.runtime.snapshots.backups import Backup
+from whale_tf.runtime.snapshots.joining import PLACES, places_of
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, to_json
 from whale_tf.runtime.snapshots.variables import OR_ELSE, Variables
@@ -79,6 +80,7 @@ class Fit:
         self._saves: Optional[Callable[[], Any]] = None  # writes Keras' files, when all callbacks have acted
         self._has_taken = False
         self._is_first = True  # no epoch has begun
+        self._known: Optional[Tuple[Dict[int, str], Dict[str, List[str]]]] = None  # keys of variables, places in Keras' file
         self._found = run.found
         self._told, self._arrays = run.told, run.arrays
         self._start = Position()  # where this process goes on
@@ -286,12 +288,21 @@ class Fit:
         state["callbacks"] = [
             [type(one).__name__, changed(given, attributes(one, arrays, f"callbacks/{number}"))]
             for number, (one, given) in enumerate(zip(self._others(), self._given))]
+        if self.run.is_chief:
+            state[PLACES] = self._places_in_file()
         for name, value in (("logs", self._logs), ("order", self._order)):
             try:
                 state[name] = to_json(value, arrays, name)
             except NotData:
                 pass  # logs of a train_step of the user's own
         return self.run.take(position.step, state, arrays, self.variables.read)
+
+    def _places_in_file(self) -> Dict[str, List[str]]:
+        """Where Keras' weights file has the variables, by their keys; none of those that are still to be made."""
+        keys = self.variables.keys()
+        if self._known is None or len(keys) != len(self._known[0]):
+            self._known = keys, places_of(self._model, keys)
+        return self._known[1]
 
     def _others(self) -> List[Any]:
         return [one for one in self._callbacks.callbacks if one is not self._last]

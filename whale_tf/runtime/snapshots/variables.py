@@ -71,6 +71,10 @@ class Variables:
                     if variables[key].is_initialized():  # else TensorFlow does that after this trace, and traces again
                         self._assign(variables[key], self._pending.pop(key))
 
+    def keys(self) -> Dict[int, str]:
+        """The keys of all variables, by the variables' ``id``."""
+        return {id(variable): key for key, variable in self._all().items()}
+
     def read(self) -> Tuple[List[Piece], List[Any]]:
         """What this process holds, and is to write: whole variables and pieces, and tensors with their values."""
         pieces: List[Piece] = []
