@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -75,14 +76,21 @@ def test_parts_are_slices(tmp_path: Path, monkeypatch: Any, shard_bytes: int) ->
     assert not os.path.exists(f"{out}_new")
 
 
-def test_what_cannot_be_joined(tmp_path: Path) -> None:
+def test_what_cannot_be_joined(tmp_path: Path, monkeypatch: Any) -> None:
     snapshot(tmp_path / "loop-0", [{0: WHOLE[:2]}])
     with pytest.raises(SnapshotError, match="lacks pieces of w:0; give the one before"):
         joining.join(str(tmp_path), str(tmp_path / "out"))
     with pytest.raises(SnapshotError, match="'.*out.weights.h5' cannot be made of .* of a Session, an Estimator or a loop is a "
                                             "checkpoint of TensorFlow, so give it a name without .weights.h5"):
         joining.join(str(tmp_path), str(tmp_path / "out.weights.h5"))
-    snapshot(tmp_path / "loop-1", [{0: WHOLE}])
+    path = snapshot(tmp_path / "loop-1", [{0: WHOLE}])
+    found = joining.find(path)
+    shutil.rmtree(path)
+    monkeypatch.setattr(joining, "find", lambda given: found)
+    monkeypatch.setattr(found, "state", lambda: ({}, {}))
+    with pytest.raises(SnapshotError, match="cannot be made of .*; if training that goes on has taken newer snapshots"):
+        joining.join(path, str(tmp_path / "out"))
+    monkeypatch.undo()
     with pytest.raises(SnapshotError, match=r"of 2 runs \(loop-0, loop-1\); give the folder of one of them"):
         joining.join(str(tmp_path), str(tmp_path / "out"))
     result = call(app, "checkpoint", str(tmp_path / "other"), str(tmp_path / "out"))

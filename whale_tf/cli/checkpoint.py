@@ -16,7 +16,7 @@ def checkpoint(
     """Make a checkpoint of TensorFlow or a weights file of Keras from a snapshot, while training goes on or after it.
 
     It has the variables of the local model, whatever the plan was. Neither the script nor its devices are needed, and one piece
-    of a variable, or 256 MiB of small ones, is in memory at a time.
+    of a variable, or 64 MiB of small ones, is read at a time.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # those of the training that goes on are not touched
     with reported():

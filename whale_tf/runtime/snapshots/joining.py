@@ -22,7 +22,7 @@ from whale_tf.errors import SnapshotError
 from whale_tf.runtime.snapshots.backups import FOLDER
 from whale_tf.runtime.snapshots.files import MANIFEST, Piece, Snapshot, Store, opened
 
-SHARD_BYTES = 1 << 28  # that are in memory at a time, unless a piece is larger
+SHARD_BYTES = 1 << 26  # of pieces that are read at a time, unless one is larger; TensorFlow copies them twice
 UNKNOWN = ""  # key of what is not known
 PLACES = "weights"  # in the state of ``fit``: key of a variable -> its place in Keras' file
 SUFFIX = ".weights.h5"
@@ -62,8 +62,12 @@ def join(path: str, out: str) -> Joined:
             "a Session, an Estimator or a loop", f"is a checkpoint of TensorFlow, so give it a name without {SUFFIX}")
         raise SnapshotError(f"{out!r} cannot be made of {snapshot.folder!r}: what is made of a snapshot of {what} {expected}")
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-    with eager_mode(), tf.device("/device:CPU:0"):
-        written = _weights_file(snapshot, state.get(PLACES), out) if is_fit else _checkpoint(snapshot, out)
+    try:
+        with eager_mode(), tf.device("/device:CPU:0"):
+            written = _weights_file(snapshot, state.get(PLACES), out) if is_fit else _checkpoint(snapshot, out)
+    except tf.errors.OpError as error:
+        raise SnapshotError(f"{out!r} cannot be made of {snapshot.folder!r}: {error.message}; if training that goes on has taken "
+                            "newer snapshots and deleted this one, try again, with a larger snapshot.keep") from None
     return Joined(snapshot.folder, snapshot.step, len(written), sum(written.values()))
 
 
