@@ -227,13 +227,14 @@ class Store:
             OSError: it cannot be written.
             SnapshotError: a part has not come as long as ``goes_on``.
         """
-        names = [f"part-{rank}.json" for rank in range(count)]
+        names, has_ended = [f"part-{rank}.json" for rank in range(count)], False
         while True:
             missing = [name for name in names if not os.path.exists(os.path.join(folder, name))]
             if not missing:
                 break
-            if not goes_on():
+            if has_ended:
                 raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self.path!r}")
+            has_ended = not goes_on()  # and then looks once more
             time.sleep(PAUSE_S)
         parts = {name: _described(os.path.join(folder, name)) for name in names}
         manifest = Manifest(FORMAT, step, parts, state)

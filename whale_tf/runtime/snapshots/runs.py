@@ -277,7 +277,9 @@ class Runs:
         return self._run_in(store, kind, self._settings, found, run)
 
     def _run_in(self, store: Store, kind: str, settings: Settings, found: Optional[Snapshot], number: int) -> Run:
-        writer = Writer(self._processes.count, self._processes.rank, self._host)
+        runtime = self._runtime
+        writer = Writer(self._processes.count, self._processes.rank, self._host,
+                        lambda: runtime is not None and runtime.has_lost)
         pace = Pace(settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
         pace.begins(0)
         return Run(_NAMES[kind], store, writer, pace, found, number, self._end)
