@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -179,7 +180,7 @@ def checked(output: str, steps: Steps, reached: int, what: str) -> int:
 
 def compare(folder: str, values: Sequence[Any], what: str) -> None:
     own = variables(folder)
-    assert len(own) == len(values) and values
+    assert len(own) == len(values) and values, f"{what}: {len(own)} variables, expected {len(values)}"
     for value, other in zip(own, values):
         np.testing.assert_allclose(value, other, 1e-9, 1e-12, err_msg=what)
 
@@ -299,8 +300,8 @@ def main() -> None:
                 where, name = f"{folder}/{len(done)}", rng.choice(given.names.split(","))
                 result = elastic(starter, rng, kind, name, where, expected[kind]) if changes else run(
                     starter, rng, kind, where, expected[kind])
-            except AssertionError as error:
-                failed = str(error)
+            except AssertionError:
+                failed = f"{kind}, {name if changes else 'fixed'}: {traceback.format_exc()}"
                 break
             done.append((f"{kind}, elastic" if changes else kind, result))
             print(f"{len(done)}: {kind}: {'; '.join(result.events)}", flush=True)

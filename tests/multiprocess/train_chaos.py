@@ -111,6 +111,8 @@ def loop(plan: Plan, x: Any, y: Any, tf: Any) -> List[Any]:
     for _, elements in wh.resume(batches(x, y, tf), epochs=EPOCHS):
         for features, labels in elements:
             report(int(optimizer.iterations.numpy()) + 1, step(features, labels).numpy(), labels[:, 1].numpy().sum())
+    for layer in layers:  # a loop that had finished before makes no step, and thus no variables
+        x = layer(x)
     return [weight.numpy() for layer in layers for weight in layer.weights]
 
 
