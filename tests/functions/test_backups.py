@@ -3,17 +3,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
-from typing import Any, Sequence
+from typing import Any, List, Sequence
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.functions.test_snapshots import check, divided, plain, stop
 from whale_tf._tf_compat import eager_context
+from whale_tf.cluster import ONE_PROCESS
+from whale_tf.config import Config
 from whale_tf.processes.datasets import is_shuffled_anew
 from whale_tf.runtime.snapshots.backups import Backup
+from whale_tf.runtime.snapshots.runs import Runs
 
 pytestmark = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="backups are of Keras 3's fit")
 if hasattr(tf.keras, "ops"):
@@ -91,6 +96,22 @@ def test_shuffles_without_a_seed() -> None:
     data = tf.data.Dataset.range(8)
     assert is_shuffled_anew(data.shuffle(4).batch(2))
     assert not is_shuffled_anew(data.shuffle(4, seed=1).batch(2)) and not is_shuffled_anew(data.batch(2))
+
+
+@pytest.mark.parametrize("others, is_found, told", [
+    ([0, 0, 0], True, ""), ([1], False, ""),
+    ([0, 0, 1], False, "not all processes find '.*ours', so BackupAndRestore restores only weights")])
+def test_all_processes_need_the_directory(tmp_path: Any, capfd: Any, others: List[int], is_found: bool, told: str) -> None:
+    """What another process says: it has no such callback; process 0 has left a file; it does not find the file."""
+    class Two(Runs):
+        _gather = staticmethod(lambda row: np.array([row, [others.pop(0)]]))  # type: ignore[assignment]
+
+    nothing: Any = None
+    runs = Two(Config().snapshot, ONE_PROCESS, nothing, nothing, nothing, nothing, nothing)
+    found = runs._backup([tf.keras.callbacks.BackupAndRestore(str(tmp_path / "ours"))])
+    assert (found is not None) == is_found and not others
+    assert re.search(told, capfd.readouterr().err)
+    assert not is_found or os.listdir(tmp_path / "ours/whale_tf") == []
 
 
 def test_metadata_decide(tmp_path: Any) -> None:
