@@ -1,7 +1,9 @@
 """``whale checkpoint``."""
 from __future__ import annotations
 
+import contextlib
 import os
+from typing import Iterator
 
 import typer
 
@@ -18,9 +20,21 @@ def checkpoint(
     It has the variables of the local model, whatever the plan was. Neither the script nor its devices are needed, and one piece
     of a variable, or 64 MiB of small ones, is read at a time.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # those of the training that goes on are not touched
-    with reported():
+    with reported(), _without_gpus():
         from whale_tf.runtime.snapshots.joining import join  # TensorFlow takes seconds to load; only this command needs it
 
         found = join(snapshot, out)
     typer.echo(f"{out}: {found.variables} variables, {found.bytes / 2**20:.1f} MiB, after step {found.step} ({found.folder})")
+
+
+@contextlib.contextmanager
+def _without_gpus() -> Iterator[None]:
+    """Those of training that goes on are not touched: TensorFlow would take their memory."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before, os.environ[name] = os.environ.get(name), ""
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
