@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.functions.test_snapshots import check, divided, plain, stop
+from tests.functions.test_snapshots import check, divided, plain, players, stop
 from whale_tf._tf_compat import eager_context
 from whale_tf.cluster import ONE_PROCESS
 from whale_tf.config import Config
@@ -22,6 +22,7 @@ from whale_tf.runtime.snapshots.runs import Runs
 
 pytestmark = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="backups are of Keras 3's fit")
 if hasattr(tf.keras, "ops"):
+    from tests.functions import long_runs
     from tests.functions.long_runs import Outcome, Stop, fitted
 
 
@@ -60,6 +61,25 @@ def test_goes_on_under_another_plan(float64: None, tmp_path: Any) -> None:
     with open(tmp_path / "ends/latest.weights.h5", "r+b") as handle:
         handle.truncate(100)
     check(backed_up(tmp_path / "ends", 4, *zero, make=plain), whole)
+
+
+@pytest.mark.slow
+def test_second_fit_of_a_model(float64: None, tmp_path: Any) -> None:
+    """Its step was traced by the first one, which had no backups; it has optimizers that Keras does not know."""
+    def run(name: str, **options: Any) -> Outcome:
+        def make() -> Any:
+            model = players()
+            model.fit(**long_runs.dataset(), epochs=1, verbose=0)
+            return model
+
+        return backed_up(tmp_path / name, 4, {"zero": "v2"}, "cpu:2", make=make, **options)
+
+    whole = run("whole")
+    with pytest.raises(Stop):
+        run("ends", end=stop, after=11)
+    again = run("ends")
+    check(again, whole)
+    assert len(again.steps) == 3 * long_runs.STEPS
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from whale_tf.runtime.snapshots.loops import Epochs, Loop
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import Sessions, SessionState
-from whale_tf.runtime.snapshots.variables import OR_ELSE, LoopVariables, Made, ModelVariables, Variables
+from whale_tf.runtime.snapshots.variables import OR_ELSE, Captured, LoopVariables, Made, ModelVariables, Variables
 from whale_tf.runtime.snapshots.writing import Job, Writer
 from whale_tf.runtime.variable_parts import VariableParts
 
@@ -74,6 +74,8 @@ class Runs:
         self._estimator: Optional[int] = None  # number of the call of Estimator.train that is running
         self._has_warned = False
         self._made = Made()
+        self._captured: MutableMapping[Any, Captured] = weakref.WeakKeyDictionary()  # by model
+        self._plain: Optional[ModelVariables] = None  # of a call of fit without snapshots, which may trace for one that has them
         self._finished: List[Variables] = []  # of runs that do not train again, with values for variables still to be made
         self._last: Optional[Run] = None
         self.current: Union[None, Fit, Loop] = None
@@ -93,21 +95,30 @@ class Runs:
         if isinstance(self.current, Fit):
             raise ConfigError("snapshot.path is set, but fit is called inside of another fit; call one after the other, or leave "
                               "out snapshot.path")
-        variables = ModelVariables(model, self._parts, self._processes.is_chief, self._host)
-        return self._fitted(Fit(model, variables, self._run("fit")), model, original, *args, **kwargs)
+        return self._fitted(Fit(model, self._variables(model), self._run("fit")), model, original, *args, **kwargs)
 
     def backed_up_fit(self, model: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Keras' ``fit`` without ``snapshot.path``: if it has a ``BackupAndRestore``, it goes on where that has saved last."""
-        backup = self._backup(_callbacks(args, kwargs)) if self.current is None and _is_known(model) else None
-        if backup is None:
+        if self.current is not None or not _is_known(model):
             return original(*args, **kwargs)
+        backup = self._backup(_callbacks(args, kwargs))
+        if backup is None:
+            before, self._plain = self._plain, self._variables(model)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._plain = before
         store = Store(backup.path, backup.keep, self._say)
         found = next(store.newest(), None) if backup.counts() else None
         settings = dataclasses.replace(self._settings, path=backup.path, every_steps=_NEVER, every_s=None)
         number = self._agree(f"BackupAndRestore({backup.directory!r})", "backup_dir", backup.directory, found)
-        variables = ModelVariables(model, self._parts, self._processes.is_chief, self._host, or_else(backup))
-        fit = Fit(model, variables, self._run_in(store, "fit", settings, found, number), backup, self._is_any)
+        run = self._run_in(store, "fit", settings, found, number)
+        fit = Fit(model, self._variables(model, or_else(backup)), run, backup, self._is_any)
         return self._fitted(fit, model, original, *args, **kwargs)
+
+    def _variables(self, model: Any, else_: str = OR_ELSE) -> ModelVariables:
+        captured = self._captured.setdefault(model, Captured({}, weakref.WeakSet()))
+        return ModelVariables(model, captured, self._parts, self._processes.is_chief, self._host, else_)
 
     def _backup(self, given: Any) -> Optional[Backup]:
         """The backups of a call of ``fit``, if all processes have them in the same directory."""
@@ -301,7 +312,9 @@ class Runs:
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function has been made from ``graph``."""
-        if self.current is not None and isinstance(self.current.variables, Variables):
+        if self.current is None and self._plain is not None:
+            self._plain.traced(graph)
+        elif self.current is not None and isinstance(self.current.variables, Variables):
             self.current.variables.traced(graph)
             draws = next((op.name for op in graph.get_operations() if op.type in RANDOM and op.op_def.is_stateful
                           and not any(tensor.dtype == tf.resource for tensor in op.inputs)), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, MutableSet, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, MutableSet, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -27,6 +27,13 @@ _WITHOUT_VALUE = (tf.resource, tf.variant)
 OR_ELSE = "or set another snapshot.path"  # the end of messages
 
 
+class Captured(NamedTuple):
+    """Variables that functions have captured, and graphs of functions that were looked at."""
+
+    variables: Dict[str, Callable[[], Any]]
+    graphs: MutableSet[Any]
+
+
 class Variables:
     """What both kinds have in common: variables that functions have captured, and values for those that do not exist yet.
 
@@ -39,8 +46,7 @@ class Variables:
 
     def __init__(self, parts: VariableParts, is_chief: bool, host: str, or_else: str = OR_ELSE) -> None:
         self._parts, self._is_chief, self._host, self._or_else = parts, is_chief, host, or_else
-        self._captured: Dict[str, Callable[[], Any]] = {}
-        self._looked_at: MutableSet[Any] = weakref.WeakSet()
+        self._captured, self._looked_at = Captured({}, weakref.WeakSet())
         self._pending: Dict[str, SnapshotValue] = {}  # values of variables that do not exist yet
         self._given: Optional[Set[str]] = None  # keys of all values that were given; None: none were
 
@@ -166,11 +172,14 @@ class ModelVariables(Variables):
 
     Args:
         model: a Keras model.
+        captured: by functions of the model in calls of ``fit`` before, which are not traced again.
     """
 
-    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str, or_else: str = OR_ELSE) -> None:
+    def __init__(self, model: Any, captured: Captured, parts: VariableParts, is_chief: bool, host: str,
+                 or_else: str = OR_ELSE) -> None:
         super().__init__(parts, is_chief, host, or_else)
         self._model = model
+        self._captured, self._looked_at = captured
 
     def check(self) -> None:
         """Call after the first step.
