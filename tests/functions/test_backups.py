@@ -34,7 +34,8 @@ def backed_up(path: Any, save_freq: Any, config: Any, cluster: str, data: str = 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data, save_freq, after, where", [
-    ("dataset", 4, 11, "2, after 2"), ("arrays", "epoch", 8, "2, after 0"), ("python dataset", 3, 7, "1, after 6"),
+    ("dataset", 4, 11, "2, after 2"), ("arrays", "epoch", 8, "2, after 0"),
+    pytest.param("python dataset", 3, 7, "1, after 6", marks=pytest.mark.full),
     pytest.param("python dataset", "epoch", 13, "3, after 0", marks=pytest.mark.full),
     pytest.param("endless", 4, 14, "2, after 6", marks=pytest.mark.full),
     pytest.param("of unknown length", 1, 13, "2, after 6", marks=pytest.mark.full),
