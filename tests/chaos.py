@@ -1,16 +1,17 @@
 """Runs that end in all ways, and go on:
 ``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed]``.
 
-Each run trains in one way (``fit``, a loop, a Session, a Session that is fed), and is started again and again, under other plans
-and with one or two processes: some process is killed, or all get a signal, at a random moment; the disk is full; a file of the
-newest snapshot is torn, changed or lost.  What each step of each start prints, and the variables at the end, must be those of a
-run that does not end; no step may be missed.
+Each run trains in one way (``fit``, ``fit`` with BackupAndRestore, a loop, a Session, a Session that is fed), and is started
+again and again, under other plans and with one or two processes: some process is killed, or all get a signal, at a random moment;
+the disk is full; a file of the newest snapshot is torn, changed or lost.  What each step of each start prints, and the variables
+at the end, must be those of a run that does not end; no step may be missed.
 
 In other runs one job loses workers and takes them in again (``ELASTIC``), with the same demands.
 """
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import glob
 import json
@@ -23,17 +24,17 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import traceback
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from tests.multiprocess.launch import WHALE_RUN, Process, Starter
+from tests.multiprocess.launch import RUN_S, WHALE_RUN, Process, Starter
 from tests.multiprocess.train_chaos import PLANS, STEPS
 
-START_S = 180
 SCRIPT = "tests.multiprocess.train_chaos"
-KINDS = ("fit", "loop", "session", "feeds") if hasattr(tf, "keras") and hasattr(tf.keras, "ops") else ("session", "feeds")
+KINDS = ("session", "feeds", *(("fit", "backup", "loop") if hasattr(tf, "keras") and hasattr(tf.keras, "ops") else ()))
 STARTS = 4  # of a run that end by force; the next one ends by itself
 PAUSE_S = 0.05
 _STEP = re.compile(r"(?:\[(\d)\] )?step (\d+) loss (\S+) seen (\S+)\n")
@@ -59,10 +60,12 @@ class Result(NamedTuple):
 
     Attributes:
         events: what ended each start, in words.
+        faults: what was done to it, one word each.
         waits_s: seconds from each end until the next start had made a step.
     """
 
     events: Sequence[str]
+    faults: Sequence[str]
     waits_s: Sequence[float]
 
 
@@ -90,7 +93,7 @@ def _together(seen: Sequence[float]) -> float:
 def reference(starter: Starter, kind: str, folder: str) -> Tuple[Steps, List[Any]]:
     """The run that does not end, without snapshots on the way."""
     process = started(starter, kind, "plain", folder, ["snapshot.every_steps=1000"])
-    assert process.wait(START_S) == 0, process.output
+    assert process.wait(RUN_S) == 0, process.output
     steps = steps_of(process.output)
     assert sorted(steps) == list(range(1, STEPS + 1)), process.output
     return steps, variables(folder)
@@ -101,16 +104,16 @@ def variables(folder: str) -> List[Any]:
         return [values[name] for name in values.files]
 
 
-def damage(rng: random.Random, folder: str) -> str:
-    """Tears, changes or deletes a file of the newest snapshot that is complete, if there is one before it."""
+def damage(rng: random.Random, folder: str) -> Tuple[str, str]:
+    """Tears, changes or deletes a file of the newest snapshot that is complete, if there is one before it; says what and how."""
     complete = sorted(glob.glob(f"{folder}/snapshots/*/step-*/manifest.json"))
     if len(complete) < 2:
-        return ""
+        return "", ""
     path = rng.choice(sorted(glob.glob(os.path.dirname(complete[-1]) + "/*")))
     how, size = rng.choice(["torn", "changed", "lost"]), os.path.getsize(path)
     if how == "lost" or not size:
         os.remove(path)
-        return f", {os.path.basename(path)} lost"
+        return f", {os.path.basename(path)} lost", "lost file"
     with open(path, "r+b") as handle:
         if how == "torn":
             handle.truncate(rng.randrange(size))
@@ -120,7 +123,7 @@ def damage(rng: random.Random, folder: str) -> str:
             old = handle.read(1)[0]
             handle.seek(place)
             handle.write(bytes([old ^ 1 << rng.randrange(8)]))
-    return f", {os.path.basename(path)} {how}"
+    return f", {os.path.basename(path)} {how}", f"{how} file"
 
 
 def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: Tuple[Steps, List[Any]],
@@ -132,6 +135,7 @@ def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: 
     """
     steps, values = expected
     events: List[str] = []
+    faults: List[str] = []
     waits_s: List[float] = []
     reached, ended_at, has_finished = 0, 0.0, False
     for number in range(starts + 1):
@@ -149,11 +153,13 @@ def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: 
         has_finished = has_finished or "finished\n" in process.output
         if not event and status:
             raise Failed(f"{kind}: {events + [what]}: ended with status {status}\n{process.output}")
-        events.append(what + (damage(rng, folder) if event and rng.random() < 0.4 else ""))
+        which, how = damage(rng, folder) if event and rng.random() < 0.4 else ("", "")
+        events.append(what + which)
+        faults += [one for one in (event, how) if one]
     if reached != STEPS or not has_finished:
         raise Failed(f"{kind}: {events}: only {reached} steps of {STEPS}")
     compare(folder, values, f"{kind}: {events}")
-    return Result(events, waits_s)
+    return Result(events, faults, waits_s)
 
 
 def checked(output: str, steps: Steps, reached: int, what: str) -> int:
@@ -173,7 +179,7 @@ def checked(output: str, steps: Steps, reached: int, what: str) -> int:
 
 def compare(folder: str, values: Sequence[Any], what: str) -> None:
     own = variables(folder)
-    assert len(own) == len(values) and values
+    assert len(own) == len(values) and values, f"{what}: {len(own)} variables, expected {len(values)}"
     for value, other in zip(own, values):
         np.testing.assert_allclose(value, other, 1e-9, 1e-12, err_msg=what)
 
@@ -192,7 +198,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     counts = [most]
     for number, change in enumerate(changes):
         wanted = rng.randint(1, 3) * counts[-1]
-        limit = time.monotonic() + START_S
+        limit = time.monotonic() + RUN_S
         while len(_STEP.findall(starts_of(process.output)[-1])) < wanted or len(starts_of(process.output)) <= number:
             if time.monotonic() > limit or not process.is_running:
                 raise Failed(f"{kind}, {name}: not {wanted} lines after {changes[:number]}\n{process.output}")
@@ -204,7 +210,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             how.append(rng.choice(LOSSES))
             os.kill(rng.choice(pids_of(starts_of(process.output)[-1])), getattr(signal, how[-1]))
             counts.append(counts[-1] - 1)
-    if process.wait(START_S):
+    if process.wait(RUN_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
     starts, reached = starts_of(process.output), 0
     trained = [len(pids_of(start)) for start in starts]
@@ -217,7 +223,8 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     compare(folder, expected[1], f"{kind}, {name}")
     waits = re.findall(r"training goes on with step \d+, (\S+) s after", process.output)
     assert 1 <= len(waits) <= len(changes), process.output  # not from a start that ended before a whole step
-    return Result([f"{name}: {' -> '.join(map(str, counts))} workers, {', '.join(how)}"], [float(wait) for wait in waits])
+    told = f"{name}: {' -> '.join(map(str, counts))} workers, {', '.join(how)}"
+    return Result([told], [*how, *["rejoin"] * changes.count("+")], [float(wait) for wait in waits])
 
 
 def starts_of(output: str) -> List[str]:
@@ -237,7 +244,7 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         Its status, and when it made its first step; 0: it made none.
     """
     wanted = rng.randint(1, STEPS // 2) if event else STEPS + 1
-    first_at, limit = 0.0, time.monotonic() + START_S
+    first_at, limit = 0.0, time.monotonic() + RUN_S
     while process.is_running:
         count = len(_STEP.findall(process.output))
         if count and not first_at:
@@ -245,7 +252,7 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         if count >= wanted:
             break
         if time.monotonic() > limit:
-            raise Failed(f"{what}: has not ended within {START_S} s\n{process.output}")
+            raise Failed(f"{what}: has not ended within {RUN_S} s\n{process.output}")
         time.sleep(0.05)
     if event and process.is_running:
         time.sleep(rng.random() * 2 * PAUSE_S)
@@ -254,7 +261,18 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         for pid in rng.sample(pids, 1) if number == signal.SIGKILL else pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-    return process.wait(START_S), first_at
+    return process.wait(RUN_S), first_at
+
+
+def table(results: Sequence[Tuple[str, Result]]) -> Iterator[str]:
+    """Runs, starts, faults, and seconds from an end to the next step, by kind of run."""
+    for kind in sorted({kind for kind, _ in results}):
+        own = [result for one, result in results if one == kind]
+        faults = collections.Counter(fault for result in own for fault in result.faults)
+        waits_s = [wait for result in own for wait in result.waits_s] or [0.0]
+        yield (f"{kind}: {len(own)} runs, {sum(len(result.events) for result in own)} starts or jobs; "
+               f"{', '.join(f'{count} {fault}' for fault, count in sorted(faults.items()))}; "
+               f"median {statistics.median(waits_s):.1f} s, most {max(waits_s):.1f} s")
 
 
 def main() -> None:
@@ -267,27 +285,29 @@ def main() -> None:
     parser.add_argument("--names", default=",".join(ELASTIC), help="which of them")
     parser.add_argument("--fixed", action="store_true", help="no such jobs")
     given = parser.parse_args()
-    rng, begin, done, waits_s = random.Random(given.seed), time.monotonic(), 0, []  # type: Any, float, int, List[float]
+    rng, begin = random.Random(given.seed), time.monotonic()
+    done: List[Tuple[str, Result]] = []
     print(f"seed {given.seed}", flush=True)
     folder = tempfile.mkdtemp(prefix="chaos-")
     failed: Optional[str] = None
     with Starter() as starter:
         expected = {kind: reference(starter, kind, f"{folder}/{kind}") for kind in given.kinds.split(",")}
-        while done < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
+        while len(done) < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
             kind = rng.choice(sorted(expected))
             changes = given.elastic or not given.fixed and rng.random() < 0.3
             try:
-                where, name = f"{folder}/{done}", rng.choice(given.names.split(","))
+                where, name = f"{folder}/{len(done)}", rng.choice(given.names.split(","))
                 result = elastic(starter, rng, kind, name, where, expected[kind]) if changes else run(
                     starter, rng, kind, where, expected[kind])
-            except AssertionError as error:
-                failed = str(error)
+            except AssertionError:
+                failed = f"{kind}, {name if changes else 'fixed'}: {traceback.format_exc()}"
                 break
-            waits_s += result.waits_s
-            done += 1
-            print(f"{done}: {kind}: {'; '.join(result.events)}", flush=True)
+            done.append((f"{kind}, elastic" if changes else kind, result))
+            print(f"{len(done)}: {kind}: {'; '.join(result.events)}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    print(f"{done} runs equal to the uninterrupted ones; seconds from an end to the next step: median "
+    print("\n".join(table(done)))
+    waits_s = [wait for _, result in done for wait in result.waits_s]
+    print(f"{len(done)} runs equal to the uninterrupted ones; seconds from an end to the next step: median "
           f"{statistics.median(waits_s or [0]):.1f}, most {max(waits_s or [0]):.1f}")
     if failed:
         print(failed)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -128,9 +128,13 @@ DATA: Dict[str, Callable[[], Any]] = {
 
 
 def fitted(config: Dict[str, Any], cluster: str, data: str, seed: Optional[int] = 1, end: Optional[Callable[[], Any]] = None,
-           after: int = 0, epochs: int = EPOCHS, make: Callable[[], Any] = model, **options: Any) -> Outcome:
-    """A script that trains a model."""
-    wh.init(config, cluster=cluster)
+           after: int = 0, epochs: int = EPOCHS, make: Callable[[], Any] = model, callbacks: Sequence[Any] = (),
+           **options: Any) -> Outcome:
+    """A script that trains a model; no cluster: without whale_tf."""
+    if cluster:
+        wh.init(config, cluster=cluster)
+    else:
+        wh.shutdown()
     keras = tf.keras
     if seed is not None:
         keras.utils.set_random_seed(seed)
@@ -140,6 +144,6 @@ def fitted(config: Dict[str, Any], cluster: str, data: str, seed: Optional[int] 
         random.seed(7)
     made, steps = make(), Steps(end, after)
     history = made.fit(epochs=epochs, verbose=0, callbacks=[
-        steps, keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, start_from_epoch=1),
+        *callbacks, steps, keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0, start_from_epoch=1),
         keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)], **DATA[data](), **options).history
     return Outcome(steps.record, history, [np.array(value) for value in made.variables + made.optimizer.variables])

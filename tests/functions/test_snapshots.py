@@ -14,8 +14,10 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from tests.command_line import call
+from whale_tf.cli import app
 from whale_tf.processes.watch import TERMINATED_STATUS
-from whale_tf.runtime.snapshots import writing
+from whale_tf.runtime.snapshots import joining, writing
 from whale_tf.runtime.snapshots.values import NotData, from_json, to_json
 
 pytestmark = pytest.mark.skipif(not hasattr(tf, "keras") or not hasattr(tf.keras, "ops"), reason="snapshots are of Keras 3's fit")
@@ -70,6 +72,22 @@ def test_goes_on_at_the_next_example(float64: None, tmp_path: Any, data: str, ev
     if data in ("arrays", "dataset", "python dataset"):
         number = len(seen(whole.steps)) // long_runs.STEPS
         assert sum(seen(whole.steps)) == number * (2 ** long_runs.EXAMPLES - 1), "each example once an epoch"
+
+
+@pytest.mark.slow
+def test_goes_on_from_ends_of_epochs(float64: None, tmp_path: Any) -> None:
+    """Twice, and with more epochs when it had finished: data of Python are told as often that an epoch is over."""
+    def run(name: str, epochs: int, **options: Any) -> Outcome:
+        return fitted({"snapshot.path": str(tmp_path / name), "snapshot.every_steps": long_runs.STEPS}, "cpu:1", "python dataset",
+                      epochs=epochs, make=plain, **options)
+
+    whole = run("whole", 4)
+    for after in (7, 13):
+        with pytest.raises(Stop):
+            run("ends", 3, end=stop, after=after)
+    run("ends", 3)
+    again = run("ends", 4)
+    check(again._replace(epochs={}), whole._replace(epochs={}))
 
 
 def plain(is_built: bool = True) -> Any:
@@ -222,6 +240,38 @@ def test_other_models_and_places_are_refused(float64: None, tmp_path: Any) -> No
 
     with pytest.raises(wh.ConfigError, match="trains outside of them; write: for epoch, batches in wh.resume"):
         step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["divided", "random"])
+def test_weights_file_of_fit(float64: None, tmp_path: Any, kind: str) -> None:
+    """It is what Keras saves: weights, the optimizer's state, those of generators."""
+    import h5py
+
+    own, out = str(tmp_path / "own.weights.h5"), str(tmp_path / "out.weights.h5")
+    saves = tf.keras.callbacks.LambdaCallback(on_train_end=lambda logs: saves.model.save_weights(own))
+    make, config, cluster = (divided, {"num_micro_batch": 2}, "cpu:3") if kind == "divided" else (
+        long_runs.model, {"zero": "v2"}, "cpu:2")
+    long_runs.fitted({**config, "snapshot.path": str(tmp_path / "snapshots")}, cluster, "dataset", make=make, epochs=1,
+                     callbacks=[saves])
+    wh.shutdown()
+    result = call(app, "checkpoint", str(tmp_path / "snapshots"), out)
+    assert result.exit_code == 0, result.output
+
+    def values(path: str) -> Dict[str, np.ndarray]:
+        found: Dict[str, np.ndarray] = {}
+        with h5py.File(path, "r") as file:
+            file.visititems(lambda name, one: found.update({name: one[()]} if isinstance(one, h5py.Dataset) else {}))
+        return found
+
+    ours, keras = values(out), values(own)
+    assert ours.keys() == keras.keys() and len(ours) > 10
+    for name, value in keras.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+        assert ours[name].dtype == value.dtype
+    (plain if kind == "divided" else make)().load_weights(out)
+    with pytest.raises(wh.SnapshotError, match="of fit is a weights file of Keras, so give it a name that ends with .weights.h5"):
+        joining.join(str(tmp_path / "snapshots"), str(tmp_path / "checkpoint"))
 
 
 def test_values() -> None:

@@ -78,6 +78,24 @@ def test_killed_stopped_and_on_other_processes(starter: Starter, tmp_path: Any, 
         np.testing.assert_allclose(other, value, 1e-9, 1e-12)
 
 
+@of_fit
+@pytest.mark.slow
+def test_backups_of_two_processes(starter: Starter, tmp_path: Any) -> None:
+    """One of them is killed, and Keras' BackupAndRestore goes on in one process, under another plan."""
+    kind, folder = "backup", str(tmp_path / "ends")
+    steps, values = chaos.reference(starter, kind, str(tmp_path / "whole"))
+    two = chaos.started(starter, kind, "two", folder, ["snapshot.every_steps=3"], PAUSE="0.1")
+    two.wait_for("[1] step 8 ", RUN_S)
+    os.kill(chaos.pids_of(two.output)[1], signal.SIGKILL)
+    assert two.wait(RUN_S) != 0
+    reached = chaos.checked(two.output, steps, 0, "two processes")
+    again = chaos.started(starter, kind, "zero", folder, ["snapshot.every_steps=3"])
+    assert again.wait(RUN_S) == 0, again.output
+    assert "fit goes on in epoch 2, after 2 steps" in again.output, again.output
+    assert chaos.checked(again.output, steps, reached, "one process") == chaos.STEPS
+    chaos.compare(folder, values, kind)
+
+
 @pytest.mark.once
 @pytest.mark.slow
 def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, tmp_path: Any) -> None:

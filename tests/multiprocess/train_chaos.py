@@ -1,9 +1,10 @@
 """Trains with snapshots, in one of several ways, and goes on wherever it has ended.
 
-``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: each step prints its number, the loss, and the
-bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE (seconds a
-step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until there is a
-file ``DIRECTORY/go-3``, or ``go-8``).
+``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: KIND is a function's name here, or
+``backup``, which is ``fit`` with Keras' BackupAndRestore in place of ``snapshot.path``.  Each step prints its number, the loss,
+and the bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE
+(seconds a step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until
+there is a file ``DIRECTORY/go-3``, or ``go-8``).
 """
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def batches(x: Any, y: Any, tf: Any, rounds: int = 1) -> Any:
     return data.repeat(rounds).batch(BATCH // MOST)
 
 
-def fit(plan: Plan, x: Any, y: Any, tf: Any) -> List[Any]:
+def fit(plan: Plan, x: Any, y: Any, tf: Any, save_freq: Any = None) -> List[Any]:
     from tests.functions.long_runs import metric
 
     keras = tf.keras
@@ -85,7 +86,9 @@ def fit(plan: Plan, x: Any, y: Any, tf: Any) -> List[Any]:
     step = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: report(
         int(model.optimizer.iterations.numpy()), logs["loss"], logs["seen"]))
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1)
-    model.fit(batches(x, y, tf), epochs=EPOCHS, verbose=0, callbacks=[step, plateau])
+    backups = [] if save_freq is None else [keras.callbacks.BackupAndRestore(
+        f"{sys.argv[3]}/snapshots", save_freq, double_checkpoint=True, delete_checkpoint=False)]
+    model.fit(batches(x, y, tf), epochs=EPOCHS, verbose=0, callbacks=[*backups, step, plateau])
     return [value.numpy() for value in model.variables + model.optimizer.variables]
 
 
@@ -108,6 +111,8 @@ def loop(plan: Plan, x: Any, y: Any, tf: Any) -> List[Any]:
     for _, elements in wh.resume(batches(x, y, tf), epochs=EPOCHS):
         for features, labels in elements:
             report(int(optimizer.iterations.numpy()) + 1, step(features, labels).numpy(), labels[:, 1].numpy().sum())
+    for layer in layers:  # a loop that had finished before makes no step, and thus no variables
+        x = layer(x)
     return [weight.numpy() for layer in layers for weight in layer.weights]
 
 
@@ -165,7 +170,8 @@ def main() -> None:
 
     if kind in ("session", "feeds"):
         tf.compat.v1.disable_eager_execution()
-    wh.init({**plan.config, "snapshot.path": f"{folder}/snapshots", **given}, cluster=plan.cluster)
+    snapshots = {} if kind == "backup" else {"snapshot.path": f"{folder}/snapshots", **given}
+    wh.init({**plan.config, **snapshots}, cluster=plan.cluster)
     print("process", os.getpid(), flush=True)
     rng = np.random.RandomState(0)
     x = rng.randn(EXAMPLES, 5)
@@ -176,7 +182,8 @@ def main() -> None:
     else:
         tf.keras.backend.set_floatx("float64")
         tf.keras.utils.set_random_seed(3)
-        values = {"fit": fit, "loop": loop}[kind](plan, x, y, tf)
+        more = [given.get("snapshot.every_steps", "epoch")] if kind == "backup" else []
+        values = {"fit": fit, "backup": fit, "loop": loop}[kind](plan, x, y, tf, *more)
     np.savez(f"{folder}/variables.{RANK}.npz", *[np.array(value) for value in values])
     print("finished", flush=True)
 

@@ -13,6 +13,8 @@ import tensorflow as tf
 import whale_tf as wh
 from whale_tf.emit.session_part import SCOPE
 from whale_tf.processes.watch import TERMINATED_STATUS
+from whale_tf.runtime.snapshots import writing
+from whale_tf.runtime.snapshots.files import Store
 from whale_tf.runtime.snapshots.sessions import _seen
 
 v1 = tf.compat.v1
@@ -209,6 +211,20 @@ def test_what_is_refused(tmp_path: Any) -> None:
             else:
                 with pytest.raises(wh.SnapshotError, match="has a value of 'w', which this graph does not have"):
                     v1.train.MonitoredTrainingSession()
+
+
+def test_parts_of_a_lost_process_are_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
+    """Training waits for the snapshot before it notices the loss itself."""
+    told: List[str] = []
+    lost = iter([False, False, True])
+    monkeypatch.setattr(writing, "say", told.append)
+    store = Store(str(tmp_path), 2, told.append)
+    writer = writing.Writer(2, 0, "/device:CPU:0", lambda: next(lost))
+    job = writing.Job(store, store.folder(3, 1), 3, "{}", [], [])
+    writer.start(job)
+    assert not writer.wait_for_manifest(job) and writer.failed_step == 3
+    assert len(told) == 1 and "snapshot of step 3 cannot be written" in told[0] and "part-1.json did not come" in told[0]
+    assert not list(store.newest())
 
 
 def test_messages_between_processes_are_no_data() -> None:

@@ -46,6 +46,7 @@ class Callbacks(NamedTuple):
         fit: (Keras model, original, arguments of ``fit``) -> its history.
         epochs: (Keras' iterator over the epochs of the data that ``fit`` trains on), when it has been made.
         callback_list: (Keras' list of callbacks), when it has been made.
+        backup: (Keras 3's BackupAndRestore, name of a method, original), for those that read, write or delete its files.
         run_config: (RunConfig, original, what TF_CONFIG says), when an Estimator's RunConfig takes its place in a job from that.
         estimator_train: (estimator, original, arguments of ``Estimator.train``) -> the estimator.
         estimator_graph: (estimator, graph, mode), before an Estimator calls the script's functions in a new graph.
@@ -89,6 +90,7 @@ class Callbacks(NamedTuple):
     fit: Function = lambda model, original, *args, **kwargs: original(*args, **kwargs)
     epochs: Callable[[Any], None] = lambda epochs: None
     callback_list: Callable[[Any], None] = lambda callbacks: None
+    backup: Callable[[Any, str, Function], Any] = lambda callback, method, original: original()
     variable_made: Callable[[Any], None] = lambda variable: None
     run_config: Function = lambda run_config, original, tf_config: original(tf_config)
     estimator_train: Function = lambda estimator, original, *args, **kwargs: original(*args, **kwargs)

@@ -84,7 +84,7 @@ def _of_keras_3() -> Sequence[Place]:
         (trainer.TensorFlowTrainer, "fit", _fit), (trainer.TensorFlowTrainer, "evaluate", _evaluating),
         (trainer.TensorFlowTrainer, "predict", _evaluating), (trainer.TFEpochIterator, "__init__", _epoch_iterator_init),
         (lists.CallbackList, "__init__", _callback_list_init),
-        (backup.BackupAndRestore, "_save_model", written_once), (backup.BackupAndRestore, "on_train_end", written_once),
+        *((backup.BackupAndRestore, name, _backing_up) for name in ("on_train_begin", "_save_model", "on_train_end")),
         (saving, "save_model", written_once), (saving, "save_weights", written_once))
 
 
@@ -257,6 +257,14 @@ def dataset_shuffle(original: Function, callbacks: Callbacks) -> Function:
     def shuffle(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any) -> Any:
         return original(self, buffer_size, callbacks.shuffle(seed) if tf.executing_eagerly() else seed, *args, **kwargs)
     return shuffle
+
+
+def _backing_up(original: Function, callbacks: Callbacks) -> Function:
+    """What Keras' ``BackupAndRestore`` does with its files."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return callbacks.backup(self, original.__name__, functools.partial(original, self, *args, **kwargs))
+    return method
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from typing import Any, List
 
 import typer
 
-from whale_tf.cli import calibrate, check, doctor, estimate, plan, profile, run, simulate, verify
+from whale_tf.cli import calibrate, check, checkpoint, doctor, estimate, plan, profile, run, simulate, verify
 from whale_tf.version import VERSION
 
 app = typer.Typer(name="whale", no_args_is_help=True, add_completion=False,
                   help="Plan, simulate and compare distributed training.")
 for _command in (
     calibrate.calibrate, profile.profile, plan.plan, plan.explain, plan.diff, simulate.simulate, simulate.compare,
-    estimate.estimate, verify.verify, check.check, doctor.doctor
+    estimate.estimate, verify.verify, check.check, doctor.doctor, checkpoint.checkpoint
 ):
     app.command()(_command)
 # everything after the script's name belongs to the script

@@ -257,5 +257,17 @@ def seed_shuffles(dataset: Any) -> None:
             seeds[1]._set_attr("value", v1.AttrValue(tensor=value))
 
 
+def is_shuffled_anew(dataset: Any) -> bool:
+    """Whether a pipeline, made in eager execution, is shuffled in another order in each run of the script."""
+    left = [dataset]
+    while left:
+        one = left.pop()
+        seeds = [getattr(one, name, None) for name in ("_seed", "_seed2")]
+        if "Shuffle" in type(one).__name__ and None not in seeds and not any(tf.get_static_value(seed) for seed in seeds):
+            return True
+        left.extend(one._inputs())
+    return False
+
+
 def _ops_of(last: tf.Operation) -> List[tf.Operation]:
     return sorted(reached([last], lambda op: (tensor.op for tensor in op.inputs)), key=lambda op: op.name)

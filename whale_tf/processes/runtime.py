@@ -145,6 +145,11 @@ class Runtime:
                 "a Session has started this process's server, but tf.functions that several processes train need a server of "
                 "their own: train either in Sessions or in functions")
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether another process has ended, or does not answer."""
+        return self._watch is not None and self._watch.lost
+
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """A call of a function that waits for the other processes.

@@ -88,8 +88,9 @@ class Active:
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
         self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts(self.functions)
-        self.snapshots = None if config.snapshot.path is None else Runs(
-            config.snapshot, processes, self.functions, self.runtime, self.variable_parts, self.termination, hooks.original_run)
+        self.runs = Runs(config.snapshot, processes, self.functions, self.runtime, self.variable_parts, self.termination,
+                         hooks.original_run)
+        self.snapshots = None if config.snapshot.path is None else self.runs
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
         self.doctor: Optional[Collector] = None  # measures steps

@@ -13,8 +13,10 @@
     pace        when a snapshot is taken
     run         one training run: its snapshots, and how its time was spent
     fitting     one call of ``fit``: its position in the data, its callbacks
+    backups     Keras' ``BackupAndRestore``, with snapshots beside its files
     loops       one loop over ``wh.resume``: its position in the data
     sessions    training in a Session: its variables, the positions of its iterators
+    joining     a snapshot as a checkpoint of TensorFlow, or as Keras' weights file
     runs        all training runs since ``wh.init``
 
 A position counts mini-batches, not bytes of an iterator, so that it has the same meaning for any number of processes and under

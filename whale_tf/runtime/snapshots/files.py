@@ -14,6 +14,7 @@ The number behind the step differs in each run, so that a run never finds its ow
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -34,6 +35,7 @@ MANIFEST = "manifest.json"
 FINISHED = "finished"  # file of a training run that does not train again
 STATE = "state/"  # names of arrays that belong to the run's state
 PAUSE_S = .05
+Read = Callable[[], np.ndarray]
 _FOLDER = re.compile(r"^step-(\d+)-([0-9a-f]+)$")
 
 
@@ -125,22 +127,27 @@ class Snapshot:
         Raises:
             SnapshotError: a piece of one is missing.
         """
-        found: Dict[str, List[Tuple[Any, Piece]]] = {}
+        found: Dict[str, List[Tuple[Piece, Read]]] = {}
+        for piece, read_it in self.pieces():
+            found.setdefault(piece.variable, []).append((piece, read_it))
+        for key, held in found.items():
+            yield SnapshotValue(key, held[0][0].name, self._joined(held))
+
+    def pieces(self) -> Iterator[Tuple[Piece, Read]]:
+        """The pieces of all variables, and what reads the value of each."""
         for reader, pieces in self._readers():
             for piece in pieces:
                 if not piece.tensor.startswith(STATE):
-                    found.setdefault(piece.variable, []).append((reader, piece))
-        for key, held in found.items():
-            yield SnapshotValue(key, held[0][1].name, self._joined(held))
+                    yield piece, functools.partial(reader.get_tensor, piece.tensor)
 
-    def _joined(self, held: Sequence[Tuple[Any, Piece]]) -> np.ndarray:
-        for reader, piece in held:
+    def _joined(self, held: Sequence[Tuple[Piece, Read]]) -> np.ndarray:
+        for piece, read_it in held:
             if piece.is_whole:
-                return reader.get_tensor(piece.tensor)
-        values = [reader.get_tensor(piece.tensor) for reader, piece in held]
-        first = held[0][1]
+                return read_it()
+        values = [read_it() for _, read_it in held]
+        first = held[0][0]
         whole, missing = np.empty(first.shape, values[0].dtype), int(np.prod(first.shape, dtype=np.int64))
-        for value, (_, piece) in zip(values, held):
+        for value, (piece, _) in zip(values, held):
             place = tuple(slice(start, start + size) for start, size in zip(piece.start, value.shape))
             whole[place] = value
             missing -= value.size
@@ -175,7 +182,7 @@ class Store:
             if not os.path.exists(os.path.join(folder, MANIFEST)):
                 continue  # its run has ended while it was written
             try:
-                yield _checked(folder)
+                yield opened(folder)
             except (OSError, ValueError) as error:
                 self._say(f"snapshot {folder} (step {step}) does not count: {error}; looking for the one before")
 
@@ -220,13 +227,14 @@ class Store:
             OSError: it cannot be written.
             SnapshotError: a part has not come as long as ``goes_on``.
         """
-        names = [f"part-{rank}.json" for rank in range(count)]
+        names, has_ended = [f"part-{rank}.json" for rank in range(count)], False
         while True:
             missing = [name for name in names if not os.path.exists(os.path.join(folder, name))]
             if not missing:
                 break
-            if not goes_on():
+            if has_ended:
                 raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self.path!r}")
+            has_ended = not goes_on()  # and then looks once more
             time.sleep(PAUSE_S)
         parts = {name: _described(os.path.join(folder, name)) for name in names}
         manifest = Manifest(FORMAT, step, parts, state)
@@ -241,6 +249,12 @@ class Store:
         with contextlib.suppress(OSError):
             os.remove(os.path.join(folder, MANIFEST))
         shutil.rmtree(folder, ignore_errors=True)
+
+    def delete_before(self, run: int) -> None:
+        """Deletes the snapshots of runs before this one."""
+        for _, number, folder in self._folders():
+            if number < run:
+                self.delete(folder)
 
     def _prune(self) -> None:
         """Keeps the last few that have a manifest, and what is newer than these."""
@@ -259,8 +273,10 @@ class Store:
                       for found in matches if found is not None)
 
 
-def _checked(folder: str) -> Snapshot:
-    """Raises:
+def opened(folder: str) -> Snapshot:
+    """A snapshot, once it has been found to be whole.
+
+    Raises:
         OSError, ValueError: a file is missing, or is not as it was written.
     """
     with open(os.path.join(folder, MANIFEST), encoding="utf8") as handle:

@@ -9,18 +9,23 @@
     on_train_end      snapshot of a finished run: the same call does not train again
 
 Our callback is the last of all, so a snapshot has what the others have done after a step, and they do not see a resumed epoch
-begin twice.  Keras makes iterators of its own accord; which shuffle a tf.data pipeline is at depends on how many have been made.
+begin twice.  With Keras' ``BackupAndRestore``, snapshots are taken when it saves (see backups); one at an epoch's end is from
+before the next epoch begins, so callbacks then see it begin.  Keras makes iterators of its own accord; which shuffle a tf.data
+pipeline is at depends on how many have been made.
 """
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
-from whale_tf.processes.datasets import Adapter
+from whale_tf.processes.datasets import Adapter, is_shuffled_anew
+from whale_tf.runtime.snapshots.backups import Backup
+from whale_tf.runtime.snapshots.joining import PLACES, places_of
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, to_json
 from whale_tf.runtime.snapshots.variables import OR_ELSE, Variables
@@ -43,6 +48,7 @@ class Position(NamedTuple):
         number: mini-batches of an epoch; None: not known yet.
         is_finished: ``fit`` has ended.
         is_stopped: and a callback has stopped it.
+        is_between: an epoch has ended, and the next one has not begun.
     """
 
     step: int = 0
@@ -54,6 +60,7 @@ class Position(NamedTuple):
     number: Optional[int] = None
     is_finished: bool = False
     is_stopped: bool = False
+    is_between: bool = False
 
 
 class Fit:
@@ -61,10 +68,19 @@ class Fit:
 
     Args:
         run: takes its snapshots.
+        backup: decides when, by Keras' callback; None: ``snapshot.path`` is set.
+        is_any: whether something is so in any of the processes.
     """
 
-    def __init__(self, model: Any, variables: Variables, run: Run) -> None:
+    def __init__(self, model: Any, variables: Variables, run: Run, backup: Optional[Backup] = None,
+                 is_any: Callable[[bool], bool] = bool) -> None:
         self.variables, self.run, self._model = variables, run, model
+        self._backup, self._is_any = backup, is_any
+        self._or_else = OR_ELSE if backup is None else or_else(backup)
+        self._saves: Optional[Callable[[], Any]] = None  # writes Keras' files, when all callbacks have acted
+        self._has_taken = False
+        self._is_first = True  # no epoch has begun
+        self._known: Optional[Tuple[Dict[int, str], Dict[str, List[str]]]] = None  # keys of variables, places in Keras' file
         self._found = run.found
         self._told, self._arrays = run.told, run.arrays
         self._start = Position()  # where this process goes on
@@ -87,6 +103,19 @@ class Fit:
             self._data = epochs
             epochs._distributed_dataset = _Counted(epochs._distributed_dataset, self._iterator_made)
             epochs._enumerate_iterator = functools.partial(self._steps, epochs._enumerate_iterator)
+            if self._backup is not None:
+                self._tell_order(epochs.data_adapter)
+
+    def _tell_order(self, adapter: Any) -> None:
+        """Says it if a run that goes on may see other data, which snapshot.path would prevent or nothing can."""
+        data, text = getattr(adapter, "_dataset", None), ""
+        if type(getattr(adapter, "_adapter", adapter)).__name__ == "GeneratorDataAdapter":
+            text = "a generator: a run that goes on is exact if a new one yields the same again"
+        elif isinstance(data, tf.data.Dataset) and is_shuffled_anew(data):
+            text = ("a dataset that is shuffled without a seed: a run that goes on in the midst of an epoch sees another order; "
+                    "give shuffle a seed, or call keras.utils.set_random_seed before the dataset is made")
+        if text:
+            self.run.says(f"BackupAndRestore: fit trains on {text}")
 
     def _iterator_made(self) -> None:
         self._made, self._pulled = self._made + 1, 0
@@ -129,7 +158,7 @@ class Fit:
             except (StopIteration, tf.errors.OutOfRangeError):
                 raise SnapshotError(
                     f"the data of fit end after {number} mini-batches, but the snapshot was taken after {start.pulled} of them: "
-                    f"train on the same data, in mini-batches of the same global size, {OR_ELSE}") from None
+                    f"train on the same data, in mini-batches of the same global size, {self._or_else}") from None
         self._pulled = start.pulled
         self.run.begins(start.step)
         self._data._steps_seen += start.pulled - start.batch
@@ -140,6 +169,8 @@ class Fit:
         if self._callbacks is not None:
             return
         self._callbacks = callbacks
+        if self._backup is not None and self._found is not None:
+            self._leave_if_other()
         if self._found is not None:
             for callback in callbacks.callbacks:
                 if hasattr(callback, "csv_file") and hasattr(callback, "append"):
@@ -151,7 +182,8 @@ class Fit:
         callbacks._async_train = False  # callbacks and snapshots see one step after the other
 
     def close(self) -> None:
-        """Leaves the list of callbacks and the model as they were."""
+        """Leaves the list of callbacks and the model as they were, and no file open."""
+        self.run.close()
         if self._callbacks is not None:
             self._callbacks.callbacks.remove(self._last)
         self._model.__dict__.pop("_get_metrics_result_or_logs", None)
@@ -161,15 +193,16 @@ class Fit:
             return
         self._build()
         self._model._initial_epoch = sys.maxsize if self._start.is_stopped else self._start.epoch
-        if self._start.is_finished:
+        if self._start.is_finished or self._start.is_between:
             self._restore()
 
     def epoch_begins(self, epoch: int) -> None:
+        is_first, self._is_first = self._is_first, False
         if self._found is not None:
             self._restore()
             return
         self._position = self._at(epoch, 0)
-        if self._position.step > self._start.step:
+        if not is_first:
             self._position = self._position._replace(over=self._position.over + 1)
             self._step_done(must_agree=True)
 
@@ -179,14 +212,24 @@ class Fit:
         trained = end + 1 - (self._position.batch if self._position.epoch == epoch else 0)
         self._position = self._at(epoch, end + 1)._replace(step=self._position.step + trained)
         self.variables.check()
+        if self._saves is not None:
+            self._back_up(self._position)
         self._step_done()
 
+    def epoch_ends(self, epoch: int) -> None:
+        if self._saves is not None:
+            self._back_up(self._at(epoch + 1, 0)._replace(over=self._position.over + 1, is_between=True))
+
     def train_ends(self) -> None:
-        """The run is finished, and is not repeated."""
+        """The run is finished, and is not repeated; with ``BackupAndRestore``, whose files are gone, it is."""
+        if self._backup is not None:
+            self.run.finished(self._position.step, is_quiet=self.run.spent().starts == 1)
+            return
         epochs = self._callbacks.params["epochs"]
         stopped = bool(self._model.stop_training) or self._start.is_stopped
         if not (self._start.is_finished and self._position.step == self._start.step):
-            self._position = self._at(epochs, 0)._replace(is_finished=True, is_stopped=stopped)
+            over = self._position.over + (self._position.batch > 0)
+            self._position = self._at(epochs, 0)._replace(over=over, is_finished=True, is_stopped=stopped)
             self._take()
             self.run.finished(self._position.step)
 
@@ -200,19 +243,66 @@ class Fit:
     def _step_done(self, must_agree: bool = False) -> None:
         self.run.step_done(self._position.step, self._take, must_agree)
 
+    # ------------------------------------------------------------------------------------------------- backups
+    def backs_up(self, callback: Any, method: str, original: Callable[[], Any]) -> bool:
+        """Whether a method of Keras' ``BackupAndRestore`` is left out here: because there is something better to go on with; or
+        because its files are written later, or by another process."""
+        if self._backup is None or callback is not self._backup.callback:
+            return False
+        if method == "on_train_begin":
+            return self._found is not None
+        if method == "_save_model":
+            self._saves = original
+            return True
+        self.run.close()  # Keras deletes the directory
+        return False
+
+    def _back_up(self, position: Position) -> None:
+        assert self._backup is not None and self._saves is not None
+        save, self._saves = self._saves, None
+        if not self._has_taken and self.run.told is None:
+            self.run.forget_others()
+        self._has_taken = True
+        job = self._take(position)
+        if self.run.is_chief:
+            self._backup.write(save, os.path.basename(job.folder), lambda: self.run.wait_for(job))
+
+    def _leave_if_other(self) -> None:
+        """Leaves it to Keras to restore what it can if the script has changed."""
+        assert self._backup is not None
+        number = None if self._data is None else self._data.num_batches
+        wrong = self._other_callbacks()
+        if not wrong and None not in (number, self._start.number) and number != self._start.number:
+            wrong = f"an epoch has {number} steps, but had {self._start.number}"
+        if self._is_any(bool(wrong)):
+            self._found = self.run.told = None
+            self._start = self._position = Position()
+            self.run.says(f"{self._backup.directory} has backups of another training ({wrong or 'in another process'}), which "
+                          "Keras restores as it does without whale_tf: the weights, and the number of the epoch")
+
     # ------------------------------------------------------------------------------------------------- state
-    def _take(self) -> Job:
+    def _take(self, position: Optional[Position] = None) -> Job:
         arrays: Dict[str, Any] = {}
-        state: Dict[str, Any] = {"position": to_json(self._position._asdict(), arrays, "position")}
+        position = self._position if position is None else position
+        state: Dict[str, Any] = {"position": to_json(position._asdict(), arrays, "position")}
         state["callbacks"] = [
             [type(one).__name__, changed(given, attributes(one, arrays, f"callbacks/{number}"))]
             for number, (one, given) in enumerate(zip(self._others(), self._given))]
+        if self.run.is_chief:
+            state[PLACES] = self._places_in_file()
         for name, value in (("logs", self._logs), ("order", self._order)):
             try:
                 state[name] = to_json(value, arrays, name)
             except NotData:
                 pass  # logs of a train_step of the user's own
-        return self.run.take(self._position.step, state, arrays, self.variables.read)
+        return self.run.take(position.step, state, arrays, self.variables.read)
+
+    def _places_in_file(self) -> Dict[str, List[str]]:
+        """Where Keras' weights file has the variables, by their keys; none of those that are still to be made."""
+        keys = self.variables.keys()
+        if self._known is None or len(keys) != len(self._known[0]):
+            self._known = keys, places_of(self._model, keys)
+        return self._known[1]
 
     def _others(self) -> List[Any]:
         return [one for one in self._callbacks.callbacks if one is not self._last]
@@ -245,7 +335,7 @@ class Fit:
         if None not in (number, self._start.number) and number != self._start.number:
             raise SnapshotError(
                 f"an epoch of fit has {number} steps, but had {self._start.number} when the snapshot {found.folder!r} was taken: "
-                f"train on the same data, in mini-batches of the same global size (all processes together), {OR_ELSE}")
+                f"train on the same data, in mini-batches of the same global size (all processes together), {self._or_else}")
         self.variables.write(found.variables())
         for callback, state in self._states():
             if state.get("monitor_op") == GONE:
@@ -275,15 +365,32 @@ class Fit:
         Raises:
             SnapshotError: the snapshot was taken with other callbacks.
         """
+        wrong = self._other_callbacks()
+        if wrong:
+            raise SnapshotError(f"fit has {wrong} when the snapshot was taken; give it the same, {self._or_else}")
+        others, told = self._own_and_told()
+        return ((one, state) for one, (_, state) in zip(others, told))
+
+    def _other_callbacks(self) -> str:
+        """How the callbacks differ from those of the snapshot; empty: they do not."""
+        others, told = self._own_and_told()
+        names = [type(one).__name__ for one in others]
+        if names == [name for name, _ in told]:
+            return ""
+        return "the callbacks {}, but had {}".format(", ".join(names), ", ".join(name for name, _ in told))
+
+    def _own_and_told(self) -> Tuple[List[Any], List[Tuple[str, Dict[str, Any]]]]:
         told = [(name, state) for name, state in self._told["callbacks"] if name != _BAR]
         others = [one for one in self._others() if type(one).__name__ != _BAR]
-        names = [type(one).__name__ for one in others]
         if not self.run.is_chief:  # only process 0 has those that write files
+            names = [type(one).__name__ for one in others]
             told = [(name, state) for name, state in told if name in names]
-        if names != [name for name, _ in told]:
-            raise SnapshotError("fit has the callbacks {}, but had {} when the snapshot was taken; give it the same, {}".format(
-                ", ".join(names), ", ".join(name for name, _ in told), OR_ELSE))
-        return ((one, state) for one, (_, state) in zip(others, told))
+        return others, told
+
+
+def or_else(backup: Backup) -> str:
+    """What can be done in place of going on, for messages."""
+    return f"or delete {backup.directory!r}"
 
 
 class _Counted:
@@ -325,6 +432,9 @@ class _Last:
 
                 def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                     self.fit.step_done(self.epoch, batch, logs)
+
+                def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                    self.fit.epoch_ends(epoch)
 
                 def on_train_end(self, logs: Any = None) -> None:
                     self.fit.train_ends()

@@ -70,17 +70,15 @@ class Run:
         self._count = 0
         self._ends = False
         self.bytes = 0
-        self._reached = -1
+        self._reached, self._is_closed = -1, False
         self._step = self._last_reached = 0 if found is None else found.step
         if self.is_chief:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it only helps to tell what was lost
-                os.makedirs(store.path, exist_ok=True)
-                self._reached = os.open(os.path.join(store.path, _REACHED), os.O_RDWR | os.O_CREAT, 0o644)
-                last = json.loads(os.read(self._reached, _WIDTH) or b"null")
-                if last is not None:
-                    self._last_reached = max(self._step, int(last["step"]))
-                    before = before._replace(since=min(before.since, last["since"]), starts=max(before.starts, last["starts"]),
-                                             started_s=max(before.started_s, last["started_s"]))
+                with open(os.path.join(store.path, _REACHED), encoding="utf8") as handle:
+                    last = json.load(handle)
+                self._last_reached = max(self._step, int(last["step"]))
+                before = before._replace(since=min(before.since, last["since"]), starts=max(before.starts, last["starts"]),
+                                         started_s=max(before.started_s, last["started_s"]))
         self._before = before
 
     @property
@@ -117,10 +115,13 @@ class Run:
 
     def _note(self, step: int) -> None:
         """Keeps for the next start, at each step, what a snapshot may not have."""
-        if self._reached >= 0:
+        if self.is_chief and not self._is_closed:
             spent = self.spent()
             text = json.dumps({"step": step, "since": spent.since, "starts": spent.starts, "started_s": spent.started_s})
             with contextlib.suppress(OSError):  # a full disk
+                if self._reached < 0:
+                    os.makedirs(self._store.path, exist_ok=True)
+                    self._reached = os.open(os.path.join(self._store.path, _REACHED), os.O_RDWR | os.O_CREAT, 0o644)
                 os.pwrite(self._reached, text.ljust(_WIDTH).encode(), 0)
 
     def _tell_change(self, step: int) -> None:
@@ -146,7 +147,7 @@ class Run:
                 shape = tuple(value.shape)
                 pieces.append(Piece(STATE + name, STATE + name, name, shape, (0,) * len(shape), True))
                 tensors.append(np.array(value) if isinstance(value, np.ndarray) else value)  # the script may change it
-        folder = self._store.folder(step, self._number)
+        folder = self._store.folder(step, self._number + self._count)  # there may be two of a step: the last one is by a signal
         job = Job(self._store, folder, step, json.dumps({**state, _SPENT: list(self.spent())}), pieces, tensors)
         self._writer.start(job)
         waited_s = time.monotonic() - begin
@@ -161,13 +162,10 @@ class Run:
         return Spent(before.since, before.trained_s + time.monotonic() - self._begin - self._waited_s,
                      before.waited_s + self._waited_s, before.starts + 1, before.started_s + self._started_s)
 
-    def finished(self, step: int, how: str = "has finished") -> None:
+    def finished(self, step: int, how: str = "has finished", is_quiet: bool = False) -> None:
         """Training is over, after ``step``: says what it took."""
-        self._writer.wait()
-        if self._reached >= 0:
-            os.close(self._reached)
-            self._reached = -1
-        if self._ends:  # by a signal, and has said so
+        self.close()
+        if is_quiet or self._ends:  # by a signal, and has said so
             return
         spent = self.spent()
         elapsed_s = max(time.time() - spent.since, 1e-9)
@@ -175,6 +173,19 @@ class Run:
         self.says(f"{self.name} {how}: {step} steps, {elapsed_s:.0f} s after its first start{starts}; "
                   f"{100 * min(1.0, spent.trained_s / elapsed_s):.1f}% of this time went into these steps (goodput), "
                   f"{spent.started_s:.1f} s into starts, {spent.waited_s:.2f} s into waiting for snapshots")
+
+    def close(self) -> None:
+        """Waits for the last snapshot, and leaves no file open."""
+        self._writer.wait()
+        self._is_closed = True
+        if self._reached >= 0:
+            os.close(self._reached)
+            self._reached = -1
+
+    def forget_others(self) -> None:
+        """Deletes the snapshots of runs before this one, which has not gone on with them."""
+        if self.is_chief:
+            self._store.delete_before(self._number)
 
     def wait_for(self, job: Job) -> None:
         """Until this snapshot is complete, in every process, or cannot be written, which is said."""

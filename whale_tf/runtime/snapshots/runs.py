@@ -6,10 +6,13 @@
     PATH/loop-0 ...          loops over wh.resume
     PATH/session-0 ...       graphs of MonitoredTrainingSessions
     PATH/estimator-0 ...     calls of Estimator.train, with a MonitoredTrainingSession of their own
+
+Without ``snapshot.path``, there are those of ``fit`` with Keras' ``BackupAndRestore``, in its directory.
 """
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,7 +20,7 @@ import sys
 import tempfile
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, MutableMapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -31,16 +34,18 @@ from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import Termination
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS, say
+from whale_tf.runtime.snapshots.backups import Backup
 from whale_tf.runtime.snapshots.files import Snapshot, Store
-from whale_tf.runtime.snapshots.fitting import TRAINER, Fit
+from whale_tf.runtime.snapshots.fitting import TRAINER, Fit, or_else
 from whale_tf.runtime.snapshots.loops import Epochs, Loop
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import Sessions, SessionState
-from whale_tf.runtime.snapshots.variables import OR_ELSE, LoopVariables, Made, ModelVariables, Variables
+from whale_tf.runtime.snapshots.variables import OR_ELSE, Captured, LoopVariables, Made, ModelVariables, Variables
 from whale_tf.runtime.snapshots.writing import Job, Writer
 from whale_tf.runtime.variable_parts import VariableParts
 
+_NEVER = 2 ** 62  # steps between two snapshots
 _TRAIN = ("input_fn", "hooks", "steps", "max_steps", "saving_listeners")  # the arguments of Estimator.train
 _NAMES = {"fit": "fit", "loop": "the loop", "session": "the Session", "estimator": "the Estimator"}  # in messages
 
@@ -59,8 +64,7 @@ class Runs:
 
     def __init__(self, settings: Settings, processes: Processes, job: Optional[Functions], runtime: Optional[Runtime],
                  parts: VariableParts, termination: Termination, original_run: Callable[[Any], Callable[..., Any]]) -> None:
-        assert settings.path is not None
-        self._path, self._settings = os.path.abspath(settings.path), settings
+        self._path, self._settings = os.path.abspath(settings.path or "."), settings
         self._processes, self._job, self._parts, self._termination = processes, job, parts, termination
         self._runtime = runtime
         self._numbers: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()  # of graphs of MonitoredTrainingSessions
@@ -70,6 +74,8 @@ class Runs:
         self._estimator: Optional[int] = None  # number of the call of Estimator.train that is running
         self._has_warned = False
         self._made = Made()
+        self._captured: MutableMapping[Any, Captured] = weakref.WeakKeyDictionary()  # by model
+        self._plain: Optional[ModelVariables] = None  # of a call of fit without snapshots, which may trace for one that has them
         self._finished: List[Variables] = []  # of runs that do not train again, with values for variables still to be made
         self._last: Optional[Run] = None
         self.current: Union[None, Fit, Loop] = None
@@ -81,8 +87,7 @@ class Runs:
             ConfigError: this ``fit`` cannot have them.
             SnapshotError: the snapshots are of another model or other data.
         """
-        is_keras_3 = any(kind.__module__ == TRAINER for kind in type(model).__mro__)
-        if not is_keras_3 or not hasattr(sys.modules[TRAINER].TFEpochIterator, "_enumerate_iterator"):
+        if not _is_known(model):
             raise ConfigError(
                 "snapshot.path is set, but snapshots are taken of the fit of Keras 3.8 and later, and this is "
                 f"{type(model).__module__}.{type(model).__name__} with TensorFlow {tf.__version__}; pip install 'keras>=3.8' "
@@ -90,12 +95,60 @@ class Runs:
         if isinstance(self.current, Fit):
             raise ConfigError("snapshot.path is set, but fit is called inside of another fit; call one after the other, or leave "
                               "out snapshot.path")
-        variables = ModelVariables(model, self._parts, self._processes.is_chief, self._host)
-        fit = Fit(model, variables, self._run("fit"))
+        return self._fitted(Fit(model, self._variables(model), self._run("fit")), model, original, *args, **kwargs)
+
+    def backed_up_fit(self, model: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``fit`` without ``snapshot.path``: if it has a ``BackupAndRestore``, it goes on where that has saved last."""
+        if self.current is not None or not _is_known(model):
+            return original(*args, **kwargs)
+        backup = self._backup(_callbacks(args, kwargs))
+        if backup is None:
+            before, self._plain = self._plain, self._variables(model)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._plain = before
+        store = Store(backup.path, backup.keep, self._say)
+        found = next(store.newest(), None) if backup.counts() else None
+        settings = dataclasses.replace(self._settings, path=backup.path, every_steps=_NEVER, every_s=None)
+        number = self._agree(f"BackupAndRestore({backup.directory!r})", "backup_dir", backup.directory, found)
+        run = self._run_in(store, "fit", settings, found, number)
+        fit = Fit(model, self._variables(model, or_else(backup)), run, backup, self._is_any)
+        return self._fitted(fit, model, original, *args, **kwargs)
+
+    def _variables(self, model: Any, else_: str = OR_ELSE) -> ModelVariables:
+        captured = self._captured.setdefault(model, Captured({}, weakref.WeakSet()))
+        return ModelVariables(model, captured, self._parts, self._processes.is_chief, self._host, else_)
+
+    def _backup(self, given: Any) -> Optional[Backup]:
+        """The backups of a call of ``fit``, if all processes have them in the same directory."""
+        backup = Backup.of(given)
+        if self._is_any(backup is None):
+            return None
+        assert backup is not None
+        if self._gather is not None:
+            if self._processes.is_chief:
+                backup.mark()
+            self._is_any(False)  # process 0 has marked it
+            is_marked = not self._is_any(not backup.is_marked())
+            if self._processes.is_chief:
+                backup.unmark()
+            if not is_marked:
+                self._say(f"not all processes find {backup.directory!r}, so BackupAndRestore restores only weights and the "
+                          "number of the epoch; give it a directory that all processes can reach")
+                return None
+        return backup
+
+    def _is_any(self, what: bool) -> bool:
+        """Whether something is so in any of the processes."""
+        gather = self._gather
+        return what if gather is None else bool(np.any(gather([what])))
+
+    def _fitted(self, fit: Fit, model: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         first_epoch = model._initial_epoch
         with self._running(fit):
             try:
-                given = kwargs.get("callbacks", args[5] if len(args) > 5 else None)
+                given = _callbacks(args, kwargs)
                 if hasattr(given, "callbacks"):  # a list of Keras' own class, which fit takes as it is
                     fit.take_callbacks(given)
                 return original(*args, **kwargs)
@@ -229,13 +282,18 @@ class Runs:
         if number is None:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
-        name, store = f"{kind}-{number}", self._store(kind, number)
+        store = self._store(kind, number)
         found = next(store.newest(), None)
-        run = self._agree(name, found)
-        writer = Writer(self._processes.count, self._processes.rank, self._host)
-        pace = Pace(self._settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
+        run = self._agree(f"{kind}-{number}", "snapshot.path", self._path, found)
+        return self._run_in(store, kind, self._settings, found, run)
+
+    def _run_in(self, store: Store, kind: str, settings: Settings, found: Optional[Snapshot], number: int) -> Run:
+        runtime = self._runtime
+        writer = Writer(self._processes.count, self._processes.rank, self._host,
+                        lambda: runtime is not None and runtime.has_lost)
+        pace = Pace(settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
         pace.begins(0)
-        return Run(_NAMES[kind], store, writer, pace, found, run, self._end)
+        return Run(_NAMES[kind], store, writer, pace, found, number, self._end)
 
     def _store(self, kind: str, number: int) -> Store:
         return Store(os.path.join(self._path, f"{kind}-{number}"), self._settings.keep, self._say)
@@ -254,7 +312,9 @@ class Runs:
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function has been made from ``graph``."""
-        if self.current is not None and isinstance(self.current.variables, Variables):
+        if self.current is None and self._plain is not None:
+            self._plain.traced(graph)
+        elif self.current is not None and isinstance(self.current.variables, Variables):
             self.current.variables.traced(graph)
             draws = next((op.name for op in graph.get_operations() if op.type in RANDOM and op.op_def.is_stateful
                           and not any(tensor.dtype == tf.resource for tensor in op.inputs)), None)
@@ -278,8 +338,11 @@ class Runs:
         lines = [] if self._last is None else self._last.lines()
         return "".join(f"{line}\n" for line in [f"Snapshots: {often}; the last {settings.keep} are kept", *lines])
 
-    def _agree(self, name: str, found: Optional[Snapshot]) -> int:
+    def _agree(self, name: str, key: str, path: str, found: Optional[Snapshot]) -> int:
         """The number of this run, which process 0 chooses.
+
+        Args:
+            key, path: the user's directory of the snapshots, and what it was given as.
 
         Raises:
             ClusterError: the processes have found different snapshots.
@@ -292,8 +355,8 @@ class Runs:
         if len(set(rows[:, 1])) > 1:
             steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in rows[:, 1])
             raise ClusterError(
-                f"the processes have found different snapshots of {name} in {self._path!r} ({steps}, by process): "
-                "all of them need the same directory (snapshot.path)")
+                f"the processes have found different snapshots of {name} in {path!r} ({steps}, by process): "
+                f"all of them need the same directory ({key})")
         return int(rows[0, 0])
 
     def _end(self, job: Job, writer: Writer, number: int) -> None:
@@ -308,3 +371,14 @@ class Runs:
         self._say("{}: snapshot of step {} is {}; ending".format(
             signal.Signals(number).name, job.step, "complete" if writer.wait_for_manifest(job) else "not complete"))
         sys.exit(EXIT_STATUS if self._processes.most and not self._termination.signal else TERMINATED_STATUS)
+
+
+def _is_known(model: Any) -> bool:
+    """Whether a model has the ``fit`` of Keras 3.8 or later."""
+    is_keras_3 = any(kind.__module__ == TRAINER for kind in type(model).__mro__)
+    return is_keras_3 and hasattr(sys.modules[TRAINER].TFEpochIterator, "_enumerate_iterator")
+
+
+def _callbacks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Those that ``fit`` was given."""
+    return kwargs.get("callbacks", args[5] if len(args) > 5 else None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, MutableSet, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, MutableSet, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -27,6 +27,13 @@ _WITHOUT_VALUE = (tf.resource, tf.variant)
 OR_ELSE = "or set another snapshot.path"  # the end of messages
 
 
+class Captured(NamedTuple):
+    """Variables that functions have captured, and graphs of functions that were looked at."""
+
+    variables: Dict[str, Callable[[], Any]]
+    graphs: MutableSet[Any]
+
+
 class Variables:
     """What both kinds have in common: variables that functions have captured, and values for those that do not exist yet.
 
@@ -34,12 +41,12 @@ class Variables:
         parts: where the parts of variables are.
         is_chief: this process writes what all processes have.
         host: the device to which values are copied.
+        or_else: what can be done in place of training the same model, for messages.
     """
 
-    def __init__(self, parts: VariableParts, is_chief: bool, host: str) -> None:
-        self._parts, self._is_chief, self._host = parts, is_chief, host
-        self._captured: Dict[str, Callable[[], Any]] = {}
-        self._looked_at: MutableSet[Any] = weakref.WeakSet()
+    def __init__(self, parts: VariableParts, is_chief: bool, host: str, or_else: str = OR_ELSE) -> None:
+        self._parts, self._is_chief, self._host, self._or_else = parts, is_chief, host, or_else
+        self._captured, self._looked_at = Captured({}, weakref.WeakSet())
         self._pending: Dict[str, SnapshotValue] = {}  # values of variables that do not exist yet
         self._given: Optional[Set[str]] = None  # keys of all values that were given; None: none were
 
@@ -68,7 +75,11 @@ class Variables:
             with tf.init_scope():
                 for key in [key for key in self._pending if key in variables]:
                     if variables[key].is_initialized():  # else TensorFlow does that after this trace, and traces again
-                        _assign(variables[key], self._pending.pop(key))
+                        self._assign(variables[key], self._pending.pop(key))
+
+    def keys(self) -> Dict[int, str]:
+        """The keys of all variables, by the variables' ``id``."""
+        return {id(variable): key for key, variable in self._all().items()}
 
     def read(self) -> Tuple[List[Piece], List[Any]]:
         """What this process holds, and is to write: whole variables and pieces, and tensors with their values."""
@@ -112,7 +123,7 @@ class Variables:
             if value.key not in known:
                 known.update(self._makes(value.key))
             if value.key in known:
-                _assign(known[value.key], value)
+                self._assign(known[value.key], value)
             else:
                 self._pending[value.key] = value
 
@@ -133,7 +144,18 @@ class Variables:
             self._given = None
             if missing:
                 raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
-                    ", ".join(missing), OR_ELSE))
+                    ", ".join(missing), self._or_else))
+
+    def _assign(self, variable: Any, value: SnapshotValue) -> None:
+        """Raises:
+            SnapshotError: the variable has another shape or type.
+        """
+        found = value.value
+        if not variable.shape.is_compatible_with(found.shape) or variable.dtype.as_numpy_dtype != np.dtype(found.dtype):
+            raise SnapshotError(
+                f"variable {variable.name!r} is {variable.dtype.name} {variable.shape}, but {found.dtype} {found.shape} in the "
+                f"snapshot; train the model that it was made of, {self._or_else}")
+        variable.assign(found)
 
     def _all(self) -> Dict[str, Any]:
         found = dict(self._known())
@@ -150,11 +172,14 @@ class ModelVariables(Variables):
 
     Args:
         model: a Keras model.
+        captured: by functions of the model in calls of ``fit`` before, which are not traced again.
     """
 
-    def __init__(self, model: Any, parts: VariableParts, is_chief: bool, host: str) -> None:
-        super().__init__(parts, is_chief, host)
+    def __init__(self, model: Any, captured: Captured, parts: VariableParts, is_chief: bool, host: str,
+                 or_else: str = OR_ELSE) -> None:
+        super().__init__(parts, is_chief, host, or_else)
         self._model = model
+        self._captured, self._looked_at = captured
 
     def check(self) -> None:
         """Call after the first step.
@@ -164,7 +189,7 @@ class ModelVariables(Variables):
         """
         if self._pending:
             raise SnapshotError("the snapshot has values of {}, which this model and its training step do not have; train the "
-                                "model that it was made of, {}".format(", ".join(self.waiting), OR_ELSE))
+                                "model that it was made of, {}".format(", ".join(self.waiting), self._or_else))
         super().check()
 
     def _known(self) -> List[Tuple[str, Any]]:
@@ -221,7 +246,7 @@ class LoopVariables(Variables):
         if key in self._pending:
             with tf.init_scope():
                 if variable.is_initialized():  # else TensorFlow does that after the trace, and traces again
-                    _assign(variable, self._pending.pop(key))
+                    self._assign(variable, self._pending.pop(key))
 
     def position(self) -> Dict[str, int]:
         """Iterators are not among what is made: the loop has its own."""
@@ -260,15 +285,3 @@ def _seeds(makes_one: bool) -> Sequence[Any]:
         return [sys.modules["keras.src.random.seed_generator"].global_seed_generator().state]
     generator = sys.modules["keras.src.backend.common.global_state"].get_global_attribute("global_seed_generator")
     return () if generator is None else [generator.state]
-
-
-def _assign(variable: Any, value: SnapshotValue) -> None:
-    """Raises:
-        SnapshotError: the variable has another shape or type.
-    """
-    found = value.value
-    if not variable.shape.is_compatible_with(found.shape) or variable.dtype.as_numpy_dtype != np.dtype(found.dtype):
-        raise SnapshotError(
-            f"variable {variable.name!r} is {variable.dtype.name} {variable.shape}, but {found.dtype} {found.shape} in the "
-            f"snapshot; train the model that it was made of, {OR_ELSE}")
-    variable.assign(found)

@@ -34,14 +34,15 @@ class Writer:
     Args:
         count, rank: number of processes, and which this is.
         host: the device from which values are written.
+        has_lost: whether another process has ended, so that its part does not come any more.
 
     Attributes:
         failed_step: step of the last snapshot that this process could not write; 0: none.
         written_s: seconds that the last snapshot took from its step until it was complete.
     """
 
-    def __init__(self, count: int, rank: int, host: str) -> None:
-        self._count, self._rank, self._host = count, rank, host
+    def __init__(self, count: int, rank: int, host: str, has_lost: Callable[[], bool] = lambda: False) -> None:
+        self._count, self._rank, self._host, self._has_lost = count, rank, host, has_lost
         self._thread: Optional[threading.Thread] = None
         self._given_up = threading.Event()
         self.failed_step = 0
@@ -71,7 +72,7 @@ class Writer:
     def wait_for_manifest(self, job: Job) -> bool:
         """Until the snapshot is complete, in every process; False: it has failed."""
         self.wait()
-        return self.failed_step != job.step and _until(lambda: job.store.is_complete(job.folder), OTHERS_S)
+        return self.failed_step != job.step and _until(lambda: job.store.is_complete(job.folder), OTHERS_S, self._has_lost)
 
     def _write(self, job: Job) -> None:
         begin = time.monotonic()
@@ -79,8 +80,8 @@ class Writer:
             with eager_mode(), tf.device(self._host):  # a thread begins in the mode of the whole process
                 job.store.write_part(job.folder, self._rank, job.pieces, job.tensors)
             if self._rank == 0:
-                job.store.complete(job.folder, job.step, self._count, job.state,
-                                   lambda: not self._given_up.is_set() and time.monotonic() - begin < OTHERS_S)
+                job.store.complete(job.folder, job.step, self._count, job.state, lambda: not (
+                    self._given_up.is_set() or self._has_lost() or time.monotonic() - begin > OTHERS_S))
             self.written_s = time.monotonic() - begin
         except Exception as error:  # whatever it is, training goes on, and nobody waits for this snapshot
             self.failed_step = job.step
@@ -90,10 +91,10 @@ class Writer:
             say(f"snapshot of step {job.step} cannot be written, so the one before remains: {text}")
 
 
-def _until(condition: Callable[[], bool], limit_s: float) -> bool:
+def _until(condition: Callable[[], bool], limit_s: float, is_in_vain: Callable[[], bool]) -> bool:
     limit = time.monotonic() + limit_s
     while not condition():
-        if time.monotonic() > limit:
-            return False
+        if time.monotonic() > limit or is_in_vain():
+            return condition()  # what is lost now may have done it before
         time.sleep(PAUSE_S)
     return True

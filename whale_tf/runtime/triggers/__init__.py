@@ -52,6 +52,7 @@ def callbacks(state: Active) -> Callbacks:
         fit=data.fit,
         epochs=data.epochs,
         callback_list=data.callback_list,
+        backup=data.backup,
         outside_graph=partial(refusals.refuse_outside_graph, state),
         function_gradients=partial(refusals.check_function_gradients, state),
         function_called=partial(refusals.check_called, state),

@@ -39,7 +39,7 @@ class DataTriggers:
         state = self._state
         state.data_batch = self._own_batch(adapter)
         if state.runtime is None and not (state.may_share_input or state.joins_input):
-            if state.snapshots is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
+            if state.runs.fitting is None or global_seed() is not None or not getattr(adapter, "_shuffle", False):
                 return adapter
             return Adapter(adapter, ONE_PROCESS, lambda given: given, False)  # the same order in a run that goes on
         processes = state.processes if state.may_share_input or state.joins_input else ONE_PROCESS
@@ -64,21 +64,27 @@ class DataTriggers:
         return known if is_even else None
 
     def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
-        snapshots = self._state.snapshots
+        runs = self._state.runs
         try:
-            return original(*args, **kwargs) if snapshots is None else snapshots.fit(model, original, *args, **kwargs)
+            return (runs.backed_up_fit if self._state.snapshots is None else runs.fit)(model, original, *args, **kwargs)
         finally:
             self._state.data_batch = None
 
     def epochs(self, given: Any) -> None:
-        snapshots = self._state.snapshots
-        if snapshots is not None and snapshots.fitting is not None:
-            snapshots.fitting.take_data(given)
+        fitting = self._state.runs.fitting
+        if fitting is not None:
+            fitting.take_data(given)
 
     def callback_list(self, given: Any) -> None:
-        snapshots = self._state.snapshots
-        if snapshots is not None and snapshots.fitting is not None:
-            snapshots.fitting.take_callbacks(given)
+        fitting = self._state.runs.fitting
+        if fitting is not None:
+            fitting.take_callbacks(given)
+
+    def backup(self, callback: Any, method: str, original: Callable[[], Any]) -> None:
+        fitting = self._state.runs.fitting
+        is_left_out = fitting is not None and fitting.backs_up(callback, method, original)
+        if not is_left_out and (method == "on_train_begin" or self._state.processes.is_chief):
+            original()
 
 
 # of tf.data; the mini-batches that they give are those that they take, except after a `map` that joins or cuts them

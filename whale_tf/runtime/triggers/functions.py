@@ -50,8 +50,8 @@ class FunctionTriggers:
         state.variable_parts.watch(function)
         if function.graph in self._small:
             self._small[function.graph].watch(function, state.variable_parts.before_call, in_graphs=not state.verifies)
-        if state.snapshots is not None and function.graph not in state.drafts:
-            state.snapshots.traced(function.graph)
+        if function.graph not in state.drafts:
+            state.runs.traced(function.graph)
 
     def call(self, function: Any, original: Callable[[Any, Any], Any], given: Any, captured: Any) -> Any:
         state = self._state
