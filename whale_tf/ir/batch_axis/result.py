@@ -121,7 +121,7 @@ class BatchAxis:
         conversions: (op, operand) -> conversions of the operand inside the clone, in order.
         localise: (op, operand) -> the operand's new value.
         attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with open batch
-            dimensions.
+            dimensions; for ``num_elements``, -1.
         inexact: ops whose results are not exact.
         whole: op that needs all examples -> reason; it runs once, in a section, on operands that are combined over all clones.
         own_seed: random ops of which each clone draws its own part.
@@ -144,7 +144,7 @@ class BatchAxis:
         self.offsets: Dict[int, Offsets] = {}
         self.conversions: Dict[Tuple[int, int], Tuple[Conversion, ...]] = {}
         self.localise: Dict[Tuple[int, int], Localise] = {}
-        self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...]]] = {}
+        self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...], int]] = {}
         self.inexact: List[Inexact] = []
         self.whole: Dict[int, str] = {}
         self.own_seed: List[int] = []
