@@ -322,6 +322,13 @@ def test_positions_move_along_the_batch(g: Draft, batch: Optional[int]) -> None:
     assert axis.conversions[g.graph.tensors[number].op, 0] == (Offset(3),)
 
 
+def test_rows_of_a_variable_that_is_contracted(g: Draft) -> None:
+    """The handle has no rows of its own."""
+    x, handle = g.source(None, B), g.op("VarHandleOp", (), (), dtype="resource")
+    y = g.op("MatMul", [x, g.op("ReadVariableOp", [handle], (B, 3))], (None, 3))
+    assert analyse(g.graph, {x: 1}).layout(y) == partial()
+
+
 def test_look_up_across_examples_is_refused(g: Draft) -> None:
     x, i = g.source(B, 4), g.source(B, dtype="int32")
     y = g.op("GatherV2", [x, i, g.const(0)], (B, 4), name="shuffle")
