@@ -7,6 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
+from whale_tf.ir.batch_axis.residues import are_groups
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.extents import Size, SizeLike, UnknownExtent, Value, batch_size, rows_of, vector
 from whale_tf.ir.graph import Op
@@ -126,7 +127,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
     batch = next(term for term in terms if term.dim == layout.dim)
     step = _step(state, op, batch, 1)
     if step > 1:
-        blocks, dim = _each(layout.blocks, step, state.batch is not None or _takes_all(state, op, batch, step)), _result_dim(
+        blocks, dim = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step)), _result_dim(
             terms, batch)
     else:
         blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
@@ -145,19 +146,6 @@ def _step(state: Propagation, op: Op, term: Stride, first: int) -> int:
     start = 0 if op.attrs.get("begin_mask", 0) >> term.term & 1 else -1 if begin is None else begin[term.term]
     ends = op.attrs.get("end_mask", 0) >> term.term & 1
     return strides[term.term] if ends and 0 <= start < strides[term.term] else 1
-
-
-def _takes_all(state: Propagation, op: Op, term: Stride, step: int) -> bool:
-    """Whether others take the rest of the rows, so that there are ``step`` times as many as each takes."""
-    starts = set()
-    for user, position in state.graph.consumers(op.inputs[0]):
-        other = state.graph.ops[user]
-        if other.type == op.type and position == 0 and all(
-                state.ints(other, i) is not None and len(state.ints(other, i) or ()) > term.term for i in (1, 3)):
-            begin, strides = state.ints(other, 1) or [], state.ints(other, 3) or []
-            starts.add(0 if other.attrs.get("begin_mask", 0) >> term.term & 1 else begin[term.term] if (
-                strides[term.term] == step) else -1)
-    return starts >= set(range(step))
 
 
 def _each(blocks: Blocks, step: int, are_groups: bool = False) -> Blocks:
