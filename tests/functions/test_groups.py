@@ -1,4 +1,4 @@
-"""Groups of examples in neighbouring rows: every second row, pairs, and virtual batches are divided group by group."""
+"""Groups of examples in neighbouring rows: every second row, pairs, and bags are divided group by group."""
 from __future__ import annotations
 
 import contextlib
@@ -14,39 +14,34 @@ from tests.functions.equality import Scope, Way, check
 DATA = Way((), 2, {})
 DATA_4 = Way((), 4, {"num_micro_batch": 2})
 PIPELINE = Way((1, 1), 2, {"num_micro_batch": 2})
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Groups = Tuple[tf.Tensor, tf.Tensor]  # features and targets
+GroupsOf = Callable[[tf.Tensor, tf.Tensor], Groups]
 
 
-def neighbours(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Distances of pairs; labels say which belong together."""
-    distance = tf.sqrt(tf.reduce_sum(tf.square(z[0::2] - z[1::2]), 1) + 1e-6)
-    same = tf.cast(y[::2, 0] * y[1::2, 0] > 0.0, tf.float64)
-    return tf.reduce_mean(same * tf.square(distance) + (1.0 - same) * tf.square(tf.maximum(1.0 - distance, 0.0)))
+def neighbours(z: tf.Tensor, y: tf.Tensor) -> Groups:
+    """Pairs."""
+    return tf.square(z[0::2] - z[1::2]), y[::2] * y[1::2]
 
 
-def triplets(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    anchor, positive, negative, other = (z[i::4] for i in range(4))
-    near, far = (tf.reduce_sum(tf.square(anchor - other), 1) for other in (positive, 0.5 * (negative + other)))
-    return tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0)) + tf.reduce_mean(z * y)
+def quadruples(z: tf.Tensor, y: tf.Tensor) -> Groups:
+    one, two, three, four = (z[i::4] for i in range(4))
+    return one * two - three * four, y[::4] + y[3::4]
 
 
-def virtual_batches(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    groups = tf.reshape(z, [-1, 4, 3])
-    mean, variance = tf.nn.moments(groups, 1, keepdims=True)
-    normal = tf.reshape((groups - mean) * tf.math.rsqrt(variance + 1e-3), [-1, 3])
-    return tf.reduce_mean(tf.square(normal - y))
+def bags(z: tf.Tensor, y: tf.Tensor) -> Groups:
+    return tuple(tf.reduce_max(tf.reshape(each, [-1, 4, each.shape[1]]), 1) for each in (z, y))
 
 
-def every_second(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def every_second(z: tf.Tensor, y: tf.Tensor) -> Groups:
     """Nothing says that there is an even number of rows."""
-    return tf.reduce_mean(tf.square(z[::2])) + tf.reduce_mean(z * y)
+    return z[::2], y[::2]
 
 
-def both_halves(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return every_second(z, y) + tf.reduce_mean(z[1::2])
+def both_halves(z: tf.Tensor, y: tf.Tensor) -> Groups:
+    return z[::2] + tf.reduce_mean(z[1::2], 0), y[::2]
 
 
-def training(loss_of: Loss, size: Any, said: List[str]) -> Callable[[Sequence[Scope]], Tuple[Any, List[tf.Variable]]]:
+def training(groups_of: GroupsOf, size: Any, said: List[str]) -> Callable[[Sequence[Scope]], Tuple[Any, List[tf.Variable]]]:
     def build(stages: Sequence[Scope]) -> Tuple[Any, List[tf.Variable]]:
         rng = np.random.RandomState(1)
         weights = [tf.Variable(rng.randn(6, 5) / 3), tf.Variable(rng.randn(5, 3) / 3)]
@@ -57,7 +52,8 @@ def training(loss_of: Loss, size: Any, said: List[str]) -> Callable[[Sequence[Sc
                 with stages[0]():
                     hidden = tf.tanh(tf.matmul(x, weights[0]))
                 with stages[1]():
-                    loss = loss_of(tf.matmul(hidden, weights[1]), y)
+                    features, targets = groups_of(hidden, y)
+                    loss = tf.reduce_mean(tf.square(tf.matmul(features, weights[1]) - targets))
             for w, gradient in zip(weights, tape.gradient(loss, weights)):
                 w.assign_sub(0.1 * gradient)
             return loss
@@ -79,16 +75,16 @@ def rows(*sizes: int) -> Sequence[Tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_of, size, way", [
-    (neighbours, None, DATA_4), (neighbours, 16, PIPELINE), (triplets, None, PIPELINE), (triplets, 16, DATA),
-    (virtual_batches, None, DATA), (virtual_batches, 16, PIPELINE)])
-def test_groups_are_divided(loss_of: Loss, size: Any, way: Way) -> None:
+@pytest.mark.parametrize("groups_of, size, way", [
+    (neighbours, None, DATA_4), (neighbours, 16, PIPELINE), (quadruples, None, PIPELINE), (quadruples, 16, DATA),
+    (bags, None, DATA), (bags, 16, PIPELINE)])
+def test_groups_are_divided(groups_of: GroupsOf, size: Any, way: Way) -> None:
     said: List[str] = []
-    check(training(loss_of, size, said), way, rows(16, 16) if size else rows(16, 24))
+    check(training(groups_of, size, said), way, rows(16, 16) if size else rows(16, 24))
     assert f"Divided over {way.devices} devices: 100% of the floating-point" in said[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_of", [every_second, both_halves])
-def test_every_second_row_of_an_odd_number_of_rows(loss_of: Loss) -> None:
-    check(training(loss_of, None, []), DATA, rows(8, 9))
+@pytest.mark.parametrize("groups_of", [every_second, both_halves])
+def test_every_second_row_of_an_odd_number_of_rows(groups_of: GroupsOf) -> None:
+    check(training(groups_of, None, []), DATA, rows(8, 9))

@@ -542,6 +542,7 @@ class TestSources:
         g.op("Mul", [parts[3], parts[5]], (third, 4))
         filled = g.op("StridedSliceGrad", [g.op("Shape", [x], (2,), dtype="int32"), g.const([2]), g.const([0]), g.const([3]),
                                            errors], (size, 4), attrs={"end_mask": 1})
+        g.op("MatMul", [errors, g.variable(4, 2)], (third, 2))
         axis = find_batch_axis(g.graph, [x, y])
         assert not axis.unknown and axis.batch == third
         assert {axis.layout(t) for t in (x, y, filled)} == {sharded(0, (3,))}

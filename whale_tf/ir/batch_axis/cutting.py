@@ -148,11 +148,11 @@ def _step(state: Propagation, op: Op, term: Stride, first: int) -> int:
     return strides[term.term] if ends and 0 <= start < strides[term.term] else 1
 
 
-def _each(blocks: Blocks, step: int, are_groups: bool = False) -> Blocks:
+def _each(blocks: Blocks, step: int, is_grouping: bool = False) -> Blocks:
     """The blocks of one of every ``step`` rows.
 
     Args:
-        are_groups: if an example has one row, it may be that ``step`` rows are an example.
+        is_grouping: it may be that several such examples are one.
 
     Raises:
         Refuse: these rows are of several examples.
@@ -162,8 +162,7 @@ def _each(blocks: Blocks, step: int, are_groups: bool = False) -> Blocks:
         raise Refuse(f"it takes one of every {step} rows, which are in several blocks or chosen by data")
     each, batch = rows_each(only), batch_of(only)
     if each % step:
-        met = (block_of(each * step // math.gcd(each, step), batch),) if are_groups else None
-        raise Refuse(f"it takes one of every {step} examples", met)
+        raise Refuse(f"it takes one of every {step} examples", groups=step // math.gcd(each, step) if is_grouping else 1)
     return (block_of(each // step, batch),)
 
 

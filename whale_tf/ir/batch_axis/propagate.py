@@ -172,6 +172,7 @@ class Propagation(BatchState):
                 self.transfer(op, flag) if end is None else self.apply(op, end.rule, end)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
+            self.result.groups |= getattr(reason, "groups", set())
             try:
                 self._forget(op)
                 run_whole(self, op, str(reason))

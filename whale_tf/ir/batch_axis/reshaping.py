@@ -225,7 +225,7 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
     following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
     if len(following) > 1:
         raise Refuse("two of its dimensions are divided along the batch")
-    groups = _groups(blocks[0], prefix, per_example, after)
+    groups = _groups(prefix, per_example, after)
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
@@ -245,27 +245,27 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
     return dim, _regroup(state, _divide(prefix * len(blocks), product(after[:dim])), after[dim])
 
 
-def _groups(block: Block, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Blocks:
-    """The blocks in which examples would have to be for a reshape to groups of them: ``[B, 16]`` to ``[-1, 4, 16]``."""
+def _groups(prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> int:
+    """How many examples a reshape puts into a group, as that of ``[B, 16]`` to ``[-1, 4, 16]`` does; else 1."""
     sizes = static_ints(vector([per_example, *after[1:]]))
     if sizes is None or -1 in sizes or prefix != 1:
-        return None
+        return 1
     count, rest = divmod(elements_of(tuple(sizes[1:])) or 1, sizes[0])
-    return (block_of(rows_each(block) * count, batch_of(block)),) if not rest and count > 1 else None
+    return 1 if rest else max(1, count)
 
 
-def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool, examples: Size, groups: Blocks) -> SizeLike:
+def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool, examples: Size, groups: int) -> SizeLike:
     """The size for which a -1 stands; ``leads``: it is the batch, nothing has moved in front of it, and examples have an unknown
     size.
 
     Raises:
-        Refuse: it counts groups of examples, which would have to be in the blocks ``groups``.
+        Refuse: it is not the batch; perhaps it counts groups of so many examples.
     """
     try:
         return total // others
     except (UnknownExtent, ZeroDivisionError):
         if not leads:
-            raise Refuse("the batch dimension is cut into pieces", groups)
+            raise Refuse("the batch dimension is cut into pieces", groups=groups)
         return examples * Size.of(("dim", op.outputs[0], -1))  # every example has the same unknown number of rows
 
 
@@ -298,11 +298,11 @@ def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
 
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike],
-                 groups: Blocks) -> Tuple[int, Blocks]:
+                 groups: int) -> Tuple[int, Blocks]:
     """Find the dimension of a constant target that contains the batch, by comparing cumulative products.
 
     Raises:
-        Refuse: there is none; perhaps because it counts groups of examples, which would have to be in the blocks ``groups``.
+        Refuse: there is none; perhaps one counts groups of so many examples.
     """
     sizes = static_ints(vector(after))
     if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
@@ -318,7 +318,7 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
                 break
             return dim, (lead * size // end,) * (start // lead)
         lead *= size
-    raise Refuse("the batch dimension is cut into pieces", groups)
+    raise Refuse("the batch dimension is cut into pieces", groups=groups)
 
 
 def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:

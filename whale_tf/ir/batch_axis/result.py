@@ -135,6 +135,7 @@ class BatchAxis:
         grouped: batches of the elements of rows, by name.
         counted_rows: ops that add up elements by rows, and must be told how many there are in a clone -> rows of an example.
         met: blocks of examples that were expected in places where others, or too few, were found.
+        groups: numbers of rows that ops take together.
     """
 
     def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
@@ -158,6 +159,7 @@ class BatchAxis:
         self.grouped: Dict[str, Grouped] = {}
         self.counted_rows: Dict[int, Block] = {}
         self.met: Set[Tuple[Block, ...]] = set()
+        self.groups: Set[int] = set()
         self.variable_dependent = bytearray(len(graph.tensors))
 
     def layout(self, tensor: int) -> Layout:
