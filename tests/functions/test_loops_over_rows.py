@@ -76,6 +76,14 @@ def compared(h: tf.Tensor, y: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
         tf.square(tf.matmul(h, last) - y))
 
 
+def collected(h: tf.Tensor, y: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """A loop that puts means of all rows into a list, of which a gradient is not linear."""
+    means = tf.TensorArray(tf.float64, size=0, dynamic_size=True, element_shape=[5])
+    for i in tf.range(3):
+        means = means.write(i, tf.reduce_mean(h, 0) * tf.cast(i, tf.float64))
+    return tf.reduce_sum(tf.square(means.stack())) + tf.reduce_mean(tf.matmul(h, last) * y)
+
+
 def training(loss_of: Loss, size: Any, said: List[str]) -> Callable[[Sequence[Scope]], Tuple[Any, Sequence[tf.Variable]]]:
     def build(stages: Sequence[Scope]) -> Tuple[Any, Sequence[tf.Variable]]:
         weights = [variable(6, 5), variable(5, 3, seed=2)]
@@ -121,6 +129,7 @@ def test_rounds_are_divided(loss_of: Loss, size: Any, way: Way) -> None:
 @pytest.mark.filterwarnings("ignore::whale_tf.IdleWarning")
 @pytest.mark.parametrize("loss_of, size, reason", [
     (carried, None, "it carries a value from one row of the batch to the next"), (exchanged, 8, "it carries a value"),
+    (collected, None, "its loop runs over all examples"),
     (numbered, None, "it computes with the position of a row"), (compared, 8, "it needs other examples than the row's")])
 def test_rounds_that_need_others_run_on_all_rows(loss_of: Loss, size: Any, reason: str) -> None:
     said: List[str] = []

@@ -113,13 +113,13 @@ def _whole_loops(state: Propagation) -> Set[int]:
 
 
 def _around_lost_lists(state: Propagation) -> Dict[int, str]:
-    """Ops that make or fill lists of divided elements for a loop that has to run whole, and why; rows of elements cannot be
-    joined."""
+    """Ops that make or fill lists of divided elements, or of terms of sums, for a loop that has to run whole, and why; elements
+    cannot be put together."""
     def before(tensor: int) -> List[int]:
         return [t for t in state.graph.producer(tensor).inputs if divided(t)]
 
     def divided(tensor: int) -> bool:
-        return state.graph.tensors[tensor].dtype == "variant" and state.layout(tensor).is_sharded
+        return state.graph.tensors[tensor].dtype == "variant" and not state.layout(tensor).is_replicated
 
     causes = dict(state.result.unknown.values()) if state.options.sections else {}
     found: Dict[int, str] = {}

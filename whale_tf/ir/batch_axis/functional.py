@@ -450,6 +450,7 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
 
 @handler
 def list_resize(state: Propagation, op: Op) -> None:
+    not_single(state.layout(op.inputs[0]))
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
