@@ -31,7 +31,6 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained
@@ -456,7 +455,7 @@ def step_graph(name: str = "model", graph: Union[None, str, tf.Graph] = None) ->
     if done is None:
         raise PlanError("no graph has been rewritten yet: call wh.parallelize() before wh.step_graph()")
     captured = done.captured
-    batch = static_batch(captured.graph, {captured.graph.tensor_name(t): dim for t, dim in captured.sources.items()})
+    batch = captured.static_examples
     if batch is None:
         raise PlanError("the graph does not say how many examples a mini-batch has; give the inputs a static batch size")
     return captured_step(captured, done.region, name, done.plan.graph, batch)

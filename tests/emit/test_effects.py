@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_tf._tf_compat import function_tracing
+from whale_tf._tf_compat import eager_context, function_tracing
 from whale_tf.capture.handles import variable_handles
 from whale_tf.emit.effects import divide_effects
 from whale_tf.runtime.verifying.local import make_variable
@@ -214,7 +214,9 @@ def test_random_numbers_are_drawn_once() -> None:
         "cond/of_1": [0], "cond/of_1_2": [0], "cond/of_2": [1], "cond/of_2_2": [1], "cond/of_all": []}
 
 
-def test_random_numbers_for_what_every_process_has() -> None:
+def test_random_numbers_for_what_every_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_context(), "_seed", None)  # other tests have set one
+
     def noisy(x: tf.Tensor, count: Any, other: Any) -> tf.Tensor:
         def inside() -> tf.Tensor:
             noise = tf.random.uniform([])

@@ -1,6 +1,7 @@
 """Custom training loops: what a tf.function returns and writes equals what it does without whale_tf."""
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -483,6 +484,38 @@ def test_list_with_as_many_elements_as_the_largest_of_all_labels() -> None:
         return step, [w]
 
     check(build, WAYS["data parallel 2"], [(x, np.sort(labels).astype("int32") + 1) for x, labels in batches()])
+
+
+@pytest.mark.slow
+def test_sampled_classes_are_no_examples() -> None:
+    """Fewer of them than words, whose number is a multiple: an example could be two words."""
+    said: List[str] = []
+
+    def build(scopes: Sequence[Scope]) -> Any:
+        words, classes = variable(20, 6), variable(20, 6, seed=2)
+
+        @tf.function
+        def step(word: tf.Tensor, label: tf.Tensor, sampled: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                expected = tf.fill([tf.shape(word)[0], 1], np.float64(0.3)), tf.fill([4], np.float64(0.2))
+                loss = tf.reduce_mean(tf.nn.sampled_softmax_loss(
+                    classes, tf.zeros([20], tf.float64), label[:, None], tf.gather(words, word), 4, 20,
+                    sampled_values=(sampled, *expected)))
+            for w, gradient in zip((words, classes), tape.gradient(loss, (words, classes))):
+                w.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            return loss
+
+        def call(*batch: tf.Tensor) -> tf.Tensor:
+            loss = step(*batch)
+            with contextlib.suppress(wh.WhaleError):  # wh.init was not called
+                said.append(wh.explain())
+            return loss
+
+        return call, [words, classes]
+
+    rng = np.random.RandomState(0)
+    check(build, WAYS["data parallel 2"], [[rng.randint(0, 20, size) for size in (8, 8, 4)] for _ in range(2)])
+    assert "Divided over 2 devices: 100% of the floating-point" in said[0]
 
 
 def test_calls_that_all_run_where_their_variable_is() -> None:

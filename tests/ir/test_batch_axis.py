@@ -322,6 +322,13 @@ def test_positions_move_along_the_batch(g: Draft, batch: Optional[int]) -> None:
     assert axis.conversions[g.graph.tensors[number].op, 0] == (Offset(3),)
 
 
+def test_rows_of_a_variable_that_is_contracted(g: Draft) -> None:
+    """The handle has no rows of its own."""
+    x, handle = g.source(None, B), g.op("VarHandleOp", (), (), dtype="resource")
+    y = g.op("MatMul", [x, g.op("ReadVariableOp", [handle], (B, 3))], (None, 3))
+    assert analyse(g.graph, {x: 1}).layout(y) == partial()
+
+
 def test_look_up_across_examples_is_refused(g: Draft) -> None:
     x, i = g.source(B, 4), g.source(B, dtype="int32")
     y = g.op("GatherV2", [x, i, g.const(0)], (B, 4), name="shuffle")
@@ -377,6 +384,19 @@ def test_copies_with_equal_operands_take_the_results_of_the_first(g: Draft, monk
         assert name == "graph" or repr(getattr(axis, name)) == repr(found), name
     assert axis.layout(rows[2]) == sharded(0, (3,)) and axis.localise[g.graph.tensors[rows[2]].op, 1]
     assert axis.conversions[g.graph.tensors[mixed[2]].op, 1] == (Scale(1),)
+
+
+def test_copies_in_a_graph_say_nothing_about_its_functions(g: Draft) -> None:
+    """Ops of a function have the same numbers as others of the graph."""
+    body = Draft()
+    argument = body.op("_Arg", (), (None, 4), attrs={"index": 0})
+    results = [body.op(kind, [argument, body.const([0])], (4,)) for kind in ("Sum", "Max")]
+    for index, result in enumerate(results):
+        body.op("_Retval", [result], attrs={"index": index})
+    x = g.source(None, 4)
+    call = g.graph.add("call", "PartitionedCall", [x], [((4,), "float32")] * 2, body={"f": body.graph})
+    axis = analyse(g.graph, {x: 0}, options=Options(alike=copies(body, results)))
+    assert [axis.layout(t) for t in call.outputs] == [partial(), Layout("max")]
 
 
 def test_copies_with_other_operands_are_visited_themselves(g: Draft) -> None:
@@ -511,6 +531,31 @@ class TestSources:
         axis = find_batch_axis(g.graph, [x, y])
         assert not axis.unknown and axis.sources == {x: 0, y: 0}
         assert {axis.layout(t) for t in (x, y, errors)} == {sharded(0, (1, 1, 1))}
+
+    @pytest.mark.parametrize("size", [None, 3 * B])
+    def test_rows_that_are_taken_together_are_examples(self, g: Draft, size: Optional[int]) -> None:
+        x, y = g.source(size, 4), g.source(size, 4)
+        third = None if size is None else B
+        parts = [g.op("StridedSlice", [each, g.const([start]), g.const([0]), g.const([3])], (third, 4),
+                      attrs={"begin_mask": int(not start), "end_mask": 1}) for each in (x, y) for start in range(3)]
+        errors = g.op("Mul", [parts[0], g.op("AddV2", [parts[2], parts[5]], (third, 4))], (third, 4))
+        g.op("Mul", [parts[3], parts[5]], (third, 4))
+        filled = g.op("StridedSliceGrad", [g.op("Shape", [x], (2,), dtype="int32"), g.const([2]), g.const([0]), g.const([3]),
+                                           errors], (size, 4), attrs={"end_mask": 1})
+        g.op("MatMul", [errors, g.variable(4, 2)], (third, 2))
+        axis = find_batch_axis(g.graph, [x, y])
+        assert not axis.unknown and axis.batch == third
+        assert {axis.layout(t) for t in (x, y, filled)} == {sharded(0, (3,))}
+        assert {axis.layout(t) for t in (*parts, errors)} == {sharded(0)}
+
+    def test_every_second_row_makes_no_examples(self, g: Draft) -> None:
+        """There may be an odd number of rows."""
+        x = g.source(None, 4)
+        halves = [g.op("StridedSlice", [x, g.const([start]), g.const([0]), g.const([2])], (None, 4), attrs={"end_mask": 1})
+                  for start in range(2)]
+        g.op("AddV2", [mean(g, halves[0], (4,)), mean(g, halves[1], (4,))], (4,))
+        axis = find_batch_axis(g.graph, [x])
+        assert axis.layout(x) == sharded(0) and axis.unknown.keys() >= set(halves)
 
     def test_rows_of_a_python_function_need_a_reason_to_be_examples(self, g: Draft) -> None:
         x, labels = g.source(B), g.source(B, dtype="int32")

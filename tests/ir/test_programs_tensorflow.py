@@ -112,6 +112,17 @@ def _examples_apart(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.map_fn(lambda row: tf.reduce_sum(tf.square(row)), dense(x, 3, "a")))
 
 
+@pytest.mark.slow
+def test_loops_over_examples(control_flow: str) -> None:
+    """In functions each clone's loop runs over its own examples."""
+    program = Program("apart", _examples_apart, [("float64", (6,))])
+    if control_flow == "functions":
+        check(program, None, everything=False)
+    else:
+        with pytest.raises(UnsupportedOpError, match="cannot be divided along the batch: it has an element for each example"):
+            check(program, None)
+
+
 def _in_batch_softmax(x: tf.Tensor) -> tf.Tensor:
     h = dense(x, 3, "a")
     return tf.reduce_mean(tf.nn.softmax(tf.matmul(h, h, transpose_b=True)))
@@ -136,7 +147,7 @@ def _groups(x: tf.Tensor) -> tf.Tensor:
 
 @pytest.mark.parametrize("batch", [BATCH, None], ids=["static", "dynamic"])
 @pytest.mark.parametrize("build_loss", [
-    _examples_apart, _in_batch_softmax, _first_example, _half_of_the_batch, _shuffled, _groups])
+    _in_batch_softmax, _first_example, _half_of_the_batch, _shuffled, _groups])
 def test_what_mixes_examples_is_refused(build_loss: object, batch: Optional[int]) -> None:
     program = Program("refused", build_loss, [("float64", (6,))])  # type: ignore[arg-type]
     with tf.Graph().as_default() as graph:

@@ -68,7 +68,9 @@ class Captured(_Fields, Holder):
     @property
     def static_examples(self) -> Optional[int]:
         """The number of examples of a mini-batch, according to the graph's shapes."""
-        return static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
+        plain = static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
+        sizes = ((static_batch(self.graph, {tensor: dim}), self._rows(tensor)) for tensor, dim in self.sources.items())
+        return plain if plain is not None else next((size // rows for size, rows in sizes if size is not None), None)
 
     @property
     def examples(self) -> Optional[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from whale_tf.capture.captured import Captured
-from whale_tf.capture.sizes import sized
 from whale_tf.capture.step import part_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
@@ -14,7 +13,7 @@ from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import ModelFacts, StageStatistics, static_batch
+from whale_tf.planner.assemble import ModelFacts, StageStatistics
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.homes import TrainedVariable
 from whale_tf.planner.idle import Parameter
@@ -47,8 +46,8 @@ def analysed(captured: Captured, options: Options) -> Region:
 
 def sized_region(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Tuple[Region, int]:
     """The region with the static shapes of a mini-batch, and the number of its examples."""
-    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
-    return region._replace(graph=sized(captured.definitions, captured.graph, captured.sources, batch)), batch
+    batch = batch_to_plan_for(config, cluster, captured.static_examples)
+    return region._replace(graph=captured.sized(batch)), batch
 
 
 def _region(captured: Captured, options: Options) -> Region:

@@ -31,8 +31,8 @@ def own_numbers(nodes: Nodes, node: NodeDef, op: Op, graph: OpGraph, scope: str,
 
 
 def open_shapes(node: NodeDef, op: Op, axis: BatchAxis) -> None:
-    """Makes a clone's shape attributes valid for any batch size."""
+    """Makes a clone's shape attributes, and numbers of rows, valid for any batch size."""
     for name in op.attrs:
         if (op.id, name) in axis.attributes and name in node.attr:
-            kind = "list(shape)" if node.attr[name].HasField("list") else "shape"
+            kind = "list(shape)" if node.attr[name].HasField("list") else "shape" if node.attr[name].HasField("shape") else "int"
             node.attr[name].CopyFrom(to_attr_value(axis.attributes[op.id, name], kind))

@@ -12,7 +12,7 @@ from whale_tf.ir.batch_axis.result import BatchAxis, Equality
 from whale_tf.ir.batch_axis.state import OF_SECTION, Given, Options
 from whale_tf.ir.extents import Symbol, in_whole, rows_of
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, Rows, batch_of, sharded
+from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, Rows, batch_of, rows_each, sharded
 from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
 from whale_tf.ir.walk import reached
@@ -38,7 +38,7 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     seeded.update((tensor, layout) for tensor, layout in stated.items() if tensor not in sources)
     together: Dict[int, str] = dict.fromkeys(options.together, MOVED)
     together.update(dict.fromkeys(options.writers, WRITES))
-    equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots})
+    equalities = list(options.equalities) or _equal_sizes(graph, {tensor: sources[tensor] for tensor in roots}, seeded)
     elements = elements_of_rows(graph)
     arranged: Mapping[int, Blocks] = {}
     counted: Mapping[Symbol, Tuple[Block, ...]] = {}
@@ -47,7 +47,7 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
         seeds = {tensor: Given(layout._replace(blocks=batches.current(layout.blocks))) for tensor, layout in seeded.items()}
         seeds.update((tensor, Given(REPLICATED_0, OF_SECTION)) for tensor in elements if tensor not in seeds)
         reference = {tensor: sources[tensor] for tensor in roots if batches.of(graph.tensor_name(tensor)) == REFERENCE}
-        state = Propagation(graph, seeds, static_batch(graph, reference), batches, options, scope, dict(sources))
+        state = Propagation(graph, seeds, _examples(graph, reference, seeded), batches, options, scope, dict(sources))
         state.together, state.arranged = together, arranged
         state.counted = {symbol: in_whole(rows_of(batches.current(blocks) or ())) for symbol, blocks in counted.items()}
         try:
@@ -57,10 +57,10 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
             equalities, arranged = [*equalities, *found.equalities], {**arranged, **found.arranged}
             counted = {**found.counted, **counted}
             continue
-        more = _whole_loops(state).union(_around_lost_lists(state)).difference(together)
-        if not more:
+        more = {**_around_lost_lists(state), **dict.fromkeys(_whole_loops(state), "its loop runs over all examples")}
+        if more.keys() <= together.keys():
             return _with_batches(state, roots)
-        together.update(dict.fromkeys(more, "its loop runs over all examples"))
+        together.update((index, reason) for index, reason in more.items() if index not in together)
 
 
 def own_rows(name: str, dim: int) -> Layout:
@@ -73,12 +73,21 @@ def names_batch(name: str, layout: Layout) -> bool:
     return layout.is_sharded and all(batch_of(block) == name for block in layout.blocks or (1,))
 
 
-def _equal_sizes(graph: OpGraph, sources: Mapping[int, int]) -> List[Equality]:
+def _examples(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> Optional[int]:
+    """The number of examples by the static shapes of the sources, whose examples may have several rows; None if it is open."""
+    for tensor, dim in sources.items():
+        size = static_batch(graph, {tensor: dim})
+        if size is not None:
+            return size // sum(map(rows_each, layouts[tensor].blocks or (1,)))
+    return None
+
+
+def _equal_sizes(graph: OpGraph, sources: Mapping[int, int], layouts: Mapping[int, Layout]) -> List[Equality]:
     """Inputs with the same static number of examples."""
     first: Dict[int, int] = {}
     found = []
     for tensor, dim in sources.items():
-        size = static_batch(graph, {tensor: dim})
+        size = _examples(graph, {tensor: dim}, layouts)
         if size is not None and first.setdefault(size, tensor) != tensor:
             found.append((graph.tensor_name(first[size]), graph.tensor_name(tensor)))
     return found
@@ -103,17 +112,22 @@ def _whole_loops(state: Propagation) -> Set[int]:
         traits(state.graph.ops[index].type).is_write for index in unit) for index in unit}
 
 
-def _around_lost_lists(state: Propagation) -> Set[int]:
-    """Ops that make or fill lists of divided elements for a loop that has to run whole; rows of elements cannot be joined."""
+def _around_lost_lists(state: Propagation) -> Dict[int, str]:
+    """Ops that make or fill lists of divided elements, or of terms of sums, for a loop that has to run whole, and why; elements
+    cannot be put together."""
     def before(tensor: int) -> List[int]:
         return [t for t in state.graph.producer(tensor).inputs if divided(t)]
 
     def divided(tensor: int) -> bool:
-        return state.graph.tensors[tensor].dtype == "variant" and state.layout(tensor).is_sharded
+        return state.graph.tensors[tensor].dtype == "variant" and not state.layout(tensor).is_replicated
 
-    causes = {unknown.op for unknown in state.result.unknown.values()} if state.options.sections else set()
-    lists = [t for index in sorted(causes) for t in state.graph.ops[index].inputs if divided(t)]
-    return {state.graph.tensors[t].op for t in reached(lists, before)}
+    causes = dict(state.result.unknown.values()) if state.options.sections else {}
+    found: Dict[int, str] = {}
+    for index, reason in sorted(causes.items()):
+        lists = [t for t in state.graph.ops[index].inputs if divided(t)]
+        for tensor in reached(lists, before):
+            found.setdefault(state.graph.tensors[tensor].op, f"its loop runs over all examples ({reason})")
+    return found
 
 
 def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:

@@ -33,10 +33,12 @@ class Refuse(Exception):
 
     Attributes:
         met: blocks in which some operand has its examples, or would have to have them.
+        groups: rows that would have to be one example.
     """
 
-    def __init__(self, reason: str, *met: Blocks) -> None:
+    def __init__(self, reason: str, *met: Blocks, groups: int = 1) -> None:
         super().__init__(reason)
+        self.groups = {groups} - {1}
         self.met = {blocks for blocks in met if blocks is not None and not is_measured(blocks)}
 
 

@@ -1,15 +1,28 @@
 """Handlers of ops that cut or join along a dimension that may be the batch: Slice, StridedSlice, Concat, Split."""
 from __future__ import annotations
 
+import math
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
+from whale_tf.ir.batch_axis.residues import are_groups
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.extents import Size, SizeLike, UnknownExtent, Value, batch_size, rows_of, vector
 from whale_tf.ir.graph import Op
-from whale_tf.ir.layout import Block, Blocks, Layout, Rows, batch_of, block_of, is_grouped, is_measured, sharded
+from whale_tf.ir.layout import (
+    Block,
+    Blocks,
+    Layout,
+    Rows,
+    batch_of,
+    block_of,
+    is_grouped,
+    is_measured,
+    rows_each,
+    sharded,
+)
 from whale_tf.ir.rules import rule_for
 from whale_tf.ir.rules.shape import Stride, strided_terms
 
@@ -111,12 +124,46 @@ def strided_slice(state: Propagation, op: Op) -> None:
     if shape is None:
         raise Refuse("the rank of its operand is not known")
     terms = strided_terms(op, len(shape), state, shape)
-    blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
+    batch = next(term for term in terms if term.dim == layout.dim)
+    step = _step(state, op, batch, 1)
+    if step > 1:
+        blocks, dim = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step)), _result_dim(
+            terms, batch)
+    else:
+        blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
     plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
     plan.record()
+
+
+def _step(state: Propagation, op: Op, term: Stride, first: int) -> int:
+    """The stride of a term that takes one of every so many rows of the whole dimension, as ``x[1::2]`` does; else 1."""
+    begin, strides = (state.ints(op, first + i) for i in (0, 2))
+    if term.term < 0 or not term.keeps or strides is None or strides[term.term] < 2:
+        return 1
+    start = 0 if op.attrs.get("begin_mask", 0) >> term.term & 1 else -1 if begin is None else begin[term.term]
+    ends = op.attrs.get("end_mask", 0) >> term.term & 1
+    return strides[term.term] if ends and 0 <= start < strides[term.term] else 1
+
+
+def _each(blocks: Blocks, step: int, is_grouping: bool = False) -> Blocks:
+    """The blocks of one of every ``step`` rows.
+
+    Args:
+        is_grouping: it may be that several such examples are one.
+
+    Raises:
+        Refuse: these rows are of several examples.
+    """
+    only = blocks[0] if blocks is not None and len(blocks) == 1 else None
+    if only is None or is_measured(blocks) or is_grouped(blocks):
+        raise Refuse(f"it takes one of every {step} rows, which are in several blocks or chosen by data")
+    each, batch = rows_each(only), batch_of(only)
+    if each % step:
+        raise Refuse(f"it takes one of every {step} examples", groups=step // math.gcd(each, step) if is_grouping else 1)
+    return (block_of(each // step, batch),)
 
 
 def _result_dim(terms: Sequence[Stride], batch: Stride) -> int:
@@ -175,7 +222,10 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
     if layout.is_sharded:
         batch = _kept(terms, layout.dim)
         dim, blocks = batch.dim, layout.blocks
-        size = shape[dim]
+        size, step = shape[dim], _step(state, op, batch, 1)
+        if step > 1:
+            _fill_each(state, op, plan, layout, dim, step)
+            return
         if isinstance(size, Size):
             extent = _whole_extent(blocks_of(size))
         else:
@@ -192,7 +242,12 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         rows = [d for d, s in enumerate(shape) if isinstance(s, Size) and s.depends_on_batch]
         if rows:
             term = next(t for t in terms if t.dim == rows[0])
-            blocks = blocks_of(shape[rows[0]])
+            blocks, step = blocks_of(shape[rows[0]]), _step(state, op, term, 1)
+            if step > 1:
+                cut = _result_dim(terms, term)
+                plan.slice(4, cut, _each(blocks, step))
+                _fill_each(state, op, plan, sharded(cut, _each(blocks, step), plan.layouts[4].power), rows[0], step)
+                return
             extent = _whole_extent(blocks)
             if not term.full and not (term.keeps and _bounds(state, op, term, 1, extent) == (0, extent)):
                 raise Refuse("it fills only some examples of the batch")
@@ -201,6 +256,22 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
     if state.lacks_sizes(op.outputs[0]):
         state.set_sizes(op.outputs[0], list(shape))
     state.set(op.outputs[0], layout, state.sources(op), plan.zero(4))
+    plan.record()
+
+
+def _fill_each(state: Propagation, op: Op, plan: Operands, layout: Layout, dim: int, step: int) -> None:
+    """The gradient of one of every ``step`` rows: they are among rows of zeros, in each example."""
+    shape = state.value(op.inputs[0])
+    blocks = layout.blocks
+    if shape is None or blocks is None or len(blocks) != 1 or is_measured(blocks) or is_grouped(blocks):
+        raise Refuse("rows that are chosen by data or are in several blocks are put among others")
+    blocks = (block_of(rows_each(blocks[0]) * step, batch_of(blocks[0])),)
+    if isinstance(shape[dim], Size) and shape[dim] != rows_of(blocks):
+        raise Refuse("it fills only some examples of the batch")
+    state.localise_elements(op, 0, {dim: blocks})
+    if state.lacks_sizes(op.outputs[0]):
+        state.set_sizes(op.outputs[0], list(shape))
+    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.sources(op), plan.zero(4))
     plan.record()
 
 

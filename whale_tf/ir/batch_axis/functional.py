@@ -8,16 +8,31 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.blocks import Refuse, localise_vector
+from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of, localise_vector
 from whale_tf.ir.batch_axis.control_flow import pass_through
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
+from whale_tf.ir.batch_axis.rows import (
+    LENGTH,
+    LIST,
+    RowLoop,
+    check_entering,
+    check_results,
+    is_row_list,
+    not_single,
+    parameters,
+    results_of,
+    row_list,
+    row_loop,
+    set_length,
+)
 from whale_tf.ir.batch_axis.state import BATCHED, LOOP, OF_SECTION, VARIABLE, ZERO, Given
 from whale_tf.ir.extents import Size, Value, static_ints
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.layout import Layout, replicated, sharded
+from whale_tf.ir.layout import Layout, Rows, partial, replicated, sharded
+from whale_tf.ir.traits import traits
 
 MAX_ROUNDS = 12
 
@@ -45,13 +60,15 @@ def constant(state: Propagation, tensor: int) -> Optional[Value]:
 
 
 def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
-                 is_tentative: bool = False, values: Sequence[Optional[Value]] = (), sections: bool = True) -> Body:
+                 is_tentative: bool = False, values: Sequence[Optional[Value]] = (), sections: bool = True,
+                 loop: Optional[RowLoop] = None) -> Body:
     """Propagate through a function whose ``_Arg`` ops have the given states.
 
     Args:
         is_tentative: this is an early round of a loop; later rounds will know more.
         values: values of the parameters that are constants.
         sections: whether the function is refused if an op needs all examples, which it cannot have in here.
+        loop: the function is a round of this loop over rows.
     """
     seeds: Dict[int, Given] = {}
     known_values: Dict[int, Value] = {}
@@ -65,11 +82,11 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
                 known_values[op.outputs[0]] = value
         elif op.type == "_Retval":
             returns.append((op.attrs["index"], op))
-    options = state.options if sections else state.options._replace(sections=False)
+    options = state.options._replace(alike={}, sections=state.options.sections and sections)  # `alike` has the graph's numbers
     inner = Propagation(graph, seeds, state.batch, state.batches, options)
     inner.fix(known_values)
     inner.can_reduce = False
-    inner.is_tentative = is_tentative
+    inner.is_tentative, inner.loop = is_tentative, loop
     inner.sweep()
     promote(inner)
     state.met |= inner.met
@@ -178,6 +195,10 @@ def while_loop(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its body is not known")
     entering = [given(state, t) for t in op.inputs]
+    loop = row_loop(state, op, entering)
+    if loop is not None:
+        _over_rows(state, op, loop, entering)
+        return
     current, body, condition = _settled(state, op, entering)
     if body.state.inexact or condition.state.inexact:
         before, entering = entering, _combined(state, op, entering)
@@ -192,6 +213,40 @@ def while_loop(state: Propagation, op: Op) -> None:
     keep(state, op, "body", body)
     keep(state, op, "cond", condition)
     deliver(state, op, current)
+
+
+def _over_rows(state: Propagation, op: Op, loop: RowLoop, entering: List[Given]) -> None:
+    """A loop that makes a round for each row of the batch (:mod:`whale_tf.ir.batch_axis.rows`)."""
+    assert op.body is not None
+    entering = _combined(state, op, entering)
+    check_entering(state, loop, entering)
+    results = entering
+    for _ in range(MAX_ROUNDS):
+        before = parameters(loop, entering, results)
+        body = analyse_body(state, op.body["body"], before, True, loop=loop)
+        results = body.results
+        if list(map(_key, parameters(loop, entering, results))) == list(map(_key, before)):
+            break
+    for number, (ret, have) in enumerate(zip(body.returns, results)):
+        if have.layout is UNKNOWN and number in loop.lists | loop.sums:
+            cause, reason = body.state.result.unknown[ret.inputs[0]]
+            raise Refuse(f"in its body, {body.state.graph.ops[cause].name!r} (a {body.state.graph.ops[cause].type}): {reason}")
+    check_results(body.state, loop, results)
+    for number, have in enumerate(entering):
+        if number in loop.sums:
+            bring(state, op, number, have, Given(partial()))
+        elif number in loop.kept and have.layout.is_replicated:
+            bring(state, op, number, have, have._replace(layout=replicated()))
+        elif number in loop.lists and not is_row_list(have.layout):
+            localise_list(state, op.inputs[number], sharded(LIST, loop.blocks))
+    for number in sorted(loop.limits):
+        state.localise_elements(op, number, {0: loop.blocks})
+    if loop.constants:
+        condition = analyse_body(state, op.body["cond"], [Given(UNKNOWN)] * len(entering), True)
+        for index, position in sorted(loop.constants):
+            condition.state.localise_elements(condition.state.graph.ops[index], position, {0: loop.blocks})
+        keep(state, op, "cond", condition)
+    deliver(state, op, results_of(loop, entering, results))
 
 
 def _settled(state: Propagation, op: Op, entering: List[Given]) -> Tuple[List[Given], Body, Body]:
@@ -271,7 +326,13 @@ def call(state: Propagation, op: Op) -> None:
 @handler
 def make_list(state: Propagation, op: Op) -> None:
     if state.layouts.get(op.inputs[1]) is EXTENT:
-        raise Refuse("it has an element for each example")
+        value = state.value(op.inputs[1])
+        size = value[()] if value is not None and value.shape == () else None
+        if not isinstance(size, Size):
+            raise Refuse("it has an element for each example")
+        state.set(op.outputs[0], row_list(sharded(0, blocks_of(size))), state.sources(op), True)
+        state.lists[op.outputs[0]] = op.id
+        return
     plan = Operands(state, op, "nn", [state.layout(t) for t in op.inputs])
     if plan.layouts[1].is_partial or plan.layouts[1].kind in EXTREMES:  # as many as a loop's rounds: the longest of all examples
         plan.resolve(1, True)
@@ -286,6 +347,10 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
     if maker is None or not layout.is_sharded:
         return
     op = state.graph.ops[maker]
+    if is_row_list(layout):
+        if op.type != "EmptyTensorList":
+            state.localise_elements(op, 1, {0: layout.blocks})
+        return
     value = state.value(op.inputs[0])
     if value is None or value.ndim == 0 or layout.dim >= len(value) or value[layout.dim] == -1 or (
             isinstance(value[layout.dim], Size)):
@@ -305,6 +370,7 @@ def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: 
 @handler
 def list_write(state: Propagation, op: Op) -> None:
     items, item = op.inputs[0], op.inputs[-1]
+    not_single(state.layout(items))
     if op.type == "TensorListSetItem" and op.inputs[1] in state.layouts:
         raise Refuse("it has an element for each example")
     have, stored = given(state, items), given(state, item)
@@ -329,6 +395,7 @@ def list_read(state: Propagation, op: Op) -> None:
     if op.type == "TensorListGetItem" and op.inputs[1] in state.layouts:
         raise Refuse("it has an element for each example")
     have = given(state, op.inputs[0])
+    not_single(have.layout)
     _element_shape(state, op, len(op.inputs) - 1, have.layout.dim, have.layout)
     deliver(state, op, [have] * len(op.outputs))
     if len(op.outputs) > 1 and op.inputs[0] in state.lists:
@@ -342,7 +409,16 @@ def list_stack(state: Propagation, op: Op) -> None:
     if layout is EXTENT:
         raise Refuse("it stacks sizes of the batch")
     if layout.is_sharded:
-        _element_shape(state, op, len(op.inputs) - 1, layout.dim, layout)
+        if not is_row_list(layout):
+            _element_shape(state, op, len(op.inputs) - 1, layout.dim, layout)
+        elif op.type == "TensorListGather" or have.offset == LENGTH:
+            raise Refuse("it takes rows of the batch by their numbers, or lengths of lists of rows")
+        else:
+            if op.attrs.get("num_elements", -1) != -1:
+                state.result.attributes[op.id, "num_elements"] = -1
+            for other in state.graph.ops:  # its gradient may have been visited before
+                if other.forward == op.id and traits(other.type).batch == "list_from_tensor" and state.visited[other.id]:
+                    state.push(other.id)
         layout = sharded(layout.dim + 1, layout.blocks, layout.power)
     deliver(state, op, [have._replace(layout=layout)])
 
@@ -356,9 +432,15 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
         plan = Operands(state, op, "mn", [have.layout, replicated()])
         plan.slice(0, layout.dim, layout.blocks)
         plan.record()
-    if layout.is_sharded:
-        if layout.dim == 0:
+    if layout.is_sharded and layout.dim == 0:
+        power, layout = layout.power, row_list(layout)
+        if not isinstance(have.offset, int) and not isinstance(have.offset, Rows):
             raise Refuse("it has an element for each example")
+        if divided is None:
+            plan = Operands(state, op, "nn", [have.layout, replicated()])
+        plan.scale(0, power)
+        plan.record()
+    elif layout.is_sharded:
         layout = sharded(layout.dim - 1, layout.blocks, layout.power)
         _element_shape(state, op, 1, layout.dim, layout)
     deliver(state, op, [have._replace(layout=layout)])
@@ -368,12 +450,16 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
 
 @handler
 def list_resize(state: Propagation, op: Op) -> None:
+    not_single(state.layout(op.inputs[0]))
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
 @handler
 def list_length(state: Propagation, op: Op) -> None:
-    """A length is the same for all clones; an element's shape is already the clone's."""
+    """A length is the same for all clones, except that of a list of rows; an element's shape is already the clone's."""
+    layout = state.layout(op.inputs[0])
+    if op.type == "TensorListLength" and is_row_list(layout):
+        set_length(state, op, layout)
 
 
 @handler

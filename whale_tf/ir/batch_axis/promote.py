@@ -90,7 +90,7 @@ class _Demands:
         """Pass a demand for rows of a replicated op's result on to its operands."""
         rule = self._rule(op)
         dims = rule.outputs[0] if rule is not None else None
-        if rule is None or not isinstance(dims, tuple) or len(dims[demand[0]]) != 1 or (
+        if rule is None or not isinstance(dims, tuple) or demand[0] >= len(dims) or len(dims[demand[0]]) != 1 or (
                 rule.kind(dims[demand[0]][0]) != "pass") or rule.shapes:
             self._need_whole(op)
             return

@@ -13,6 +13,7 @@ from whale_tf.ir.batch_axis.alike import take_results
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Refuse, blocks_of, factor_at, result_layout
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, force_sizes, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Equality, Inexact, Unknown
+from whale_tf.ir.batch_axis.rows import RowLoop, visit_row
 from whale_tf.ir.batch_axis.sections import End, end_in_list, end_of_section, measure_whole
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
@@ -59,7 +60,13 @@ class BeginAgain(Exception):
 
 
 class Propagation(BatchState):
-    """Visits ops until nothing changes, applying their rules."""
+    """Visits ops until nothing changes, applying their rules.
+
+    Attributes:
+        loop: the graph is a round of this loop over rows.
+    """
+
+    loop: Optional[RowLoop] = None
 
     # -- the sweep ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +124,7 @@ class Propagation(BatchState):
         if op.id in self.together:
             self._visit_together(op, flag)
         elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special and (
-                not flag & OF_SECTION or (self.rows_of_list(op) is None and end_of_section(self, op) is None)):
+                self.rows_of_list(op) is None and (not flag & OF_SECTION or end_of_section(self, op) is None)):
             carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
@@ -165,6 +172,7 @@ class Propagation(BatchState):
                 self.transfer(op, flag) if end is None else self.apply(op, end.rule, end)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
+            self.result.groups |= getattr(reason, "groups", set())
             try:
                 self._forget(op)
                 run_whole(self, op, str(reason))
@@ -249,6 +257,8 @@ class Propagation(BatchState):
         if is_batched and op.id in self.forced:
             raise Refuse("its size over all examples is needed")
         is_list = self.rows_of_list(op) is not None
+        if self.loop is not None and visit_row(self, op, self.loop):
+            return
         if is_batched and flag & OF_SECTION and not is_list and self._is_of_section(op) and not self._compares_elements(op):
             raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
@@ -282,16 +292,18 @@ class Propagation(BatchState):
     def rows_of_list(self, op: Op) -> Optional[Layout]:
         """If an op makes a list of a section's result: how the clones divide the result before, because rows cannot be taken from
         a list.  The gradient of stacked elements of a loop is divided as the stack is."""
-        if traits(op.type).batch != "list_from_tensor" or not self.flags[op.inputs[0]] & OF_SECTION:
+        if traits(op.type).batch != "list_from_tensor":
             return None
+        of_section = bool(self.flags[op.inputs[0]] & OF_SECTION)
         if op.forward < 0:
-            blocks = end_in_list(self, op)
+            blocks = end_in_list(self, op) if of_section else None
             return None if blocks is None else sharded(1, blocks)
         forward = self.graph.ops[op.forward]
         stack = forward.outputs[0] if traits(forward.type).batch == "list_stack" else None
         if stack is None or op.inputs[0] in self.layouts or not self.layout(stack).is_sharded:
             return None
-        return self.layout(stack)._replace(power=0)
+        layout = self.layout(stack)._replace(power=0)
+        return layout if of_section or layout.dim == 0 else None  # a constant gradient of rows is that of all rows
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""

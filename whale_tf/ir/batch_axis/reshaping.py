@@ -225,6 +225,7 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
     following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
     if len(following) > 1:
         raise Refuse("two of its dimensions are divided along the batch")
+    groups = _groups(prefix, per_example, after)
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
@@ -235,23 +236,36 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
             total = per_example * (examples if following[0] == hole or isinstance(after[following[0]], Size)
                                    else state.batch or 1)
             leads = following[0] == hole and isinstance(per_example, Size) and product(after[:hole]) == prefix * len(blocks)
-            after[hole] = _rows(op, total, others, leads, examples)
+            after[hole] = _rows(op, total, others, leads, examples, groups)
     if not following and batch != REFERENCE:
         raise Refuse("the constant shape it asks for does not say where the examples of another batch than the first are")
     if not following:
-        return _place_baked(state, prefix * len(blocks), per_example, after)
+        return _place_baked(state, prefix * len(blocks), per_example, after, groups)
     dim = following[0]
     return dim, _regroup(state, _divide(prefix * len(blocks), product(after[:dim])), after[dim])
 
 
-def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool, examples: Size) -> SizeLike:
+def _groups(prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> int:
+    """How many examples a reshape puts into a group, as that of ``[B, 16]`` to ``[-1, 4, 16]`` does; else 1."""
+    sizes = static_ints(vector([per_example, *after[1:]]))
+    if sizes is None or -1 in sizes or prefix != 1:
+        return 1
+    count, rest = divmod(elements_of(tuple(sizes[1:])) or 1, sizes[0])
+    return 1 if rest else max(1, count)
+
+
+def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool, examples: Size, groups: int) -> SizeLike:
     """The size for which a -1 stands; ``leads``: it is the batch, nothing has moved in front of it, and examples have an unknown
-    size."""
+    size.
+
+    Raises:
+        Refuse: it is not the batch; perhaps it counts groups of so many examples.
+    """
     try:
         return total // others
     except (UnknownExtent, ZeroDivisionError):
         if not leads:
-            raise Refuse("the batch dimension is cut into pieces")
+            raise Refuse("the batch dimension is cut into pieces", groups=groups)
         return examples * Size.of(("dim", op.outputs[0], -1))  # every example has the same unknown number of rows
 
 
@@ -283,8 +297,13 @@ def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
     return (block_of(each // majors, batch),) * majors
 
 
-def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
-    """Find the dimension of a constant target that contains the batch, by comparing cumulative products."""
+def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike],
+                 groups: int) -> Tuple[int, Blocks]:
+    """Find the dimension of a constant target that contains the batch, by comparing cumulative products.
+
+    Raises:
+        Refuse: there is none; perhaps one counts groups of so many examples.
+    """
     sizes = static_ints(vector(after))
     if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
         raise Refuse("the constant shape it asks for cannot be compared with its operand's")
@@ -299,7 +318,7 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
                 break
             return dim, (lead * size // end,) * (start // lead)
         lead *= size
-    raise Refuse("the batch dimension is cut into pieces")
+    raise Refuse("the batch dimension is cut into pieces", groups=groups)
 
 
 def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:

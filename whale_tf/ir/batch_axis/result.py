@@ -121,7 +121,7 @@ class BatchAxis:
         conversions: (op, operand) -> conversions of the operand inside the clone, in order.
         localise: (op, operand) -> the operand's new value.
         attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with open batch
-            dimensions.
+            dimensions; for ``num_elements``, -1.
         inexact: ops whose results are not exact.
         whole: op that needs all examples -> reason; it runs once, in a section, on operands that are combined over all clones.
         own_seed: random ops of which each clone draws its own part.
@@ -135,6 +135,7 @@ class BatchAxis:
         grouped: batches of the elements of rows, by name.
         counted_rows: ops that add up elements by rows, and must be told how many there are in a clone -> rows of an example.
         met: blocks of examples that were expected in places where others, or too few, were found.
+        groups: numbers of rows that ops take together.
     """
 
     def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
@@ -144,7 +145,7 @@ class BatchAxis:
         self.offsets: Dict[int, Offsets] = {}
         self.conversions: Dict[Tuple[int, int], Tuple[Conversion, ...]] = {}
         self.localise: Dict[Tuple[int, int], Localise] = {}
-        self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...]]] = {}
+        self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...], int]] = {}
         self.inexact: List[Inexact] = []
         self.whole: Dict[int, str] = {}
         self.own_seed: List[int] = []
@@ -158,6 +159,7 @@ class BatchAxis:
         self.grouped: Dict[str, Grouped] = {}
         self.counted_rows: Dict[int, Block] = {}
         self.met: Set[Tuple[Block, ...]] = set()
+        self.groups: Set[int] = set()
         self.variable_dependent = bytearray(len(graph.tensors))
 
     def layout(self, tensor: int) -> Layout:

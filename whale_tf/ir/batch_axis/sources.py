@@ -87,8 +87,10 @@ def _find(search: _Search, candidates: Sequence[int]) -> Tuple[Sources, BatchAxi
     sources, axis = guesses[0], search.run(guesses[0])
     for guess in guesses[1:]:
         if axis.unknown:
-            sources, axis = search.better(guess, sources, axis)
-    while axis.unknown and len(sources) > 1:
+            found = search.better(guess, sources, axis)
+            if found[0] is sources or search.most_products(guess) >= search.most_products(sources):
+                sources, axis = found
+    while axis.unknown and sources:
         before = sources
         for guess in search.changed(sources, axis):
             if axis.unknown:
@@ -225,8 +227,11 @@ class _Search:
         return [{**divided, **guess} for guess in found] or [divided]
 
     def changed(self, sources: Sources, axis: BatchAxis) -> List[Sources]:
-        """The same sources, except that one is left out or has the blocks of another tensor."""
-        found = []
+        """The same sources, except that one is left out or has the blocks of another tensor, or that an example of all is as
+        many rows as an op takes together."""
+        found = self.in_groups(sources, axis)
+        if len(sources) < 2:
+            return found
         mine = [t for t in sources if self.graph.tensor_name(t) not in self.layouts]
         first = self.graph.tensor_name(axis.batches[REFERENCE][0])
         is_open = all(self.size(t, layout.dim) is None for t, layout in sources.items())
@@ -239,6 +244,17 @@ class _Search:
                         found.append({**rest, tensor: sharded(0, blocks)})
         left = [{t: layout for t, layout in sources.items() if t != tensor} for tensor in mine]
         return found + [guess for guess in left if self.are_named(guess)]
+
+    def in_groups(self, sources: Sources, axis: BatchAxis) -> List[Sources]:
+        """The same sources, of which so many rows are an example as an op takes together (``x[::2]`` and ``x[1::2]``), if that
+        divides more products.  There are fewer such examples, and so fewer parts are possible."""
+        names = {t: self.graph.tensor_name(t) for t in sources}
+        if any(layout != PLAIN or names[t] in self.layouts for t, layout in sources.items()):
+            return []
+        sizes = [self.size(t, 0) for t in sources]
+        guesses = [{t: sharded(0, (Rows(count, names[t]),)) for t in sources} for count in sorted(axis.groups)
+                   if not any(size is not None and size % count for size in sizes)]
+        return [guess for guess in guesses if self.most_products(guess) > self.most_products(sources)]
 
     def fits(self, tensor: int, blocks: Tuple[Block, ...], others: Sources) -> bool:
         """Whether an input may have its examples in these blocks: they are all its own, or all those of inputs that name batches,
