@@ -83,14 +83,14 @@ def test_an_error_in_a_local_step_is_the_scripts_own() -> None:
         step(tf.fill([1, 6], tf.constant(np.nan, tf.float64)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way, steps", [
-    (Way((), 4, {}), 1), (Way((1, 1), 2, {"num_micro_batch": 4}), 3)], ids=["data parallel", "pipeline"])
-def test_fit(way: Way, steps: int) -> None:
-    """The last mini-batch of each epoch has three examples."""
+RNG = np.random.RandomState(0)
+X, LABELS = RNG.randn(35, 6), RNG.randint(0, 3, 35)  # two mini-batches of 16, and the last of 3
+Fit = Callable[[Any], Sequence[float]]  # trains a model; its losses
+
+
+def compare(fit: Fit, way: Way, steps: int = 1) -> None:
+    """A model is trained as without whale_tf, and its optimizer and its draws have counted the same steps."""
     keras = pytest.importorskip("keras", minversion="3.0")
-    rng = np.random.RandomState(0)
-    x, labels = rng.randn(35, 6), rng.randint(0, 3, 35)
 
     def trained(stages: Sequence[Scope]) -> List[Any]:
         clear_keras()
@@ -103,13 +103,46 @@ def test_fit(way: Way, steps: int) -> None:
             outputs = keras.layers.Dense(3, activation="softmax", dtype="float64")(hidden)
         model = keras.Model(inputs, outputs)
         model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", steps_per_execution=steps)
-        history = model.fit(x, labels, batch_size=16, epochs=2, verbose=0)
-        return [history.history["loss"], *model.get_weights(), *[one.numpy() for one in model.optimizer.variables]]
+        losses = fit(model)
+        return [losses, *[one.numpy() for one in (*model.variables, *model.optimizer.variables)]]
 
     expected = trained([contextlib.nullcontext] * 2)
     wh.init({"random": "local", **way.config}, cluster=f"cpu:{way.devices}")
-    with pytest.warns(UserWarning, match="a mini-batch of 3 examples does not divide over 4 parts"):
+    try:
         found = trained(way.scopes())
-    wh.shutdown()
+    finally:
+        wh.shutdown()
     for one, other in zip(expected, found):
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-9)
+
+
+def of_unknown_number(count: int) -> Any:
+    data = tf.data.Dataset.from_tensor_slices((X[:count], LABELS[:count])).batch(16)
+    return data.filter(lambda x, y: True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way, steps", [
+    (Way((), 4, {}), 1), (Way((1, 1), 2, {"num_micro_batch": 4}), 3)], ids=["data parallel", "pipeline"])
+def test_fit(way: Way, steps: int) -> None:
+    """The last mini-batch of each epoch has three examples."""
+    with pytest.warns(UserWarning, match="a mini-batch of 3 examples does not divide over 4 parts"):
+        compare(lambda model: model.fit(X, LABELS, batch_size=16, epochs=2, verbose=0).history["loss"], way, steps)
+
+
+@pytest.mark.slow
+def test_fit_that_asks_for_more() -> None:
+    """Keras asks an iterator for a mini-batch that it does not have, and counts the step.  So no condition is there, also if
+    the model was trained on other data before."""
+    def fit(model: Any) -> Sequence[float]:
+        found = model.fit(X, LABELS, batch_size=16, verbose=0).history["loss"]
+        found += model.fit(of_unknown_number(32), epochs=2, verbose=0).history["loss"]
+        return [*found, *model.fit(X, LABELS, batch_size=16, verbose=0).history["loss"]]
+
+    compare(fit, Way((), 4, {}))
+
+
+@pytest.mark.slow
+def test_fit_that_asks_for_more_refuses_few_examples() -> None:
+    with pytest.raises(wh.InputError, match="a mini-batch of 3 examples does not divide over 4 parts"):
+        compare(lambda model: model.fit(of_unknown_number(len(X)), verbose=0).history["loss"], Way((), 4, {}))

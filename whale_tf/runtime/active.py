@@ -91,6 +91,7 @@ class Active:
         self.runs = Runs(config.snapshot, processes, self.functions, self.runtime, self.variable_parts, self.termination,
                          hooks.original_run)
         self.snapshots = None if config.snapshot.path is None else self.runs
+        self.knows_end = False  # fit is running, and never asks an iterator for more mini-batches than it has
         self.function_proofs: Any = None  # comparisons of functions' first calls
         self.is_asked = False  # whether wh.verify traces a function
         self.doctor: Optional[Collector] = None  # measures steps

@@ -7,6 +7,9 @@ is called instead.  In the graph of another function (Keras' ``fit``) a conditio
                                                  └─> local step, on one device
 
 The local step is called, never inlined, so that the other steps do not pass through its ops.
+
+There is no condition where the iterator of the mini-batches may end in a call.  What does not depend on the mini-batch runs in such
+a call, too (Keras then counts a step, and draws a seed), and inside a condition it would not.
 """
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import flat_function, packed_results, tf
 from whale_tf.emit.shares import Least
+from whale_tf.ir.traits import PULLS
+from whale_tf.ir.walk import reached
 
 FlatFunction = Callable[..., Sequence[Any]]
 
@@ -64,13 +69,13 @@ class SmallSteps:
         self._least = {before.arguments[name]: one for name, one in least.items() if name in before.arguments}
         self._has_moved = {id(one) for one in before.captured} != {id(outer) for outer, _ in graph.captures}
 
-    def watch(self, function: Any, before_call: Callable[[Sequence[Any]], None], in_graphs: bool) -> None:
-        """Makes each call of the concrete function run the step that fits.
+    def watch(self, function: Any, before_call: Callable[[Sequence[Any]], None], knows_end: Callable[[], Optional[bool]]) -> None:
+        """Makes each call of the concrete function run the step that fits.  Calls in the graphs of other functions do only if the
+        function's variables are where its user has them: one graph cannot have these in two places.
 
         Args:
             before_call: puts the values of variables where the local step reads them.
-            in_graphs: also calls in the graphs of other functions, unless the function has variables elsewhere than its user:
-                one graph cannot have these in both places.
+            knows_end: whether iterators never end in calls that are traced now; None: such calls run the divided step.
         """
         divided = function._call_flat
 
@@ -87,7 +92,10 @@ class SmallSteps:
                 self._tell(*few)
                 before_call(self._before.captured)
                 return packed_results(function, self._before.call(given))
-            return packed_results(function, self._either(run, given)) if in_graphs and not self._has_moved else run()
+            is_safe = knows_end()
+            if self._has_moved or is_safe is None or not is_safe and _is_pulled(given):
+                return run()
+            return packed_results(function, self._either(run, given))
 
         function._call_flat = _call_flat
 
@@ -117,3 +125,10 @@ class SmallSteps:
             self._has_said = True
             self._say(f"a mini-batch of {rows} examples does not divide over {least} parts: such steps are not divided, and run "
                       f"on one device. If these are not only the last ones of epochs, use a batch size of at least {least}")
+
+
+def _is_pulled(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether tensors follow from an iterator's element in the graph that calls the function."""
+    ops = [tensor.op for tensor in tensors if not hasattr(tensor, "numpy")]
+    behind = reached(ops, lambda op: (tensor.op for tensor in op.inputs))
+    return any(op.type in PULLS for op in behind)

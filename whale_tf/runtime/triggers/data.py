@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+import weakref
+from typing import Any, Callable, MutableMapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.cluster import ONE_PROCESS, Processes, process_speeds
@@ -15,6 +16,8 @@ class DataTriggers:
 
     def __init__(self, state: Active) -> None:
         self._state = state
+        self._model: Any = None  # whose fit is running
+        self._knew_end: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # what its training function was traced for
 
     def dataset(self, given: Any) -> Any:
         state = self._state
@@ -64,14 +67,19 @@ class DataTriggers:
         return known if is_even else None
 
     def fit(self, model: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
-        runs = self._state.runs
+        runs, self._model = self._state.runs, model
         try:
             return (runs.backed_up_fit if self._state.snapshots is None else runs.fit)(model, original, *args, **kwargs)
         finally:
-            self._state.data_batch = None
+            self._model, self._state.data_batch, self._state.knows_end = None, None, False
 
     def epochs(self, given: Any) -> None:
-        fitting = self._state.runs.fitting
+        state = self._state
+        state.knows_end = given._num_batches is not None and given.steps_per_epoch is None
+        if self._knew_end.setdefault(self._model, state.knows_end) != state.knows_end:
+            self._knew_end[self._model] = state.knows_end
+            self._model.train_function = None  # traced anew: see small_steps
+        fitting = state.runs.fitting
         if fitting is not None:
             fitting.take_data(given)
 

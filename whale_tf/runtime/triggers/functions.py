@@ -49,7 +49,8 @@ class FunctionTriggers:
             functions.refuse_to_run(function)
         state.variable_parts.watch(function)
         if function.graph in self._small:
-            self._small[function.graph].watch(function, state.variable_parts.before_call, in_graphs=not state.verifies)
+            self._small[function.graph].watch(
+                function, state.variable_parts.before_call, lambda: None if state.verifies else state.knows_end)
         if function.graph not in state.drafts:
             state.runs.traced(function.graph)
 
