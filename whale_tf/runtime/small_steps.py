@@ -8,8 +8,8 @@ is called instead.  In the graph of another function (Keras' ``fit``) a conditio
 
 The local step is called, never inlined, so that the other steps do not pass through its ops.
 
-There is no condition where the iterator of the mini-batches may end in a call.  What does not depend on the mini-batch runs in such
-a call, too (Keras then counts a step, and draws a seed), and inside a condition it would not.
+There is no condition where the iterator of the mini-batches may end in a call.  What does not depend on the mini-batch runs in
+such a call, too (Keras then counts a step, and draws a seed), and inside a condition it would not.
 """
 from __future__ import annotations
 
