@@ -56,6 +56,18 @@ def fit(annotate: Any, keras: Any = None) -> Tuple[List[float], List[np.ndarray]
     return history.history["loss"] + history.history["val_loss"], model.get_weights()
 
 
+def fit_unbuilt(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
+    """A model that learns its input's shape from the data; its initial weights are ones."""
+    layers = tf.keras.layers
+    with annotate():
+        first = layers.Dense(5, activation="tanh", kernel_initializer="ones")
+    with annotate():
+        second = layers.Dense(2, kernel_initializer="ones")
+    model = tf.keras.Sequential([first, second])
+    model.compile("adam", "mse")
+    return model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"], model.get_weights()
+
+
 def fit_of_tf_keras(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
     """Keras 2 beside a TensorFlow that comes with Keras 3."""
     import tf_keras
@@ -112,6 +124,7 @@ if __name__ == "__main__":
     check(own_loop, 1e-12)
     if VERSION >= SINCE:
         check(fit, 1e-4)
+        check(fit_unbuilt, 1e-4)
         check_parts(1e-4)
     if importlib.util.find_spec("tf_keras"):
         check(fit_of_tf_keras, 1e-4)

@@ -257,6 +257,8 @@ def _put(hooks: Sequence[Hook]) -> None:
             replacement = hook.wrapper(original, _callbacks)
             if inspect.isfunction(replacement):
                 functools.update_wrapper(replacement, original)
+                if hook.wrapper is layers.sequential_build:  # Keras reads its signature, on old Pythons that of what is wrapped
+                    del vars(replacement)["__wrapped__"]
             setattr(hook.owner, hook.attribute, replacement)
             hook.tell(replacement)
             _installed.append(_Installed(hook, original, replacement))

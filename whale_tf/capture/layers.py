@@ -231,10 +231,10 @@ def sequential_add(original: Function, callbacks: Callbacks) -> Function:
 def sequential_build(original: Function, callbacks: Callbacks) -> Function:
     """Keras 3 makes a functional model anew whenever a layer is added to a Sequential model with an input."""
 
-    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def build(self: Any, input_shape: Any = None) -> Any:
         before, _thread.is_rebuilding = _thread.is_rebuilding, True
         try:
-            return original(self, *args, **kwargs)
+            return original(self, input_shape)
         finally:
             _thread.is_rebuilding = before
     return build
