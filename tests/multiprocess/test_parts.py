@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import pytest
 
@@ -41,17 +41,22 @@ def test_runs_of_all_kinds_equal_local(starter: Starter, tmp_path: Any, argument
         assert found == [line for line in expected if not line.startswith(tuple(left_out))]
 
 
+def beside_one(starter: Starter, workers: int, script: Sequence[str]) -> Tuple[str, List[str]]:
+    """Runs a script in several processes and in one; the output of the former, and what the latter shows."""
+    together, alone = starter.start(*WHALE_RUN, "--workers", str(workers), *script), starter.start(*script)
+    assert together.wait(RUN_S) == 0, together.output
+    assert alone.wait(RUN_S) == 0, alone.output
+    return together.output, shown(alone.output)
+
+
 @pytest.mark.slow
 def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
     """The step in which the data ends fails at another time in each process, and the next one has nothing to do with it."""
     script = ("-m", "tests.multiprocess.train_epochs")
-    together, alone = starter.start(*WHALE_RUN, "--workers", "4", *script), starter.start(*script)
-    assert together.wait(RUN_S) == 0, together.output
-    assert alone.wait(RUN_S) == 0, alone.output
-    expected = shown(alone.output)
+    together, expected = beside_one(starter, 4, script)
     assert len(expected) == 12
     for rank in range(4):
-        assert shown(together.output.replace(f"[{rank}] ", "")) == expected
+        assert shown(together.replace(f"[{rank}] ", "")) == expected
 
 
 @pytest.mark.slow
@@ -59,14 +64,11 @@ def test_epochs_of_data_parallel_processes(starter: Starter) -> None:
 @pytest.mark.parametrize("kind", ["functional", "switches"])
 def test_conditions_over_variables_of_several_processes(starter: Starter, kind: str) -> None:
     script = ("-m", "tests.multiprocess.train_conditions", kind)
-    together, alone = starter.start(*WHALE_RUN, "--workers", "2", *script), starter.start(*script)
-    assert together.wait(RUN_S) == 0, together.output
-    assert alone.wait(RUN_S) == 0, alone.output
-    expected = shown(alone.output)
+    together, expected = beside_one(starter, 2, script)
     assert len(expected) == 13
     for rank in range(2):
         others = tuple(f"[variables {index}]" for index in range(6) if index % 2 != rank)
-        assert shown(together.output.replace(f"[{rank}] ", "")) == [line for line in expected if not line.startswith(others)]
+        assert shown(together.replace(f"[{rank}] ", "")) == [line for line in expected if not line.startswith(others)]
 
 
 @pytest.mark.slow
