@@ -56,6 +56,31 @@ def test_split_variables() -> None:
         check(of_open_size, Way((1, 2), 3, {"num_micro_batch": 4}, split=(1,)), batches(LATER))
 
 
+@pytest.mark.parametrize("draw", ["counted", "generated"])
+def test_draws_as_locally(draw: str) -> None:
+    """An op that counts its draws itself would go on with other numbers after a step without it."""
+    def build(stages: Sequence[Scope]) -> Tuple[Callable[..., Any], Sequence[Any]]:
+        weights, generator = perceptron()[0], tf.random.Generator.from_seed(2)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            noise = (tf.random.normal(tf.shape(x), dtype=tf.float64, seed=1) if draw == "counted" else
+                     generator.normal(tf.shape(x), dtype=tf.float64))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.matmul(x + noise, weights)))
+            weights.assign_sub(0.1 * tape.gradient(loss, weights))
+            return loss
+        return step, [weights]
+
+    way = Way((), 4, {"random": "local"})
+    if draw == "counted":
+        with pytest.raises(wh.InputError, match="a mini-batch of 3 examples does not divide over 4 parts"):
+            run(build, batches(LATER), way)
+    else:
+        with pytest.warns(UserWarning, match="3 examples does not divide over 4 parts"):
+            check(build, way, batches(LATER))
+
+
 def test_first_of_known_size_is_refused() -> None:
     with pytest.raises(wh.PlanError, match="a mini-batch of 3 examples does not divide over 4 parts of TaskGraph"):
         run(momentum, batches((3,)), NESTED)

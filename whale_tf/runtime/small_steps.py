@@ -17,7 +17,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import flat_function, packed_results, tf
 from whale_tf.emit.shares import Least
-from whale_tf.ir.traits import PULLS
+from whale_tf.ir.traits import PULLS, RANDOM
 from whale_tf.ir.walk import reached
 
 FlatFunction = Callable[..., Sequence[Any]]
@@ -44,8 +44,19 @@ class Undivided(NamedTuple):
         return self.function(*given, *self.captured)
 
 
-def undivided(graph: tf.Graph) -> Optional[Undivided]:
-    """The function that a function's graph is now; None: this TensorFlow cannot make one."""
+def undivided(graph: tf.Graph, draws_as_locally: bool) -> Optional[Undivided]:
+    """The function that a function's graph is now.
+
+    Args:
+        draws_as_locally: random numbers are the local script's.  Then a kernel that counts its draws must make all of them.
+
+    Returns:
+        None: it has such a kernel, or this TensorFlow cannot make one.
+    """
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    if draws_as_locally and any(node.op in RANDOM and not node.op.startswith("Stateless") for node in nodes):
+        return None
     function = flat_function(graph, f"{graph.name}_undivided")
     if function is None:
         return None

@@ -129,7 +129,8 @@ class FunctionTriggers:
         if functions.moves_variables(config, plan) or has_own_places:
             functions.separate_updates(graph, known)
         before = traced(graph) if state.verifies else None
-        whole = undivided(graph) if state.processes.count == 1 and not has_own_places else None
+        is_alone = state.processes.count == 1 and not has_own_places
+        whole = undivided(graph, (plan or state.config).random == "local") if is_alone else None
         with garbage_collection_paused():
             try:
                 done = parallelize(graph, state.cluster, config, plan, state.processes, state.keys, warn=state.say,
