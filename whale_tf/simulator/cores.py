@@ -30,9 +30,9 @@ from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.instructions import COMPUTATION, GRADIENT
 
 # Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
-# At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan.  In traced steps of plans of
-# `python -m benchmarks.accuracy`, such ops take 1.3 to 1.9 times as long as in the local script, whose times are used here:
-# ReluGrads of 2.6 us take 3.5 to 5.  No calibration measures this.
+# At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan, operands from another core
+# included.  In traced steps of plans of `python -m benchmarks.accuracy`, such ops take 1.3 to 1.9 times as long as in the local
+# script, whose times are used here: ReluGrads of 2.6 us take 3.5 to 5.  No calibration measures this.
 SHORT_S = 8000 / 2.6e9 / 1.3
 
 
@@ -177,17 +177,21 @@ class _OnCores(_Engine):
             self._running_changed(host)
 
     def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
-        seconds = self.graph.seconds
         core.queue.extend(task for task in tasks if task in self.not_taken)
         ops = [task for task in tasks if task not in self.not_taken]
         received = [task for task in ops if task in self.received]
         made_here = [task for task in ops if task not in self.received]
-        short = [task for task in made_here if seconds[task] < SHORT_S or self.graph.lane[task] > 0]  # sends are short, too
+        short = [task for task in made_here if self._is_short(task, core)]
         core.next.extend(short)
         long = sorted((task for task in made_here if task not in short), key=lambda task: task not in self.hosts.put_off)
         if long and not core.next and core.task < 0:
             core.next.append(long.pop())
         core.queue.extendleft(received + long)
+
+    def _is_short(self, task: int, core: _Core) -> bool:
+        """Whether an op runs on the thread that made it ready.  Sends do, too."""
+        host = self.hosts.of_slot[self.graph.slots[task][0]]
+        return self.graph.lane[task] > 0 or self.graph.seconds[task] + self._far_s(task, core, host) < SHORT_S
 
     def _work(self, host: int) -> None:
         """Let threads without work take some."""
