@@ -40,9 +40,9 @@ def evaluate(op_type: str, attrs: Attrs, inputs: Sequence[Value], name: str = ""
         return None
     try:
         results = list(evaluator(attrs, inputs))
-    except (UnknownExtent, ZeroDivisionError):  # a division by zero may be in a branch that never runs
+    except (UnknownExtent, ZeroDivisionError, IndexError):  # what cannot run may be in a branch that never does
         return None
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise GraphError("op {!r} ({}) cannot be evaluated for operands {} and attributes {}: {}: {}; check its inputs".format(
             name, op_type, [value.tolist() for value in inputs], attrs, type(error).__name__, error)) from error
     return results if all(r.size <= MAX_ELEMENTS for r in results) else None
@@ -98,7 +98,28 @@ def _compare(function: Callable[[int], bool]) -> Evaluator:
                 return int(function(1 if signs.pop() else -1))
             raise UnknownExtent("a comparison that depends on the batch")
         return int(function(difference))
-    return _elementwise(decide)
+    compare = _elementwise(decide)
+
+    def evaluator(attrs: Attrs, inputs: Sequence[Value]) -> Sequence[Value]:
+        if not attrs.get("incompatible_shape_error", True) and not _broadcast(*inputs):
+            return [scalar(int(function(1)))]  # they differ
+        return compare(attrs, inputs)
+    return evaluator
+
+
+def _broadcast(a: Value, b: Value) -> bool:
+    """Whether operands of these shapes have a common one."""
+    return all(x == y or 1 in (x, y) for x, y in zip(a.shape[::-1], b.shape[::-1]))
+
+
+def _cast(attrs: Attrs, inputs: Sequence[Value]) -> Sequence[Value]:
+    """The same numbers; as booleans, whether they are not zero."""
+    return EVALUATORS["not_equal"]({}, [inputs[0], scalar(0)]) if attrs.get("DstT") == "bool" else inputs[:1]
+
+
+def _condition(value: Value, rank: int) -> np.ndarray:
+    """Booleans that choose rows of operands of a rank."""
+    return np.array(_ints(value), dtype=bool).reshape(value.shape + (1,) * (rank - value.ndim))
 
 
 def _reduce(function: Callable[[Any, Any], Any], start: Optional[int]) -> Evaluator:
@@ -135,6 +156,13 @@ def _squeeze(attrs: Attrs, inputs: Sequence[Value]) -> Sequence[Value]:
     return [np.squeeze(inputs[0], axis=tuple(attrs.get("squeeze_dims") or ()) or None)]
 
 
+def _split_sizes(x: Value, lengths: Value, axis: Value) -> Sequence[Value]:
+    """Parts of the given lengths; -1 stands for what the others leave."""
+    sizes, at = _ints(lengths), _int(axis)
+    rest = x.shape[at] - sum(size for size in sizes if size >= 0)
+    return np.split(x, np.cumsum([size if size >= 0 else rest for size in sizes])[:-1], axis=at)
+
+
 def _range(start: Value, limit: Value, delta: Value) -> Value:
     numbers = range(_int(start), _int(limit), _int(delta))
     if len(numbers) > MAX_ELEMENTS:
@@ -153,11 +181,11 @@ def _fill(shape: Value, element: Value) -> Value:
 
 def _dynamic_stitch(attrs: Attrs, inputs: Sequence[Value]) -> Sequence[Value]:
     half = len(inputs) // 2
+    if any(index.shape != data.shape for index, data in zip(inputs[:half], inputs[half:])):
+        raise UnknownExtent("rows are not extents")
     indices = [_ints(v) for v in inputs[:half]]
     result = np.empty(1 + max([i for part in indices for i in part] or [-1]), dtype=object)
     for part, data in zip(indices, inputs[half:]):
-        if data.ndim > 1:
-            raise UnknownExtent("rows are not extents")
         for position, element in zip(part, data.flat):
             result[position] = element
     if None in result.tolist():
@@ -206,7 +234,7 @@ def _pad(x: Value, widths: Value) -> Value:
 
 # By name: ``value`` in the rows of :mod:`whale_tf.ir.traits`.
 EVALUATORS: Dict[str, Evaluator] = {
-    "first": lambda attrs, inputs: inputs[:1],
+    "first": lambda attrs, inputs: inputs[:1], "cast": _cast,
     "add": _elementwise(lambda a, b: a + b), "subtract": _elementwise(lambda a, b: a - b),
     "multiply": _elementwise(lambda a, b: a * b), "floor_divide": _elementwise(lambda a, b: a // b),
     "remainder": _elementwise(lambda a, b: a % b), "maximum": _elementwise(maximum), "minimum": _elementwise(minimum),
@@ -215,7 +243,8 @@ EVALUATORS: Dict[str, Evaluator] = {
     "less_equal": _compare(lambda d: d <= 0), "greater": _compare(lambda d: d > 0),
     "greater_equal": _compare(lambda d: d >= 0),
     "logical_and": _elementwise(lambda a, b: int(a and b)), "logical_or": _elementwise(lambda a, b: int(a or b)),
-    "select": _of(lambda condition, x, y: np.where(as_value(condition).astype(bool), x, y)),
+    "select": _of(lambda condition, x, y: np.where(_condition(condition, condition.ndim), x, y)),
+    "select_rows": _of(lambda condition, x, y: np.where(_condition(condition, x.ndim), x, y)),
     "product": _reduce(lambda a, b: a * b, 1), "sum": _reduce(lambda a, b: a + b, 0),
     "max": _reduce(maximum, None), "min": _reduce(minimum, None),
     "all": _reduce(lambda a, b: int(a and b), 1), "any": _reduce(lambda a, b: int(a or b), 0),
@@ -226,7 +255,7 @@ EVALUATORS: Dict[str, Evaluator] = {
     "pack": lambda attrs, inputs: [np.stack(list(inputs), axis=attrs.get("axis", 0))],
     "unpack": lambda attrs, inputs: [_array(part) for part in np.moveaxis(inputs[0], attrs.get("axis", 0), 0)],
     "split": lambda attrs, inputs: np.split(inputs[1], attrs["num_split"], axis=_int(inputs[0])),
-    "split_sizes": lambda attrs, inputs: np.split(inputs[0], np.cumsum(_ints(inputs[1]))[:-1], axis=_int(inputs[2])),
+    "split_sizes": lambda attrs, inputs: _split_sizes(*inputs),
     "concat": lambda attrs, inputs: _concat(inputs[-1], inputs[:-1]),
     "concat_axis_first": lambda attrs, inputs: _concat(inputs[0], inputs[1:]),
     "pad": _of(_pad), "tile": _of(lambda x, counts: np.tile(x, _ints(counts))),
