@@ -22,7 +22,7 @@ from whale_tf.ir.extents import (
     scalar,
     vector,
 )
-from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape, elements_of
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, is_measured, rows_each
 from whale_tf.ir.rules import View
 from whale_tf.ir.traits import FLOW, Gives, traits, types_where
@@ -137,7 +137,6 @@ class BatchState(View):
         self.is_settled = False  # loops have reached their fixed point; unknown layouts are final
         self.is_tentative = False  # an early round of a loop's body, which must not refuse unknown layouts yet
         self.can_reduce = True  # function bodies cannot wait for other clones
-        self._depth = 0
 
     def push(self, op_id: int) -> None:
         if op_id not in self.queued:
@@ -318,8 +317,12 @@ class BatchState(View):
         value = self._measure(tensor)
         return value if value is None or not self.counted else vector(self._counted(value.flat)).reshape(value.shape)
 
+    def _unevaluated(self, tensor: int) -> List[int]:
+        is_known = tensor in self.layouts or self.graph.tensors[tensor].op in self.whole
+        return [] if is_known else super()._unevaluated(tensor)
+
     def _measure(self, tensor: int) -> Optional[Value]:
-        if tensor in self.layouts or self._depth > 200:
+        if tensor in self.layouts:
             return None
         op, record = self.graph.producer(tensor), self.graph.tensors[tensor]
         if op.id in self.whole:  # its value is that of the whole mini-batch, while its operands' may be a clone's
@@ -331,17 +334,11 @@ class BatchState(View):
             sizes = self.local_shape(op.inputs[0])
             return None if sizes is None else scalar(product(sizes))
         else:
-            self._depth += 1
-            try:
-                value = super()._evaluate(tensor)
-                if value is None:
-                    value = self._absorbed(op)
-            finally:
-                self._depth -= 1
+            value = super()._evaluate(tensor)
+            if value is None:
+                value = self._absorbed(op)
         if value is None and record.dtype.startswith("int") and record.shape is not None and None not in record.shape:
-            count = 1
-            for size in record.shape:
-                count *= size or 0
+            count = elements_of(record.shape)
             if count <= MAX_OPAQUE:
                 value = vector([Size.of(("value", tensor, i)) for i in range(count)]).reshape(record.shape)
         return value

@@ -12,6 +12,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, Value, as_value, static_ints, vector
 from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.traits import traits
+from whale_tf.ir.walk import reached
 
 Factors = Tuple[str, ...]
 Dims = Tuple[Factors, ...]
@@ -123,9 +125,15 @@ class View:
     def value(self, tensor: int) -> Optional[Value]:
         """An integer tensor's value, if it follows from constants and static shapes."""
         if tensor not in self._values:
-            self._values[tensor] = None  # a cycle has no value
-            self._values[tensor] = self._evaluate(tensor)
+            for before in sorted(reached([tensor], self._unevaluated)):  # operands first: a chain of ops may be long
+                self._values[before] = None  # a cycle has no value
+                self._values[before] = self._evaluate(before)
         return self._values[tensor]
+
+    def _unevaluated(self, tensor: int) -> List[int]:
+        """The operands that have to be evaluated before a tensor."""
+        op = self.graph.producer(tensor)
+        return [t for t in op.inputs if t not in self._values] if traits(op.type).value else []
 
     def fix(self, values: Mapping[int, Value]) -> None:
         """Give tensors values that are known from elsewhere."""
@@ -140,7 +148,7 @@ class View:
             shape = self.shape(measured)
             return None if shape is None else vector([
                 Size.of(("dim", measured, d)) if size is None else size for d, size in enumerate(shape)])
-        inputs = [self.value(t) for t in op.inputs]
+        inputs = [self.value(t) for t in op.inputs] if traits(op.type).value else []
         if not inputs or any(v is None for v in inputs):
             return None
         results = evaluate(op.type, op.attrs, [v for v in inputs if v is not None], op.name)
