@@ -103,6 +103,20 @@ def test_odd_extents_become_the_whole_batch_s(g: Draft) -> None:
     assert axis.layout(number) == replicated()
 
 
+@pytest.mark.parametrize("type_, dtype, attrs", [
+    ("Cast", "int32", {"DstT": "int32"}), ("Ceil", "float32", {}), ("Greater", "bool", {}), ("FloorDiv", "float32", {})])
+def test_share_of_the_batch_by_which_something_is_chosen_is_exact(g: Draft, type_: str, dtype: str, attrs: dict) -> None:
+    """Three of ten examples times 10 / 3 need not be ten."""
+    x = g.source(None, 4)
+    rows = g.op("GatherV2", [g.op("Shape", [x], (2,), dtype="int32"), g.const(0), g.const(0)], (), dtype="int32")
+    number = g.op("Cast", [rows], (), attrs={"DstT": "float32"})
+    share = g.op("Mul", [number, g.const(np.float32(0.7))], ())
+    chosen = g.op(type_, [share] + [g.const(np.float32(7))] * (type_ in ("Greater", "FloorDiv")), (), dtype=dtype, attrs=attrs)
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(number) == axis.layout(chosen) == replicated()
+    assert axis.conversions == {(g.graph.tensors[number].op, 0): (Whole((batch_size,)),)}
+
+
 def test_denominator_without_parameters_is_computed_once(g: Draft) -> None:
     x, weights = g.source(None), g.source(None)
     top = g.op("Sum", [g.op("Mul", [g.op("Mul", [x, g.variable()], (None,)), weights], (None,)), g.const([0])], ())

@@ -9,7 +9,7 @@ from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of, extent_layout, loca
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
-from whale_tf.ir.batch_axis.state import SIZED, UNIFORM, ZERO
+from whale_tf.ir.batch_axis.state import LOOP, MAX_OPAQUE, SHAPE_ONLY, SIZED, UNIFORM, ZERO
 from whale_tf.ir.extents import (
     Size,
     SizeLike,
@@ -19,6 +19,7 @@ from whale_tf.ir.extents import (
     batch_symbol,
     broadcast_gradient_args,
     in_part,
+    is_counted,
     is_static,
     product,
     rows_of,
@@ -29,6 +30,8 @@ from whale_tf.ir.extents import (
 from whale_tf.ir.graph import Op, Shape, elements_of
 from whale_tf.ir.layout import REFERENCE, Block, Blocks, Layout, batch_of, block_of, rows_each, sharded
 from whale_tf.ir.rules import rule_for
+from whale_tf.ir.traits import traits
+from whale_tf.ir.walk import reached
 
 
 @handler
@@ -47,13 +50,36 @@ def shape_of(state: Propagation, op: Op) -> None:
 
 @handler
 def cast(state: Propagation, op: Op) -> None:
-    """The batch size as a float is a replicated value with power -1."""
+    """The batch size as a float is a replicated value with power -1, or the whole batch's size if something is chosen by it."""
     tensor = op.inputs[0]
-    layout = extent_layout(state.value(tensor)) if state.layouts.get(tensor) is EXTENT else None
+    value = state.value(tensor) if state.layouts.get(tensor) is EXTENT and not state.is_integer(op.outputs[0]) else None
+    is_exact = value is not None and _is_known(state, tensor, value) and _decides(state, op.outputs[0])
+    layout = None if value is None or is_exact else extent_layout(value)
     if layout is not None:
         state.set(op.outputs[0], layout, state.sources(op))
     elif tensor in state.layouts:
         state.apply(op, rule_for(op, state.graph, state))
+
+
+def _is_known(state: Propagation, tensor: int, value: Value) -> bool:
+    """Whether a clone knows a size of the whole batch."""
+    return not state.flags[tensor] & LOOP and all(map(is_counted, value.flat))
+
+
+def _decides(state: Propagation, number: int) -> bool:
+    """Whether an integer, a boolean or a rounded number follows from a number, so that a rounding error may change it: how many
+    examples of a share are kept, say."""
+    graph = state.graph
+
+    def users(tensor: int) -> List[Op]:
+        return [graph.ops[user] for user, _ in graph.consumers(tensor) if graph.ops[user].type not in SHAPE_ONLY]
+
+    def is_choice(op: Op) -> bool:
+        return traits(op.type).jumps or any(map(state.is_integer, op.outputs))
+
+    numbers = reached([number], lambda tensor: [t for op in users(tensor) if not is_choice(op) for t in op.outputs
+                                                if 0 < elements_of(graph.tensors[t].shape) <= MAX_OPAQUE])
+    return any(is_choice(op) for tensor in numbers for op in users(tensor))
 
 
 @handler

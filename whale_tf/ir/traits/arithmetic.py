@@ -20,8 +20,8 @@ _ELEMENTWISE = table(
     ("Neg", _map("m", "negative", passes_terms=True)),
     ("ZerosLike", _map("m", "zeros_like")._replace(batch="zeros_like", gives=Gives.LIKE, cost=Cost.MOVE)),
     ("OnesLike", _map("n", "ones_like")._replace(gives=Gives.LIKE, cost=Cost.MOVE)),
-    ("Abs Ceil Floor Inv Invert IsFinite IsInf IsNan LeakyRelu LogicalNot Reciprocal Relu Relu6 Rint Round Sign Square",
-     _map("n")),
+    ("Abs Inv Invert IsFinite IsInf IsNan LeakyRelu LogicalNot Reciprocal Relu Relu6 Square", _map("n")),
+    ("Ceil Floor Rint Round Sign", _map("n")._replace(jumps=True)),
     ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p Ndtri Rsqrt Selu Sigmoid "
      "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeBase64 "
      "DecodeCompressed EncodeBase64 UnicodeScript UnicodeTranscode StringToHashBucketFast StringToHashBucket "
@@ -40,8 +40,8 @@ _ELEMENTWISE = table(
     ("MulNoNan", _map("mm")),
     ("Maximum", _map("nn", "maximum")),
     ("Minimum", _map("nn", "minimum")),
-    ("FloorDiv", _map("nn", "floor_divide")),
-    ("FloorMod", _map("nn", "remainder")),
+    ("FloorDiv", _map("nn", "floor_divide")._replace(jumps=True)),
+    ("FloorMod", _map("nn", "remainder")._replace(jumps=True)),
     ("SquaredDifference", _map("nn", flops=2)),
     ("Equal", _map("nn", "equal")),
     ("NotEqual", _map("nn", "not_equal")),

@@ -130,6 +130,7 @@ class OpTraits(NamedTuple):
         stops_gradient: its result has no gradient, although it has the operand's elements.
         adds: assigns the variable's value plus or minus the operand.
         passes_reference: results refer to the variable that the operand refers to.
+        jumps: its floating-point result is not continuous in the operands, so that a rounding error may change it much.
         generates: the result's shape is an operand, and its rows can be produced independently.
         drops_ones: the attribute ``squeeze_dims`` names the dimensions of size one that it drops; empty: all, of which a part of
             the operand may have more.
@@ -159,6 +160,7 @@ class OpTraits(NamedTuple):
     stops_gradient: bool = False
     adds: bool = False
     passes_reference: bool = False
+    jumps: bool = False
     generates: bool = False
     drops_ones: bool = False
     has_shape_attr: bool = False
