@@ -147,6 +147,7 @@ def reductions() -> List[Case]:
                 input=x, axis=a, keep_dims=keep), [real(3, 4, 5), ints(0, -1)], (1,)))
     for name in ("Any", "All"):
         cases.append(Case(name, lambda x, a, name=name: getattr(raw, name)(input=x, axis=a), [real(3, 4) > 1, ints(0)], (1,)))
+    cases.append(Case("Mean-integers", lambda x, a: raw.Mean(input=x, axis=a), [whole(0, 9, 3, 4), ints(1)], (1,)))
     if hasattr(raw, "DenseBincount"):
         cases += [
             Case("DenseBincount", lambda x, n, w: raw.DenseBincount(input=x, size=n, weights=w),

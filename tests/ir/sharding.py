@@ -217,7 +217,7 @@ def check_roles(case: Case) -> None:
     checks: List[Tuple[str, List[int], float]] = []
     groups = [[i] for i, r in enumerate(roles) if r == "m"] + ([[i for i, r in enumerate(roles) if r == "a"]] if "a" in roles else [])
     for group in groups:
-        if any(run.operand_arrays[i].dtype.kind not in "fc" for i in group):
+        if any(run.operand_arrays[i].dtype.kind not in "fciu" for i in group):
             continue
         other = {i: random.uniform(0.5, 2.0, run.operand_arrays[i].shape).astype(run.operand_arrays[i].dtype) for i in group}
         second = run.add([other.get(i, a) for i, a in enumerate(run.operand_arrays)])

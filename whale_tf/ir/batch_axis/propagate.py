@@ -358,8 +358,6 @@ class Propagation(BatchState):
         self.localise_shapes(op, rule, factor, blocks)
         if kind in (STATISTIC, STATISTIC_GRADIENT):
             self.inexact[op.id] = "statistics are computed for each part of the batch separately"
-        if kind == MEAN and self.is_integer(op.outputs[0]):
-            raise Refuse("a mean of integers is rounded")
         if kind in (MEAN, STATISTIC) and is_grouped(blocks):
             raise Refuse("it is a mean over the elements of rows, of which a clone may have none")
         if kind == MEAN and blocks is None:

@@ -7,6 +7,8 @@ from whale_tf.ir.rules.rule import MEAN, SUM, WHOLE, Dims, NoRule, Rule, View, a
 
 def reduction(op: Op, view: View, kind: str) -> Rule:
     """Sum, Mean, Max ... over the axes of operand 1."""
+    if kind == MEAN and view.graph.tensors[op.outputs[0]].dtype.startswith(("int", "uint")):
+        kind = WHOLE  # it is rounded
     role = "m" if kind in (SUM, MEAN) else "n"
     rank = view.need_rank(op.inputs[0])
     reduced = {a % rank for a in view.need_ints(op, 1)} if rank else set()
