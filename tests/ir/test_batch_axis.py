@@ -272,6 +272,46 @@ def test_reshape_with_a_hole_for_an_unknown_batch(g: Draft, before: Any, target:
     assert axis.layout(y) == sharded(0, blocks) and not axis.localise
 
 
+def test_reshape_that_mixes_examples_in_front_of_an_open_batch_is_refused(g: Draft) -> None:
+    """[3, b, 2] as [2, b, 3]: two thirds of what was in front."""
+    x = g.source(3, None, 2)
+    rows = g.op("GatherV2", [g.op("Shape", [x], (3,), dtype="int32"), g.const(1), g.const(0)], (), dtype="int32")
+    y = g.op("Reshape", [x, g.op("Pack", [g.const(2), rows, g.const(3)], (3,), dtype="int32")], (2, None, 3), name="groups")
+    with pytest.raises(UnsupportedOpError, match="'groups' .*the batch dimension is cut into pieces"):
+        analyse(g.graph, {x: 1}).layout(y)
+
+
+@pytest.mark.parametrize("type_", ["StridedSlice", "Slice", "StridedSliceGrad"])
+def test_columns_cut_by_the_number_of_examples_are_refused(g: Draft, type_: str) -> None:
+    x = g.source(None, 20)
+    rows = g.op("GatherV2", [g.op("Shape", [x], (2,), dtype="int32"), g.const(0), g.const(0)], (), dtype="int32")
+    end, zeros = g.op("Pack", [g.const(0 if "Strided" in type_ else -1), rows], (2,), dtype="int32"), g.const([0, 0])
+    operands = [x, zeros, end, g.const([1, 1])][:4 if "Strided" in type_ else 3]
+    y = g.op(type_, [g.op("Shape", [x], (2,), dtype="int32"), zeros, end, g.const([1, 1]), x] if "Grad" in type_ else operands,
+             (None, None), attrs={"begin_mask": 3, "end_mask": 1}, name="columns")
+    with pytest.raises(UnsupportedOpError, match="'columns' .*cuts another dimension than the batch by the number of examples"):
+        analyse(g.graph, {x: 0}).layout(y)
+
+
+def test_rounded_mean_of_a_sum_over_the_batch_is_that_of_the_whole(g: Draft) -> None:
+    x = g.source(None, 3, dtype="int32")
+    counts = g.op("Sum", [x, g.const([0])], (3,), dtype="int32")
+    y = g.op("Mean", [counts, g.const([0])], (), dtype="int32")
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(y) == replicated() and axis.conversions == {(g.graph.tensors[y].op, 0): (Reduce("sum", 0),)}
+
+
+def test_values_of_long_chains(g: Draft) -> None:
+    """More ops than Python has frames for."""
+    x, total = g.source(None, 4), g.const(0)
+    for _ in range(2000):
+        total = g.op("AddV2", [total, g.const(1)], (), dtype="int32")
+    y = g.op("Reshape", [x, g.op("Pack", [g.const(-1), g.op("Sub", [total, g.const(1998)], (), dtype="int32"), g.const(2)], (3,),
+                                 dtype="int32")], (None, None, 2))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(y) == sharded(0)
+
+
 @pytest.mark.parametrize("before, target", [((B, 4), [2, B // 2, 4]), ((B, 4), [4, B]), ((None, 4), [-1, 3])])
 def test_reshape_that_cuts_the_batch_is_refused_by_name(g: Draft, before: Any, target: Any) -> None:
     x = g.source(*before)

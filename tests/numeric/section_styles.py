@@ -729,3 +729,32 @@ def averaged_scale(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     error = tf.reduce_mean(_errors(z, inputs))
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, average.apply([error]))
     return error / (1.0 + tf.stop_gradient(tf.reduce_max(tf.abs(z))))
+
+
+# -- the number of examples elsewhere than along the batch ---------------------------------------------------------------------
+
+
+@style
+def columns_by_count(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    wide, count = dense(z, 30, "wide"), tf.shape(z)[0]
+    return tf.reduce_mean(tf.square(wide[:, :count])) + tf.reduce_mean(tf.square(tf.slice(wide, [0, count], [-1, 3])))
+
+
+@style
+def labels_as_neighbours(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """A matrix of all pairs, of which each example fills an element of its row."""
+    count = tf.shape(z)[0]
+    pairs = tf.scatter_nd(tf.stack([tf.range(count), inputs["label"]], 1), tf.reduce_sum(z, 1), tf.stack([count, count]))
+    return tf.reduce_mean(tf.square(tf.reduce_sum(tf.square(pairs), 1))) + tf.reduce_mean(tf.reduce_mean(pairs, 1))
+
+
+@style
+def steps_in_other_groups(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    steps = tf.transpose(tf.reshape(dense(z, 6, "third"), [-1, 3, 2]), [1, 0, 2])
+    return tf.reduce_mean(tf.square(tf.reshape(steps, [2, tf.shape(z)[0], 3]) * weight("scale", [2, 1, 3], "float64")))
+
+
+@style
+def rounded_mean_of_counts(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    counts = tf.reduce_sum(tf.one_hot(inputs["label"], CLASSES, dtype=tf.int32) * tf.constant([1, 2, 5]), 0)
+    return tf.reduce_mean(_errors(z, inputs)) * tf.cast(tf.reduce_mean(counts), z.dtype)

@@ -54,6 +54,18 @@ def cut_blocks(blocks: Blocks, begin: SizeLike, end: Optional[SizeLike]) -> Tupl
     return blocks[ends.index(begin):ends.index(end)]
 
 
+def _check_others(state: Propagation, op: Op, positions: Sequence[int], place: int) -> None:
+    """Refuse bounds and sizes in other dimensions than the batch that follow from the number of examples: a clone has its own.
+
+    Args:
+        place: of the batch among the elements of the operands at ``positions``; -1: none of them is about it.
+    """
+    for position in positions:
+        value = state.value(op.inputs[position]) if state.layouts.get(op.inputs[position]) is EXTENT else None
+        if value is not None and any(j != place and isinstance(s, Size) and s.depends_on_batch for j, s in enumerate(value)):
+            raise Refuse("it cuts another dimension than the batch by the number of examples")
+
+
 def _whole_extent(blocks: Blocks) -> Optional[SizeLike]:
     return None if blocks is None or is_measured(blocks) else rows_of(blocks)
 
@@ -73,6 +85,7 @@ def slice_(state: Propagation, op: Op) -> None:
     if begin is None:
         raise Refuse("it is not known where it cuts the batch")
     d, blocks = layout.dim, layout.blocks
+    _check_others(state, op, (1, 2), d)
     start, extent = position(state, begin[d]), _whole_extent(blocks)
     if size is None or (not isinstance(size[d], Size) and size[d] == -1):
         stop = extent
@@ -102,7 +115,7 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
     plan = Operands(state, op, "mnn", [layout] * 3)
     if rows and size is not None:
         begin = state.ints(op, 1)
-        if begin is None or begin[rows[0]]:
+        if begin is None or begin[rows[0]] or len(rows) > 1:
             raise Refuse("it takes only some rows of a whole tensor")
         blocks = blocks_of(size[rows[0]])
         plan.slice(0, rows[0], blocks)
@@ -125,6 +138,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
         raise Refuse("the rank of its operand is not known")
     terms = strided_terms(op, len(shape), state, shape)
     batch = next(term for term in terms if term.dim == layout.dim)
+    _check_others(state, op, (1, 2), batch.term)
     step = _step(state, op, batch, 1)
     if step > 1:
         blocks, dim = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step)), _result_dim(
@@ -222,6 +236,8 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
     if layout.is_sharded:
         batch = _kept(terms, layout.dim)
         dim, blocks = batch.dim, layout.blocks
+        _check_others(state, op, (0,), dim)
+        _check_others(state, op, (1, 2), batch.term)
         size, step = shape[dim], _step(state, op, batch, 1)
         if step > 1:
             _fill_each(state, op, plan, layout, dim, step)
@@ -242,6 +258,8 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         rows = [d for d, s in enumerate(shape) if isinstance(s, Size) and s.depends_on_batch]
         if rows:
             term = next(t for t in terms if t.dim == rows[0])
+            _check_others(state, op, (0,), rows[0])
+            _check_others(state, op, (1, 2), term.term)
             blocks, step = blocks_of(shape[rows[0]]), _step(state, op, term, 1)
             if step > 1:
                 cut = _result_dim(terms, term)

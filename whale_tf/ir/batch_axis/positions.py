@@ -251,6 +251,8 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     dim = rows[0] if rows else next(c for c, o in enumerate(steps) if o)
     if value is None or depth is None:
         raise Refuse("the shape it fills is not known")
+    if len(rows) > 1:
+        raise Refuse("two dimensions of its result have the size of the batch")
     size = value[dim]
     blocks: Blocks = blocks_of(size) if isinstance(size, Size) else (steps[dim],)
     _check_columns(state, indices, index, depth, dim, blocks)

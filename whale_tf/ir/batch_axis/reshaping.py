@@ -364,9 +364,11 @@ def _is_one(size: SizeLike) -> bool:
 
 def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
     try:
-        return a // b
+        if a % b == 0:
+            return a // b
     except (UnknownExtent, ZeroDivisionError):
-        raise Refuse("the batch dimension is cut into pieces")
+        pass
+    raise Refuse("the batch dimension is cut into pieces")
 
 
 @handler
