@@ -200,10 +200,12 @@ def test_looking_up_positions(g: Rows) -> None:
 @pytest.mark.parametrize("look_up", [
     lambda g, x: [x, g.labels(B), g.const(0)],
     lambda g, x: [x, g.const([0, 1]), g.const(0)],
+    lambda g, x: [x, g.ints("AddV2", [g.op("Reshape", [g.chosen(g.rows(x)), g.const([-1])], (None,), dtype="int32"), g.const(1)],
+                            None), g.const(0)],
     lambda g, x: [g.joined(), g.rows(x), g.const(0)],
     lambda g, x: [g.unknown_number(), g.ints("Sub", [g.const(0), g.rows(x)], None), g.const(0)],
     lambda g, x: [g.op("Reshape", [g.real(B, 2, 4), g.const([-1, 4])], (None, 4)), g.rows(x), g.const(0)],
-], ids=["no positions", "constants", "two blocks", "unknown blocks", "two rows an example"])
+], ids=["no positions", "constants", "next example", "two blocks", "unknown blocks", "two rows an example"])
 def test_look_ups_of_other_examples_are_refused(g: Rows, look_up: Callable[[Rows, int], List[int]]) -> None:
     refused(g, g.op("GatherV2", look_up(g, g.real(B, 4)), (None, 4)), OWN_POSITION)
 

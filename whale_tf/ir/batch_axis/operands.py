@@ -442,9 +442,12 @@ def _sum(a: Block, b: Block, sign: int) -> Optional[Block]:
     return None
 
 
-def _counts_examples(state: BatchState, tensor: int) -> bool:
+def _leads_away(state: BatchState, tensor: int, each: int) -> bool:
+    """Whether a number that is added to positions leads to other examples: it counts examples, or more rows than one example has,
+    ``each``."""
     value = state.value(tensor)
-    return value is not None and any(isinstance(size, Size) and size.depends_on_batch for size in value.flat)
+    return value is not None and any(
+        size.depends_on_batch if isinstance(size, Size) else abs(size) >= abs(each) for size in value.flat)
 
 
 def carry_offsets(state: BatchState, op: Op, plan: Operands) -> None:
@@ -456,9 +459,9 @@ def carry_offsets(state: BatchState, op: Op, plan: Operands) -> None:
     carried: Optional[Offsets] = None
     single = [o for o in offsets if isinstance(o, (int, Rows))]
     if traits(op.type).value in ("add", "subtract") and len(single) == len(offsets):
-        # positions behind all examples of a batch are no positions within a part
-        behind = any(_counts_examples(state, t) for t, offset in zip(op.inputs, offsets) if not offset)
-        carried = None if behind else _sum(single[0], single[1], -1 if op.type == "Sub" else 1)
+        carried = _sum(single[0], single[1], -1 if op.type == "Sub" else 1)
+        if carried and any(_leads_away(state, t, rows_each(carried)) for t, offset in zip(op.inputs, offsets) if not offset):
+            carried = None  # these may be positions in another part, or behind all examples
     elif op.type == "Mul" and len(single) == len(offsets):
         other = 1 if offsets[0] else 0
         factor = static_ints(state.value(op.inputs[other])) if not offsets[other] else None
