@@ -11,7 +11,7 @@ import pytest
 
 from tests.ir.graphs import Draft
 from whale_tf.ir.rules import RULES, NoRule, rule_for
-from whale_tf.ir.rules.rule import WHOLE, ShapeOperand
+from whale_tf.ir.rules.rule import SUM, WHOLE, ShapeOperand
 from whale_tf.ir.rules.shape import refine
 
 
@@ -77,6 +77,20 @@ def test_permutations_are_evaluated_through_their_producers() -> None:
     inverse = g.op("InvertPermutation", [g.const([2, 0, 1])], (3,), dtype="int32")
     y = g.op("Transpose", [g.source(2, 3, 4), inverse], (3, 4, 2))
     assert rule_for(g.graph.producer(y), g.graph).outputs == ((("d1",), ("d2",), ("d0",)),)
+
+
+@pytest.mark.parametrize("type_", ["Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"])
+@pytest.mark.parametrize("each, divided", [(4, {"n", "i", "o"}), (2, {"n"})], ids=["one group", "two groups"])
+def test_channels_in_groups_are_whole(type_: str, each: int, divided: set) -> None:
+    """A part of the channels would be divided into other groups."""
+    g = Draft()
+    x, kernel, result = (None, 6, 6, 4), (3, 3, each, 8), (None, 6, 6, 8)
+    sizes = g.op("Shape", [g.source(*x)], (4,), dtype="int32") if type_.endswith("Input") else g.const(kernel)
+    operands = {"Conv2D": [g.source(*x), g.source(*kernel)], "Conv2DBackpropInput": [sizes, g.source(*kernel), g.source(*result)],
+                "Conv2DBackpropFilter": [g.source(*x), sizes, g.source(*result)]}[type_]
+    made = {"Conv2D": result, "Conv2DBackpropInput": (None,) * 4, "Conv2DBackpropFilter": kernel}[type_]
+    rule = rule_for(g.graph.producer(g.op(type_, operands, made)), g.graph)
+    assert {factor for factor in rule.factors if rule.kind(factor) in ("pass", SUM)} == divided
 
 
 def test_missing_knowledge_is_said() -> None:

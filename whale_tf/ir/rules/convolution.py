@@ -1,7 +1,7 @@
 """Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``.  Shards of an image need halos from their neighbours."""
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,37 +19,58 @@ def image(op: Op, spatial: int, channel: str, prefix: str, nested: str = "") -> 
     return (("n",), channels) + pixels if first else (("n",),) + pixels + (channels,)
 
 
-def _kinds(spatial: int, *contracted: str) -> Dict[str, str]:
+def _kinds(spatial: int, *contracted: str, is_grouped: bool = False) -> Dict[str, str]:
     kinds = {f"{p}{d}": HALO for p in "xy" for d in range(spatial)}
     kinds.update({f"k{d}": WHOLE for d in range(spatial)})
     kinds.update(dict.fromkeys(contracted, SUM))
-    return kinds
+    return {**kinds, **dict.fromkeys(("xi", "i", "o"), WHOLE)} if is_grouped else kinds
 
 
 def _kernel(spatial: int) -> Dims:
     return tuple((f"k{d}",) for d in range(spatial)) + (("i",), ("o",))
 
 
-def _images(op: Op, spatial: int, depthwise: int) -> Tuple[Dims, Dims]:
+def _images(op: Op, spatial: int, depthwise: int, is_grouped: bool) -> Tuple[Dims, Dims]:
     """Dimensions of the convolution's operand and of its result."""
     y = image(op, spatial, "i", "y", "o") if depthwise else image(op, spatial, "o", "y")
-    return image(op, spatial, "i", "x"), y
+    return image(op, spatial, "xi" if is_grouped else "i", "x"), y
+
+
+def _is_grouped(op: Op, spatial: int, depthwise: int, x: Optional[Sequence[Any]], kernel: Optional[Sequence[Any]]) -> bool:
+    """Whether each group of channels has kernels of its own.  A part of the channels would be divided into other groups.
+
+    Args:
+        x, kernel: sizes of the convolution's operands.
+    """
+    if depthwise or x is None or kernel is None:
+        return False
+    channels, inner = x[image(op, spatial, "i", "x").index(("i",))], kernel[-2]
+    return isinstance(channels, int) and isinstance(inner, int) and channels != inner
+
+
+def _asked(op: Op, view: View, position: int) -> Optional[Sequence[Any]]:
+    """The sizes of a gradient, which an operand asks for."""
+    value = view.value(op.inputs[position])
+    return view.shape(op.outputs[0]) if value is None else list(value)
 
 
 def convolution(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
-    x, y = _images(op, spatial, depthwise)
-    return Rule((x, _kernel(spatial)), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"])))
+    grouped = _is_grouped(op, spatial, depthwise, view.shape(op.inputs[0]), view.shape(op.inputs[1]))
+    x, y = _images(op, spatial, depthwise, grouped)
+    return Rule((x, _kernel(spatial)), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"]), is_grouped=grouped))
 
 
 def input_gradient(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
-    x, y = _images(op, spatial, depthwise)
-    return Rule((None, _kernel(spatial), y), (x,), "nmm", _kinds(spatial, "o"), (ShapeOperand(0, x),))
+    grouped = _is_grouped(op, spatial, depthwise, _asked(op, view, 0), view.shape(op.inputs[1]))
+    x, y = _images(op, spatial, depthwise, grouped)
+    return Rule((None, _kernel(spatial), y), (x,), "nmm", _kinds(spatial, "o", is_grouped=grouped), (ShapeOperand(0, x),))
 
 
 def filter_gradient(op: Op, view: View, spatial: int, depthwise: int = 0) -> Rule:
     kernel = _kernel(spatial)
-    x, y = _images(op, spatial, depthwise)
-    return Rule((x, None, y), (kernel,), "mnm", _kinds(spatial, "n"), (ShapeOperand(1, kernel),))
+    grouped = _is_grouped(op, spatial, depthwise, view.shape(op.inputs[0]), _asked(op, view, 1))
+    x, y = _images(op, spatial, depthwise, grouped)
+    return Rule((x, None, y), (kernel,), "mnm", _kinds(spatial, "n", is_grouped=grouped), (ShapeOperand(1, kernel),))
 
 
 def pooling(op: Op, view: View, role: str, spatial: int) -> Rule:
