@@ -24,7 +24,7 @@ def among(step: TrainingStep, ops: Sequence[Added], results: Sequence[str], sums
     graph = step.graph
     for name, type_, inputs, shape in ops:
         graph.add(name, type_, [graph.tensor(each) for each in inputs], [(shape, "float32")] * (type_[:6] != "Assign"),
-                  phase=Phase.OTHER, attrs={SUMS: sums}, value=np.zeros(shape, "int32") if type_ == "Const" else None)
+                  phase=Phase.INPUT if type_ == "Placeholder" else Phase.OTHER, attrs={SUMS: sums}, value=np.zeros(shape, "int32") if type_ == "Const" else None)
     region = step.region._replace(task_graph=[*step.region.task_graph, *[-1] * len(ops)])
     return step._replace(region=region), of_function(region, step.sources, [graph.tensor(name) for name in results], False)
 
@@ -76,6 +76,20 @@ def test_what_needs_rows_of_both_kinds_runs_twice() -> None:
         ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("accuracy", "Mean", ["right", "first"], (2,))], ["accuracy", "right"])
     assert described(step, across) == {
         "uses": [("right", "layer0:0"), ("right", "x:0")], "added": ["counted"], "twice": ["right"]}
+
+
+@pytest.mark.parametrize("result, expected", [
+    (("result", "Identity", ["count"], (2,)), [("right", "layer0:0"), ("right", "x:0")]),
+    (("result", "Sum", ["label", "first"], (2,)), [("result", "label:0")]),
+    (("result", "Identity", ["grad0"], (2, 2)), [("result", "grad0:0")]), (("result", "Identity", ["layer0"], (2, 2)), []),
+], ids=["count", "count of an input", "gradient", "rows"])
+def test_sum_with_as_many_elements_as_the_batch_has_examples_is_of_all(result: Added, expected: Sequence[Tuple[str, str]]) -> None:
+    step = chain(1)
+    tensors = step.graph.tensors
+    tensors[:] = [one._replace(shape=(2, 2)) if one.shape == (None, 2) else one for one in tensors]
+    step, across = among(step, [COUNTER, FIRST, ("label", "Placeholder", [], (2, 2)), ("right", "Equal", ["layer0", "x"], (2, 2)),
+                                ("count", "Sum", ["right", "first"], (2,)), result], ["result"])
+    assert described(step, across)["uses"] == expected
 
 
 def test_session_has_no_results() -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import EXTENT, BatchAxis, Options, analyse
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, BatchAxis, Options, analyse
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0
 from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.layout import Layout
@@ -105,9 +106,27 @@ class _Function:
         return is_of_rows(self.region.batch.layout(tensor))
 
     def has_rows(self, tensor: int) -> bool:
-        """Whether the first dimension is the batch."""
-        shape = self.graph.tensors[tensor].shape
-        return bool(shape) and shape[0] == self.batch  # type: ignore[index]
+        """Whether the first dimension is the batch: it has the batch's size, and is not known to be another one, as that of a sum
+        over the batch is."""
+        shape, producer = self.graph.tensors[tensor].shape, self.graph.tensors[tensor].op
+        if not shape or shape[0] != self.batch:
+            return False
+        if producer in self.region.batch_level:
+            return self.region.batch.layouts.get(tensor, REPLICATED_0).is_sharded
+        if producer not in self.outside:
+            return True
+        layout = self._layout(tensor)
+        return producer in self.from_rows and not (layout.is_partial or layout.kind in EXTREMES)
+
+    def _layout(self, tensor: int) -> Layout:
+        """The layout of a tensor outside."""
+        if self.axis is None:
+            rows = {t: self.region.batch.layout(t) for t in self.region.leaving() if self.is_own(t)}
+            stated = {self.graph.tensor_name(t): layout for t, layout in rows.items() if layout.is_sharded}
+            inputs = {t: 0 for index in self.from_rows for t in self.graph.ops[index].inputs
+                      if self.graph.producer(t).phase is Phase.INPUT and self.has_rows(t)}
+            self.axis = analyse(self.graph, {**inputs, **self.sources}, self.outside, Options(stated=stated))
+        return self.axis.layouts.get(tensor, REPLICATED_0)
 
     def across(self, results: Sequence[int], shares_batch: bool) -> Across:
         writes = [index for index in self.outside if is_write(self.graph.ops[index])]
@@ -154,16 +173,12 @@ class _Function:
 
     def _is_sum(self, tensor: int) -> bool:
         """Whether the values of all processes add up to the value over all rows."""
-        if self.axis is None:
-            rows = {t: self.region.batch.layout(t) for t in self.region.leaving() if self.is_own(t)}
-            stated = {self.graph.tensor_name(t): layout for t, layout in rows.items() if layout.is_sharded}
-            self.axis = analyse(self.graph, self.sources, self.outside, Options(stated=stated))
-        layout = self.axis.layouts.get(tensor)
-        if layout is not None and layout.kind == EXTENT.kind:
+        layout = self._layout(tensor)
+        if layout.kind == EXTENT.kind and self.axis is not None:
             return all(isinstance(size, Size) and not size.constant for size in self.axis.counted(tensor) or [1])
-        if layout is not None and layout.is_replicated:
+        if layout.is_replicated:
             return layout.power == -1  # a clone has its share of the whole
-        return layout is not None and layout.is_partial and layout.power == 0
+        return layout.is_partial and layout.power == 0
 
     def _reads(self, tensor: int, handle: int) -> bool:
         """Whether a value follows from a variable or from the number of a clone's rows."""
