@@ -16,7 +16,7 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.ir.graph import Op, OpGraph, Shape, elements_of
 from whale_tf.ir.parts import apportion
-from whale_tf.ir.rules import NoRule, Rule, View, rule_for
+from whale_tf.ir.rules import NoRule, Rule, View, known_rule, rule_for
 from whale_tf.ir.rules.rule import ADDED, LOOKUP, MAX, MEAN, MIN, MULTIPLIED, SUM, AnyDims, Dims, Factors, ShapeOperand
 from whale_tf.ir.rules.shape import refine
 from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, DROPS_ONES, LOOK_UPS, RANDOM, SHAPE_ATTRS, SHAPE_ONLY, Recipe, traits
@@ -228,10 +228,7 @@ class Sizes(View):
         if op.type == "Reshape":
             value = self.value(op.inputs[1])
             return None if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
-        try:
-            rule = rule_for(op, self.graph, self) if op.inputs and not op.body else None
-        except NoRule:
-            rule = None
+        rule = known_rule(op, self.graph, self) if op.inputs and not op.body else None
         dims = rule.outputs[self.graph.tensors[tensor].index] if rule is not None else None
         if rule is None or not isinstance(dims, tuple) or (shape is not None and len(dims) != len(shape)):
             return None

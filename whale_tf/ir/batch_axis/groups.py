@@ -8,7 +8,7 @@ from whale_tf.ir.batch_axis.result import Grouped
 from whale_tf.ir.batch_axis.state import LOOP, BatchState
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.layout import GROUPED, Block, Blocks, Rows
-from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules import Rule, known_rule
 from whale_tf.ir.traits import Gives, Recipe, Role, traits
 from whale_tf.ir.walk import reached
 
@@ -84,12 +84,7 @@ def shapes_of_rows(graph: OpGraph) -> Set[int]:
 
 
 def _grouping_rule(graph: OpGraph, op: Op) -> Optional[Rule]:
-    if op.phase is not Phase.FORWARD or traits(op.type).batch != "grouped":
-        return None
-    try:
-        return rule_for(op, graph)
-    except NoRule:
-        return None
+    return known_rule(op, graph) if op.phase is Phase.FORWARD and traits(op.type).batch == "grouped" else None
 
 
 def _of_as_many_rows(graph: OpGraph, tensor: int) -> List[int]:

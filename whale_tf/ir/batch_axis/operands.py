@@ -34,7 +34,7 @@ from whale_tf.ir.layout import (
     rows_each,
     weight_of,
 )
-from whale_tf.ir.rules import NoRule, rule_for
+from whale_tf.ir.rules import known_rule
 from whale_tf.ir.rules.shape import strided_terms
 from whale_tf.ir.traits import FLOW, Gives, Role, traits
 from whale_tf.ir.traits import VariableUse as VariableState
@@ -346,11 +346,8 @@ def _is_averaged(state: BatchState, tensor: int) -> bool:
 
 def _is_linear(state: BatchState, op: Op, position: int) -> bool:
     """Whether an op's results are linear in an operand, according to its rule; True if there is no rule."""
-    try:
-        roles = rule_for(op, state.graph, state).roles
-    except NoRule:
-        return True
-    return position >= len(roles) or roles[position] in "am"
+    rule = known_rule(op, state.graph, state)
+    return rule is None or rule.roles[position:position + 1] in ("", "a", "m")
 
 
 def _decays(state: BatchState, write: Op) -> bool:

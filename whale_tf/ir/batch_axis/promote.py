@@ -12,13 +12,13 @@ whole, or accepts either.
 """
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, Sequence, Set, Tuple, Union
 
 from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Block
-from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules import known_rule
 from whale_tf.ir.traits import GENERATORS
 from whale_tf.ir.walk import reached
 
@@ -88,7 +88,7 @@ class _Demands:
 
     def _pass_on(self, op: Op, demand: Tuple[int, Tuple[Block, ...]]) -> None:
         """Pass a demand for rows of a replicated op's result on to its operands."""
-        rule = self._rule(op)
+        rule = known_rule(op, self.state.graph, self.state)
         dims = rule.outputs[0] if rule is not None else None
         if rule is None or not isinstance(dims, tuple) or demand[0] >= len(dims) or len(dims[demand[0]]) != 1 or (
                 rule.kind(dims[demand[0]][0]) != "pass") or rule.shapes:
@@ -104,14 +104,8 @@ class _Demands:
     def _can_promote(self, op: Op, demand: Tuple[int, Tuple[Block, ...]]) -> bool:
         if op.type == "Range":
             return self.state.ints(op, 0) == [0] and self.state.ints(op, 1) is not None
-        rule = self._rule(op)
+        rule = known_rule(op, self.state.graph, self.state)
         dims = rule.outputs[0] if rule is not None else None
         if not isinstance(dims, tuple) or len(dims[demand[0]]) != 1:
             return False
         return rule is not None and all(dims[demand[0]] not in operand for operand in rule.inputs if isinstance(operand, tuple))
-
-    def _rule(self, op: Op) -> Optional[Rule]:
-        try:
-            return rule_for(op, self.state.graph, self.state)
-        except NoRule:
-            return None

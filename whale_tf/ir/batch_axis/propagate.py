@@ -32,7 +32,7 @@ from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, Symbol
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import SHARDED, Block, Blocks, Layout, is_grouped, sharded
-from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules import NoRule, Rule, known_rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
 from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
 from whale_tf.ir.walk import reached
@@ -434,12 +434,9 @@ class Propagation(BatchState):
     def learn_sizes(self, op: Op) -> None:
         """Record result sizes that follow from the op's rule, for ops whose layouts a handler set."""
         if any(self.lacks_sizes(t) for t in op.outputs):
-            try:
-                rule = rule_for(op, self.graph, self)
-            except NoRule:
-                return
-            for tensor, dims in zip(op.outputs, rule.outputs):
-                self.infer_sizes(op, rule, tensor, dims)
+            rule = known_rule(op, self.graph, self)
+            for tensor, dims in zip(op.outputs, rule.outputs) if rule is not None else ():
+                self.infer_sizes(op, rule, tensor, dims)  # type: ignore[arg-type]
 
     def infer_sizes(self, op: Op, rule: Rule, tensor: int, dims: AnyDims) -> None:
         """Record sizes of a result that the graph does not know."""

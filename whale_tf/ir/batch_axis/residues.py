@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Set
 
 from whale_tf.ir.batch_axis.state import BatchState
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules import known_rule
 from whale_tf.ir.rules.rule import Factors
 from whale_tf.ir.walk import reached
 
@@ -44,13 +44,6 @@ def _slices(state: BatchState, op: Op, term: int, step: int) -> Dict[int, int]:
     return found
 
 
-def _rule(state: BatchState, op: Op) -> Optional[Rule]:
-    try:
-        return rule_for(op, state.graph, state)
-    except NoRule:
-        return None
-
-
 def _rows(dims: object) -> Optional[Factors]:
     """The factor of the first dimension."""
     return dims[0] if isinstance(dims, tuple) and dims and len(dims[0]) == 1 else None
@@ -61,7 +54,7 @@ def _behind(state: BatchState, tensor: int) -> List[int]:
     found = []
     for user, position in state.graph.consumers(tensor):
         op = state.graph.ops[user]
-        rule = _rule(state, op)
+        rule = known_rule(op, state.graph, state)
         rows = _rows(rule.inputs[position]) if rule is not None and position < len(rule.inputs) else None
         if rule is not None and rows is not None and rule.kind(rows[0]) == "pass":
             found += [t for t, dims in zip(op.outputs, rule.outputs) if _rows(dims) == rows]
@@ -74,7 +67,7 @@ def _meet(state: BatchState, one: Set[int], other: Set[int]) -> bool:
         for user, position in state.graph.consumers(tensor):
             op = state.graph.ops[user]
             others = [i for i, t in enumerate(op.inputs) if t in other and i != position]
-            rule = _rule(state, op) if others else None
+            rule = known_rule(op, state.graph, state) if others else None
             if rule is not None and any(_rows(rule.inputs[i]) == _rows(rule.inputs[position]) is not None for i in others):
                 return True
     return False

@@ -21,7 +21,7 @@ from whale_tf.ir.evaluate import evaluate
 from whale_tf.ir.extents import Size, SizeLike, in_part, product, vector
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Blocks, block_of, is_grouped, is_measured
-from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules import Rule, known_rule, rule_for
 from whale_tf.ir.rules.rule import LOOKUP
 from whale_tf.ir.traits import traits
 
@@ -55,11 +55,8 @@ def end_of_section(state: BatchState, op: Op) -> Optional[End]:
     weights = [i for i, flag in enumerate(flags) if flag & VARIABLE and not flag & OF_SECTION]
     if not results:
         return None
-    try:
-        rule = rule_for(op, state.graph, state)
-    except NoRule:
-        return None
-    if not (traits(op.type).is_contraction or LOOKUP in rule.kinds.values()):
+    rule = known_rule(op, state.graph, state)
+    if rule is None or not (traits(op.type).is_contraction or LOOKUP in rule.kinds.values()):
         return None
     for i in results:
         dims = rule.inputs[i]
@@ -126,11 +123,9 @@ def measure_whole(state: BatchState, op: Op) -> None:
         MEASURES[own](state, op)
     if op.id in state.whole:
         _evaluate_whole(state, op)
-    if not any(state.lacks_sizes(t) and t not in state.sizes for t in op.outputs):
-        return
-    try:
-        rule = rule_for(op, state.graph, state)
-    except NoRule:
+    is_open = any(state.lacks_sizes(t) and t not in state.sizes for t in op.outputs)
+    rule = known_rule(op, state.graph, state) if is_open else None
+    if rule is None:
         return
     known: Dict[str, SizeLike] = {}
     for t, operand in zip(op.inputs, rule.inputs):

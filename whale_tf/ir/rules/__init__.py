@@ -61,4 +61,12 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     return builder(op, view if view is not None else View(graph))
 
 
-__all__ = ["RULES", "NoRule", "Rule", "ShapeOperand", "View", "rule_for"]
+def known_rule(op: Op, graph: OpGraph, view: Optional[View] = None) -> Optional[Rule]:
+    """The sharding rule of an op, as :func:`rule_for`; None if it has none, or if it is not known."""
+    try:
+        return rule_for(op, graph, view)
+    except NoRule:
+        return None
+
+
+__all__ = ["RULES", "NoRule", "Rule", "ShapeOperand", "View", "known_rule", "rule_for"]
