@@ -230,13 +230,14 @@ def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
     found = []
     for sync in plan.gradients:
         for bucket in sync.buckets:
-            gradients = [tensors[name] for name in bucket if name in tensors]
-            for tensor, name in zip(gradients, bucket):
+            names = [name for name in bucket if name in tensors]
+            gradients = [tensors[name] for name in names]
+            for tensor, name in zip(gradients, names):
                 record = graph.tensors[tensor]
                 dense = step.region.batch.layout(tensor).is_partial and record.shape is not None and None not in record.shape
                 if len(gradients) > 1 and (not dense or record.dtype != graph.tensors[gradients[0]].dtype):
                     raise PlanError(
-                        f"the gradient of {name!r} cannot travel in a bucket with {bucket[0]!r}: buckets hold dense "
+                        f"the gradient of {name!r} cannot travel in a bucket with {names[0]!r}: buckets hold dense "
                         "gradients of one type; give it a bucket of its own")
             found.append(tuple(gradients))
     return found
