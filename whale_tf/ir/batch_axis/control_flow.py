@@ -20,7 +20,7 @@ MAX_MERGE_VISITS = 12
 Root = Tuple[object, ...]
 
 
-def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]) -> None:
+def pass_through(state: Propagation, tensor: int, results: Sequence[int]) -> None:
     """Results that equal ``tensor``, which may be a handle."""
     layout, sources = state.layout(tensor), state.result.sources_of.get(tensor, ())
     for result in results:
@@ -59,7 +59,7 @@ def enter(state: Propagation, op: Op) -> None:
         plan.record()
         state.set(result, sharded(promoted[0], promoted[1], layout.power), state.sources(op))
     else:
-        pass_through(state, op, tensor, op.outputs)
+        pass_through(state, tensor, op.outputs)
     if Operands(state, op, "m", [layout]).zero(0):
         state.flags[result] |= ZERO
     state.flags[result] |= LOOP
@@ -67,18 +67,18 @@ def enter(state: Propagation, op: Op) -> None:
 
 @handler
 def leave(state: Propagation, op: Op) -> None:
-    pass_through(state, op, op.inputs[0], op.outputs)
+    pass_through(state, op.inputs[0], op.outputs)
     state.flags[op.outputs[0]] &= ~LOOP
 
 
 @handler
 def next_iteration(state: Propagation, op: Op) -> None:
-    pass_through(state, op, op.inputs[0], op.outputs)
+    pass_through(state, op.inputs[0], op.outputs)
 
 
 @handler
 def identity(state: Propagation, op: Op) -> None:
-    pass_through(state, op, op.inputs[0], op.outputs)
+    pass_through(state, op.inputs[0], op.outputs)
     state.flags[op.outputs[0]] |= state.flags[op.inputs[0]] & UNIFORM
 
 
@@ -88,14 +88,14 @@ def identities(state: Propagation, op: Op) -> None:
         if tensor in state.result.unknown:
             state.lose_tensor(result, tensor)
         else:
-            pass_through(state, op, tensor, [result])
+            pass_through(state, tensor, [result])
 
 
 @handler
 def look(state: Propagation, op: Op) -> None:
     """Each clone checks and prints its own part."""
     if op.outputs:
-        pass_through(state, op, op.inputs[0], op.outputs)
+        pass_through(state, op.inputs[0], op.outputs)
 
 
 @handler
@@ -120,7 +120,7 @@ def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None
 @handler
 def switch(state: Propagation, op: Op) -> None:
     _decide(state, op, 1, ["m", "n"])
-    pass_through(state, op, op.inputs[0], op.outputs)
+    pass_through(state, op.inputs[0], op.outputs)
 
 
 @handler
@@ -149,7 +149,7 @@ def merge(state: Propagation, op: Op) -> None:
         values = {repr(state.value(op.inputs[i])) for i in known}
         if len(values) != 1:
             raise Refuse("it may be one of several sizes that depend on the batch")
-        pass_through(state, op, first, op.outputs[:1])
+        pass_through(state, first, op.outputs[:1])
         return
     _join(state, op, known, layouts)
 
@@ -291,7 +291,7 @@ def push(state: Propagation, op: Op) -> None:
         _keep_extent(state, op, tensor)
         return
     write(state, op, 1, state.layout(tensor))
-    pass_through(state, op, tensor, op.outputs)
+    pass_through(state, tensor, op.outputs)
 
 
 def _keep_extent(state: Propagation, op: Op, tensor: int) -> None:
@@ -302,7 +302,7 @@ def _keep_extent(state: Propagation, op: Op, tensor: int) -> None:
         state.containers.extents[root] = value
         for user in state.containers.users.get(root, ()):
             state.push(user)
-    pass_through(state, op, tensor, op.outputs)
+    pass_through(state, tensor, op.outputs)
 
 
 @handler

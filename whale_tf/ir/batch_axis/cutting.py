@@ -139,22 +139,21 @@ def strided_slice(state: Propagation, op: Op) -> None:
     terms = strided_terms(op, len(shape), state, shape)
     batch = next(term for term in terms if term.dim == layout.dim)
     _check_others(state, op, (1, 2), batch.term)
-    step = _step(state, op, batch, 1)
+    step = _step(state, op, batch)
     if step > 1:
-        blocks, dim = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step)), _result_dim(
-            terms, batch)
+        blocks = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step))
     else:
-        blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
+        blocks = _strided_cut(state, op, layout.blocks, batch)
     plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
-    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.sources(op), plan.zero(0))
+    state.set(op.outputs[0], sharded(_result_dim(terms, batch), blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
     plan.record()
 
 
-def _step(state: Propagation, op: Op, term: Stride, first: int) -> int:
+def _step(state: Propagation, op: Op, term: Stride) -> int:
     """The stride of a term that takes one of every so many rows of the whole dimension, as ``x[1::2]`` does; else 1."""
-    begin, strides = (state.ints(op, first + i) for i in (0, 2))
+    begin, strides = state.ints(op, 1), state.ints(op, 3)
     if term.term < 0 or not term.keeps or strides is None or strides[term.term] < 2:
         return 1
     start = 0 if op.attrs.get("begin_mask", 0) >> term.term & 1 else -1 if begin is None else begin[term.term]
@@ -184,12 +183,11 @@ def _result_dim(terms: Sequence[Stride], batch: Stride) -> int:
     return sum(1 for term in terms[:terms.index(batch)] if term.keeps)
 
 
-def _bounds(state: Propagation, op: Op, term: Stride, first: int,
-            extent: Optional[SizeLike]) -> Tuple[SizeLike, Optional[SizeLike]]:
+def _bounds(state: Propagation, op: Op, term: Stride, extent: Optional[SizeLike]) -> Tuple[SizeLike, Optional[SizeLike]]:
     """Begin and end, in examples, of a strided slice's term on the batch dimension."""
     if term.term < 0:
         return 0, extent
-    begin, end, strides = (state.value(op.inputs[first + i]) for i in range(3))
+    begin, end, strides = (state.value(t) for t in op.inputs[1:4])
     masks = {name: op.attrs.get(name + "_mask", 0) >> term.term & 1 for name in ("begin", "end")}
     if not term.keeps:
         raise Refuse("it selects a single example of the batch")
@@ -203,24 +201,22 @@ def _bounds(state: Propagation, op: Op, term: Stride, first: int,
     return start, position(state, end[term.term])
 
 
-def _strided_cut(state: Propagation, op: Op, blocks: Blocks, terms: Sequence[Stride], dim: int,
-                 first: int) -> Tuple[Blocks, int]:
-    """Blocks and dimension of a strided slice of a batch dimension.  Localises constants among its bounds."""
-    batch = next(term for term in terms if term.dim == dim)
-    start, stop = _bounds(state, op, batch, first, _whole_extent(blocks))
+def _strided_cut(state: Propagation, op: Op, blocks: Blocks, batch: Stride) -> Blocks:
+    """Blocks of a strided slice of a batch dimension.  Localises constants among its bounds."""
+    start, stop = _bounds(state, op, batch, _whole_extent(blocks))
     if (start, stop) != (0, _whole_extent(blocks)):
         blocks = cut_blocks(blocks, start, stop)
-    _localise_bounds(state, op, batch, first, start, stop)
-    return blocks, _result_dim(terms, batch)
+    _localise_bounds(state, op, batch, start, stop)
+    return blocks
 
 
-def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start: SizeLike, stop: Optional[SizeLike]) -> None:
+def _localise_bounds(state: Propagation, op: Op, term: Stride, start: SizeLike, stop: Optional[SizeLike]) -> None:
     if term.term < 0:
         return
     if start != 0 and not op.attrs.get("begin_mask", 0) >> term.term & 1:
-        state.localise_elements(op, first, {term.term: _localised(start)})
+        state.localise_elements(op, 1, {term.term: _localised(start)})
     if stop is not None and not op.attrs.get("end_mask", 0) >> term.term & 1:
-        state.localise_elements(op, first + 1, {term.term: _localised(stop)})
+        state.localise_elements(op, 2, {term.term: _localised(stop)})
 
 
 @handler
@@ -238,7 +234,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         dim, blocks = batch.dim, layout.blocks
         _check_others(state, op, (0,), dim)
         _check_others(state, op, (1, 2), batch.term)
-        size, step = shape[dim], _step(state, op, batch, 1)
+        size, step = shape[dim], _step(state, op, batch)
         if step > 1:
             _fill_each(state, op, plan, layout, dim, step)
             return
@@ -246,13 +242,13 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
             extent = _whole_extent(blocks_of(size))
         else:
             extent = position(state, size) if state.batch is not None else _whole_extent(blocks)
-        start, stop = _bounds(state, op, batch, 1, extent)
+        start, stop = _bounds(state, op, batch, extent)
         if (start, stop) != (0, extent):
             if stop is None or extent is None or _whole_extent(blocks) != stop - start:
                 raise Refuse("it fills only some examples of the batch")
             blocks = _filled(state, op, (*_zeros(start), *(blocks or ()), *_zeros(extent - stop)))
         state.localise_elements(op, 0, {dim: blocks})
-        _localise_bounds(state, op, batch, 1, start, stop)
+        _localise_bounds(state, op, batch, start, stop)
         layout = sharded(dim, blocks, layout.power)
     else:
         rows = [d for d, s in enumerate(shape) if isinstance(s, Size) and s.depends_on_batch]
@@ -260,14 +256,14 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
             term = next(t for t in terms if t.dim == rows[0])
             _check_others(state, op, (0,), rows[0])
             _check_others(state, op, (1, 2), term.term)
-            blocks, step = blocks_of(shape[rows[0]]), _step(state, op, term, 1)
+            blocks, step = blocks_of(shape[rows[0]]), _step(state, op, term)
             if step > 1:
                 cut = _result_dim(terms, term)
                 plan.slice(4, cut, _each(blocks, step))
                 _fill_each(state, op, plan, sharded(cut, _each(blocks, step), plan.layouts[4].power), rows[0], step)
                 return
             extent = _whole_extent(blocks)
-            if not term.full and not (term.keeps and _bounds(state, op, term, 1, extent) == (0, extent)):
+            if not term.full and not (term.keeps and _bounds(state, op, term, extent) == (0, extent)):
                 raise Refuse("it fills only some examples of the batch")
             plan.slice(4, _result_dim(terms, term), blocks)
             layout = sharded(rows[0], blocks, plan.layouts[4].power)

@@ -219,7 +219,7 @@ def _over_rows(state: Propagation, op: Op, loop: RowLoop, entering: List[Given])
     """A loop that makes a round for each row of the batch (:mod:`whale_tf.ir.batch_axis.rows`)."""
     assert op.body is not None
     entering = _combined(state, op, entering)
-    check_entering(state, loop, entering)
+    check_entering(loop, entering)
     results = entering
     for _ in range(MAX_ROUNDS):
         before = parameters(loop, entering, results)
@@ -355,7 +355,7 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
     if value is None or value.ndim == 0 or layout.dim >= len(value) or value[layout.dim] == -1 or (
             isinstance(value[layout.dim], Size)):
         return
-    state.check_baked(int(value[layout.dim]), layout.blocks, op)
+    state.check_baked(int(value[layout.dim]), layout.blocks)
     state.result.localise[op.id, 0] = localise_vector(list(value), {layout.dim: layout.blocks})
 
 
@@ -451,7 +451,7 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
 @handler
 def list_resize(state: Propagation, op: Op) -> None:
     not_single(state.layout(op.inputs[0]))
-    pass_through(state, op, op.inputs[0], op.outputs)
+    pass_through(state, op.inputs[0], op.outputs)
 
 
 @handler

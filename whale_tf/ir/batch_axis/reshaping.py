@@ -137,7 +137,7 @@ def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], 
         own, theirs = mine[-k], other[-k]
         if isinstance(theirs, Size) and theirs.depends_on_batch and not isinstance(own, Size) and own != 1:
             places[len(mine) - k] = blocks_of(theirs)
-            state.check_baked(own, blocks_of(theirs), op)
+            state.check_baked(own, blocks_of(theirs))
     if places:
         state.result.localise[op.id, position] = localise_vector(mine, places)
         for j in places:

@@ -117,8 +117,8 @@ def row_loop(state: BatchState, op: Op, entering: Sequence[Given]) -> Optional[R
             kept.add(number)
         elif body.tensors[tensor].dtype == "variant":
             lists.add(number)
-            is_backward |= _check_once(state, body, op.inputs[number], arguments[number], body.producer(origin))
-        elif _counts(state, body, origin, arguments[number]) and static_ints(state.value(op.inputs[number])) == [0]:
+            is_backward |= _check_once(state, op.inputs[number], body.producer(origin))
+        elif _counts(body, origin, arguments[number]) and static_ints(state.value(op.inputs[number])) == [0]:
             counters.add(number)
         else:
             sums.add(number)
@@ -145,7 +145,7 @@ def _origin(graph: OpGraph, tensor: int) -> int:
     return tensor
 
 
-def _counts(state: BatchState, body: OpGraph, tensor: int, argument: int) -> bool:
+def _counts(body: OpGraph, tensor: int, argument: int) -> bool:
     """Whether a result is the argument plus one."""
     op = body.producer(tensor)
     if traits(op.type).value != "add" or len(op.inputs) != 2:
@@ -155,7 +155,7 @@ def _counts(state: BatchState, body: OpGraph, tensor: int, argument: int) -> boo
     return argument in (one, other) and step is not None and step.dtype.kind == "i" and step.shape == () and int(step) == 1
 
 
-def _check_once(state: BatchState, body: OpGraph, entering: int, argument: int, last: Op) -> bool:
+def _check_once(state: BatchState, entering: int, last: Op) -> bool:
     """Whether a list loses an element in each round.
 
     Raises:
@@ -234,7 +234,7 @@ def parameters(loop: RowLoop, entering: Sequence[Given], before: Sequence[Given]
     return found
 
 
-def check_entering(state: BatchState, loop: RowLoop, entering: Sequence[Given]) -> None:
+def check_entering(loop: RowLoop, entering: Sequence[Given]) -> None:
     """Refuse initial values that do not fit."""
     for number, have in enumerate(entering):
         layout = have.layout

@@ -383,12 +383,12 @@ class BatchState(View):
                     raise Refuse(f"the batch size in {self.graph.tensor_name(op.inputs[position])!r} does not follow "
                                  f"from the data; use tf.shape(...)[0] or -1")
             elif element != -1:
-                self.check_baked(element, blocks, op)
+                self.check_baked(element, blocks)
                 baked = True
         if baked:
             self.result.localise[op.id, position] = localise_vector(flat, places)
 
-    def check_baked(self, element: int, blocks: Blocks, op: Op) -> None:
+    def check_baked(self, element: int, blocks: Blocks) -> None:
         if blocks is None or is_measured(blocks):
             raise Refuse(f"the constant {element} stands for a number of rows chosen by data")
         if any(batch_of(block) != REFERENCE for block in blocks):
