@@ -9,7 +9,7 @@ from whale_tf.ir.batch_axis.blocks import Refuse, blocks_of, extent_layout, loca
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
-from whale_tf.ir.batch_axis.state import LOOP, MAX_OPAQUE, SHAPE_ONLY, SIZED, UNIFORM, ZERO
+from whale_tf.ir.batch_axis.state import MAX_OPAQUE, SHAPE_ONLY, SIZED, UNIFORM, ZERO
 from whale_tf.ir.extents import (
     Size,
     SizeLike,
@@ -53,17 +53,12 @@ def cast(state: Propagation, op: Op) -> None:
     """The batch size as a float is a replicated value with power -1, or the whole batch's size if something is chosen by it."""
     tensor = op.inputs[0]
     value = state.value(tensor) if state.layouts.get(tensor) is EXTENT and not state.is_integer(op.outputs[0]) else None
-    is_exact = value is not None and _is_known(state, tensor, value) and _decides(state, op.outputs[0])
+    is_exact = value is not None and all(map(is_counted, value.flat)) and _decides(state, op.outputs[0])
     layout = None if value is None or is_exact else extent_layout(value)
     if layout is not None:
         state.set(op.outputs[0], layout, state.sources(op))
     elif tensor in state.layouts:
         state.apply(op, rule_for(op, state.graph, state))
-
-
-def _is_known(state: Propagation, tensor: int, value: Value) -> bool:
-    """Whether a clone knows a size of the whole batch."""
-    return not state.flags[tensor] & LOOP and all(map(is_counted, value.flat))
 
 
 def _decides(state: Propagation, number: int) -> bool:
