@@ -71,6 +71,12 @@ def numbered(h: tf.Tensor, y: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(tf.matmul(found, last) - y))
 
 
+def averaged(h: tf.Tensor, y: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    root = lambda: tf.sqrt(tf.cast(tf.shape(h)[0], tf.float64))  # noqa: E731 (in the function)
+    found = tf.map_fn(lambda row: tf.tanh(projected(row, last)) / root(), h, fn_output_signature=ROW)
+    return tf.reduce_mean(tf.square(found - y))
+
+
 def compared(h: tf.Tensor, y: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_logsumexp(tf.linalg.matvec(h, row)), h)) + tf.reduce_mean(
         tf.square(tf.matmul(h, last) - y))
@@ -130,6 +136,7 @@ def test_rounds_are_divided(loss_of: Loss, size: Any, way: Way) -> None:
 @pytest.mark.parametrize("loss_of, size, reason", [
     (carried, None, "it carries a value from one row of the batch to the next"), (exchanged, 8, "it carries a value"),
     (collected, None, "its loop runs over all examples"),
+    (averaged, None, "a round of its loop computes with the number of examples"),
     (numbered, None, "it computes with the position of a row"), (compared, 8, "it needs other examples than the row's")])
 def test_rounds_that_need_others_run_on_all_rows(loss_of: Loss, size: Any, reason: str) -> None:
     said: List[str] = []

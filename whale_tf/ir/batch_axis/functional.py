@@ -13,7 +13,7 @@ from whale_tf.ir.batch_axis.control_flow import pass_through
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
-from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
+from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN, BatchAxis
 from whale_tf.ir.batch_axis.rows import (
     LENGTH,
     LIST,
@@ -232,6 +232,8 @@ def _over_rows(state: Propagation, op: Op, loop: RowLoop, entering: List[Given])
             cause, reason = body.state.result.unknown[ret.inputs[0]]
             raise Refuse(f"in its body, {body.state.graph.ops[cause].name!r} (a {body.state.graph.ops[cause].type}): {reason}")
     check_results(body.state, loop, results)
+    if _changes(body.state.result):  # clones have the function of the local script
+        raise Refuse("a round of its loop computes with the number of examples")
     for number, have in enumerate(entering):
         if number in loop.sums:
             bring(state, op, number, have, Given(partial()))
@@ -247,6 +249,11 @@ def _over_rows(state: Propagation, op: Op, loop: RowLoop, entering: List[Given])
             condition.state.localise_elements(condition.state.graph.ops[index], position, {0: loop.blocks})
         keep(state, op, "cond", condition)
     deliver(state, op, results_of(loop, entering, results))
+
+
+def _changes(axis: BatchAxis) -> bool:
+    """Whether a clone computes something else in a function."""
+    return bool(axis.conversions or axis.localise) or any(map(_changes, axis.bodies.values()))
 
 
 def _settled(state: Propagation, op: Op, entering: List[Given]) -> Tuple[List[Given], Body, Body]:
