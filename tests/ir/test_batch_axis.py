@@ -152,6 +152,13 @@ def test_extremes_over_the_batch(g: Draft) -> None:
     assert axis.layout(scaled) == axis.layout(other) == sharded(0)
 
 
+def test_assertion_about_some_example_is_about_all(g: Draft) -> None:
+    some = g.op("Any", [g.source(None, dtype="bool"), g.const([0])], (), dtype="bool")
+    g.op("Assert", [some, some], name="check")
+    axis = analyse(g.graph, {0: 0})
+    assert axis.conversions == {(g.graph.op("check").id, 0): (Reduce("any", 0),)}
+
+
 @pytest.mark.parametrize("type_", ["Identity", "EnsureShape", "StopGradient", "Reshape"])
 def test_extreme_passes_what_only_hands_it_on(g: Draft, type_: str) -> None:
     x = g.source(None, 3)
