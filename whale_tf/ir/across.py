@@ -89,7 +89,7 @@ def leading_to_writes(graph: OpGraph) -> Set[int]:
 class _Function:
     def __init__(self, region: Region, batch: Optional[int], sources: Mapping[int, int] = MappingProxyType({})) -> None:
         self.region, self.graph, self.batch, self.sources = region, region.graph, batch, sources
-        self.axis: Optional[BatchAxis] = None  # of the ops outside
+        self.axes: Dict[bool, BatchAxis] = {}
         self.outside = {op.id for op in self.graph.ops if not region.contains(op) and op.phase is not Phase.INPUT}
         self.from_rows: Set[int] = set()  # ops outside that are computed from single examples or from their number
         for index in sorted(self.outside):
@@ -115,18 +115,22 @@ class _Function:
             return self.region.batch.layouts.get(tensor, REPLICATED_0).is_sharded
         if producer not in self.outside:
             return True
-        layout = self._layout(tensor)
+        layout = self.axis(True).layouts.get(tensor, REPLICATED_0)
         return producer in self.from_rows and not (layout.is_partial or layout.kind in EXTREMES)
 
-    def _layout(self, tensor: int) -> Layout:
-        """The layout of a tensor outside."""
-        if self.axis is None:
+    def axis(self, has_all_inputs: bool) -> BatchAxis:
+        """The batch axis of the ops outside.
+
+        Args:
+            has_all_inputs: it begins at inputs with rows that no clone reads, too.
+        """
+        if has_all_inputs not in self.axes:
             rows = {t: self.region.batch.layout(t) for t in self.region.leaving() if self.is_own(t)}
             stated = {self.graph.tensor_name(t): layout for t, layout in rows.items() if layout.is_sharded}
             inputs = {t: 0 for index in self.from_rows for t in self.graph.ops[index].inputs
-                      if self.graph.producer(t).phase is Phase.INPUT and self.has_rows(t)}
-            self.axis = analyse(self.graph, {**inputs, **self.sources}, self.outside, Options(stated=stated))
-        return self.axis.layouts.get(tensor, REPLICATED_0)
+                      if self.graph.producer(t).phase is Phase.INPUT and self.has_rows(t)} if has_all_inputs else {}
+            self.axes[has_all_inputs] = analyse(self.graph, {**inputs, **self.sources}, self.outside, Options(stated=stated))
+        return self.axes[has_all_inputs]
 
     def across(self, results: Sequence[int], shares_batch: bool) -> Across:
         writes = [index for index in self.outside if is_write(self.graph.ops[index])]
@@ -173,9 +177,10 @@ class _Function:
 
     def _is_sum(self, tensor: int) -> bool:
         """Whether the values of all processes add up to the value over all rows."""
-        layout = self._layout(tensor)
-        if layout.kind == EXTENT.kind and self.axis is not None:
-            return all(isinstance(size, Size) and not size.constant for size in self.axis.counted(tensor) or [1])
+        axis = self.axis(False)
+        layout = axis.layouts.get(tensor, REPLICATED_0)
+        if layout.kind == EXTENT.kind:
+            return all(isinstance(size, Size) and not size.constant for size in axis.counted(tensor) or [1])
         if layout.is_replicated:
             return layout.power == -1  # a clone has its share of the whole
         return layout.is_partial and layout.power == 0
