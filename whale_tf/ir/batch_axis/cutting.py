@@ -138,7 +138,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
         raise Refuse("the rank of its operand is not known")
     terms = strided_terms(op, len(shape), state, shape)
     batch = next(term for term in terms if term.dim == layout.dim)
-    _check_others(state, op, (1, 2), batch.term)
+    _check_others(state, op, (1, 2, 3), batch.term)
     step = _step(state, op, batch)
     if step > 1:
         blocks = _each(layout.blocks, step, state.batch is not None or are_groups(state, op, batch.term, step))
@@ -233,7 +233,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         batch = _kept(terms, layout.dim)
         dim, blocks = batch.dim, layout.blocks
         _check_others(state, op, (0,), dim)
-        _check_others(state, op, (1, 2), batch.term)
+        _check_others(state, op, (1, 2, 3), batch.term)
         size, step = shape[dim], _step(state, op, batch)
         if step > 1:
             _fill_each(state, op, plan, layout, dim, step)
@@ -255,7 +255,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         if rows:
             term = next(t for t in terms if t.dim == rows[0])
             _check_others(state, op, (0,), rows[0])
-            _check_others(state, op, (1, 2), term.term)
+            _check_others(state, op, (1, 2, 3), term.term)
             blocks, step = blocks_of(shape[rows[0]]), _step(state, op, term)
             if step > 1:
                 cut = _result_dim(terms, term)
