@@ -305,6 +305,16 @@ def test_sums_of_a_whole_table_and_of_positions(g: Rows) -> None:
     assert axis.conversions == {(g.number(table), 0): (Slice(0, (1,)),), (g.number(positions), 0): (Offset(2),)}
 
 
+def test_sums_into_a_table_that_counts_no_examples(g: Rows) -> None:
+    """Its rows may be more than the examples, whose number is open."""
+    x = g.real(B, 4)
+    found = segments(g, x, g.rows(x), g.const(B + 2))
+    scattered = g.op("ScatterNd", [g.column(g.rows(x)), x, g.const([B + 2, 4])], (B + 2, 4), dtype="float64")
+    axis = g.axis(found, scattered)
+    assert axis.layout(found) == axis.layout(scattered) == partial()
+    assert axis.conversions == {(g.number(found), 1): (Offset(1),), (g.number(scattered), 0): (Offset(1),)}
+
+
 def test_sums_by_several_columns_of_positions(g: Rows) -> None:
     found = segments(g, g.real(B, 2), g.pairs(g.rows(g.real(B)), g.labels(B)), g.const(B))
     axis = g.axis(found)

@@ -13,7 +13,7 @@ from whale_tf.ir.batch_axis.groups import divided_index
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, Localise, Offset, Offsets, columns, negative
-from whale_tf.ir.extents import Size, rows_of
+from whale_tf.ir.extents import Size, is_static, rows_of
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Blocks, Layout, Rows, batch_of, block_of, rows_each, sharded
 from whale_tf.ir.rules import Rule, rule_for
@@ -218,7 +218,8 @@ def segment(state: Propagation, op: Op) -> None:
     offset = state.offsets.get(ids, 0)
     value = state.value(count)
     rows = value[()] if value is not None else None
-    if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, (int, Rows))):
+    is_constant = state.batch is None and isinstance(rows, int)  # so it counts no examples
+    if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, (int, Rows)) and not is_constant):
         blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
         if not index.is_sharded or index.dim != 0 or offset != offset_of(blocks):
             raise Refuse("it adds up rows by an index other than the example's own position")
@@ -243,7 +244,8 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     steps = columns(state.offsets.get(indices, 0), 1)
     value = state.value(target)
     rows = [d for d, s in enumerate(value if value is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
-    if not any(steps) and not rows:
+    is_constant = state.batch is None and value is not None and is_static(value)  # so it counts no examples
+    if is_constant or (not any(steps) and not rows):
         state.apply(op, rule_for(op, state.graph, state))
         return
     shape = state.shape(indices)
