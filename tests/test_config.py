@@ -116,6 +116,7 @@ def test_frozen_and_copyable() -> None:
     config = Config({"patterns.force": {"unit": "row"}})
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
     assert Config.parse(config.to_json()) == config == Config(config.to_dict())
+    assert Config.parse(config.to_json()).given == config.given, "what is not set stays open"
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.pipeline.num_micro_batch = 3  # type: ignore[misc]
     assert config.given == pickle.loads(pickle.dumps(config)).given == {"patterns.force"}

@@ -273,7 +273,7 @@ def _configured(config: Optional[str], replicate: bool, auto: bool) -> Optional[
     if replicate and (auto or searches):
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
-    return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
+    return (given if replicate or searches else given.changed(auto__auto_parallel=True)).to_json()
 
 
 def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
