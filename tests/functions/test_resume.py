@@ -186,6 +186,17 @@ def test_what_is_refused(tmp_path: Any) -> None:
                 list(batches)
 
 
+def test_state_under_names_that_look_alike(tmp_path: Any) -> None:
+    state: Dict[Any, Any] = {}
+    for given in ({1: np.zeros(2), "1": np.ones(2), "a": [np.full(2, 2.0)], "a/0": np.full(2, 3.0)}, {}):
+        state = dict(given)
+        wh.init({"snapshot.path": str(tmp_path)}, cluster="cpu:1")
+        for _, batches in wh.resume([0], state=state):
+            list(batches)
+    assert {name: np.ravel(value).tolist() for name, value in state.items()} == {
+        1: [0, 0], "1": [1, 1], "a": [2, 2], "a/0": [3, 3]}
+
+
 def test_without_snapshots() -> None:
     wh.init(cluster="cpu:1")
     assert [(epoch, list(batches)) for epoch, batches in wh.resume([1, 2], epochs=2)] == [(0, [1, 2]), (1, [1, 2])]
