@@ -520,7 +520,7 @@ def _meant(state: Active, caller: str, graph: Union[None, str, tf.Graph]) -> Opt
             names = ", ".join(map(repr, _function_names(state))) or "none"
             raise PlanError(f"{caller}({graph!r}): no tf.function of that name was rewritten; rewritten functions: {names}")
         return found[-1]
-    return state.latest() if graph is None and state.latest is not None else graph
+    return state.latest if graph is None else graph
 
 
 def _parallelized(caller: str, graph: Union[None, str, tf.Graph]) -> Optional[Parallelized]:

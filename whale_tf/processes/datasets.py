@@ -284,7 +284,8 @@ def _pipeline(dataset: Any) -> List[Any]:
 def _bodies(dataset: Any) -> List[Sequence[Any]]:
     """The nodes of each function that a pipeline maps or interleaves; in a graph, also those of the pipeline itself."""
     if tf.executing_eagerly():
-        graphs = [each.function.graph.as_graph_def() for one in _pipeline(dataset) for each in one._functions()]
+        graphs = [each.function.graph.as_graph_def() for one in _pipeline(dataset) for each in one._functions()
+                  if hasattr(each.function, "graph")]  # one of version 1 has none
         return [nodes for graph in graphs for nodes in (graph.node, *(each.node_def for each in graph.library.function))]
     ops = _ops_of(dataset._variant_tensor.op)
     library = {function.signature.name: function.node_def for function in ops[0].graph.as_graph_def().library.function}

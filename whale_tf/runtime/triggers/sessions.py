@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from typing import Any, Callable, ContextManager, Optional
 
 from whale_tf._tf_compat import tf, v1
@@ -94,7 +93,7 @@ class SessionTriggers:
         """
         state = self._state
         state.done[graph] = done
-        state.latest = weakref.ref(graph)
+        state.latest = graph
         runtime = take_part(state, graph, done)
         if done.emitted is not None:
             state.fetches[graph] = Fetches(done.emitted, done.replaced, done.variables, runtime, done.plan.to_json())

@@ -31,6 +31,7 @@ from whale_tf.patterns.spread import Spread, once
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.runtime.functions import MovedVariable, merged
+from whale_tf.runtime.of_graphs import OfGraphs
 from whale_tf.runtime.results import Results
 from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.runtime.verifying import compare as comparing
@@ -113,7 +114,7 @@ class FunctionProofs:
                  functions: Optional[Functions] = None) -> None:
         self._parts, self._config, self._say, self._shown = parts, config, say, shown
         self._runtime, self._functions = runtime, functions
-        self._open: MutableMapping[tf.Graph, _Proof] = weakref.WeakKeyDictionary()
+        self._open: MutableMapping[tf.Graph, _Proof] = OfGraphs()
         self._sites: MutableMapping[tf.Graph, List[_Site]] = weakref.WeakKeyDictionary()
 
     def add(self, graph: tf.Graph, before: Traced, done: Parallelized, moved: Optional[Sequence[MovedVariable]] = None) -> None:
