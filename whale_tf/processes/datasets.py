@@ -259,6 +259,11 @@ def seed_shuffles(dataset: Any) -> None:
             seeds[1]._set_attr("value", v1.AttrValue(tensor=value))
 
 
+SHUFFLED_ANEW = (
+    "a dataset that is shuffled without a seed: a run that goes on in the midst of an epoch sees another order; give shuffle a "
+    "seed, or call keras.utils.set_random_seed before the dataset is made")
+
+
 def is_shuffled_anew(dataset: Any) -> bool:
     """Whether a pipeline, or a function that it maps or interleaves, is shuffled in another order in each run of the script."""
     for one in _pipeline(dataset) if tf.executing_eagerly() else ():

@@ -20,6 +20,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import ConfigError, SnapshotError
+from whale_tf.processes.datasets import SHUFFLED_ANEW, is_shuffled_anew
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import SessionState
 from whale_tf.runtime.snapshots.values import NotData, from_json, to_json
@@ -80,6 +81,8 @@ class Loop:
     # ------------------------------------------------------------------------------------------------- epochs and steps
     def _begin(self) -> None:
         found = self.run.found
+        if isinstance(self._data, tf.data.Dataset) and is_shuffled_anew(self._data):
+            self.run.says(f"wh.resume has {SHUFFLED_ANEW}")
         if found is None:
             self.run.begins(0)
             return
