@@ -116,6 +116,7 @@ def test_frozen_and_copyable() -> None:
     config = Config({"patterns.force": {"unit": "row"}})
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
     assert Config.parse(config.to_json()) == config == Config(config.to_dict())
+    assert Config.parse(config.to_json()).given == config.given, "what is not set stays open"
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.pipeline.num_micro_batch = 3  # type: ignore[misc]
     assert config.given == pickle.loads(pickle.dumps(config)).given == {"patterns.force"}
@@ -150,7 +151,8 @@ def test_frozen_and_copyable() -> None:
      "'num_micro_batch' and 'pipeline.num_micro_batch' are the same key but have different values, 2 and 3"),
     ({"auto_parallel": True, "auto": {"auto_parallel": 1}}, "different values, True and 1"),
     ({"pipeline.strategy": "PreferForward", "pipeline.schedule": "backward_first"}, "different values"),
-    ("{nope", "not valid JSON"), ("missing.json", "config file 'missing.json' does not exist"),
+    ("{nope", "not valid JSON"), ('{"zero": "v1", "zero": "v2"}', "key 'zero' is there twice; keep one"),
+    ("missing.json", "config file 'missing.json' does not exist"),
     (7, "Config takes a dict .* got 7")])
 def test_refused_with_key_and_allowed_values(values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match="(?s)" + message):

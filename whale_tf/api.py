@@ -6,6 +6,8 @@ import contextlib
 import os
 from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+import numpy as np
+
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import fitting, hooks, layers
@@ -26,6 +28,7 @@ from whale_tf.decide.facts import parameters
 from whale_tf.diagnosis.diagnose import diagnose
 from whale_tf.diagnosis.record import FOLDER, STEPS, Record, file_of, to_json
 from whale_tf.diagnosis.text import text_of
+from whale_tf.documents import check_files
 from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
@@ -179,7 +182,8 @@ def verify(step: Any, *batch: Any) -> None:
     if not tf.executing_eagerly() or function_tracing() is None:
         raise PlanError("wh.verify() needs a tf.function or a Keras model in eager execution; for a script with Sessions use "
                         "verify: 'first_step', or the command whale verify")
-    given = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    given = tf.nest.map_structure(  # as a call takes them: Python's values are constants
+        lambda one: tf.convert_to_tensor(one) if isinstance(one, (np.ndarray, np.generic)) else one, batch)
     function = tf.function(step.python_function) if hasattr(step, "python_function") else _step_of(step, given)
     state.is_asked = True
     try:
@@ -215,9 +219,10 @@ def doctor(steps: int = 20, batch: Optional[int] = None, path: Optional[str] = N
         path: write what was measured to this file, for ``whale doctor``, and print nothing.  Several processes need it.
 
     Raises:
-        PlanError: the number of steps is below 6, or there are several processes and no path.
+        PlanError: the number of steps is below 6, there are several processes and no path, or there is no such directory.
     """
     state = require("wh.doctor")
+    check_files({"the path of wh.doctor": path}, {})
     if steps < 6:
         raise PlanError(f"wh.doctor(steps={steps}) measures too few steps to tell a cause from chance; give at least 6")
     if state.processes.count > 1 and path is None:
@@ -515,7 +520,7 @@ def _meant(state: Active, caller: str, graph: Union[None, str, tf.Graph]) -> Opt
             names = ", ".join(map(repr, _function_names(state))) or "none"
             raise PlanError(f"{caller}({graph!r}): no tf.function of that name was rewritten; rewritten functions: {names}")
         return found[-1]
-    return state.latest() if graph is None and state.latest is not None else graph
+    return state.latest if graph is None else graph
 
 
 def _parallelized(caller: str, graph: Union[None, str, tf.Graph]) -> Optional[Parallelized]:

@@ -382,11 +382,15 @@ class Config(Record):
 
     def changed(self, **keys: Any) -> Config:
         """A copy with other values for some keys of sections, such as ``pipeline__schedule="gpipe"``."""
-        given = {key: self[key] for key in self.given}
-        return Config({**given, **{key.replace("__", "."): value for key, value in keys.items()}})
+        return Config({**self.given_values(), **{key.replace("__", "."): value for key, value in keys.items()}})
+
+    def given_values(self) -> Dict[str, Any]:
+        """The keys that were set, by their dotted names."""
+        return {key: self[key] for key in sorted(self.given)}
 
     def to_json(self, indent: Optional[int] = 1) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
+        """The keys that were set.  Other keys depend on what is not set, so a reader must not take defaults for requests."""
+        return json.dumps(self.given_values(), indent=indent)
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key by its dotted name or an alias.  Raises ConfigError for an unknown key."""
@@ -396,7 +400,7 @@ class Config(Record):
         return value
 
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
 
     @classmethod
     def table(cls) -> Tuple[Row, ...]:

@@ -48,7 +48,6 @@ def check_files(files: Dict[str, Optional[str]], pictures: Dict[str, Optional[st
             raise PlanError(f"{option} is {path!r}, expected a name that ends in {' or '.join(PICTURES)}")
 
 
-
 def read_text(path: str, what: str, error: Type[WhaleError]) -> str:
     """The text of a file, called ``what`` in messages.  Raises ``error`` if it is not UTF-8."""
     try:
@@ -73,13 +72,37 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str = "") 
         if not os.path.isfile(source):
             raise error(f"{origin} does not exist; {fix}")
         text = read_text(source, origin, error)
+    return object_in(text, origin, error)
+
+
+def object_in(text: str, origin: str, error: Type[WhaleError], hint: str = "") -> Dict[str, Any]:
+    """The JSON object that a text holds.
+
+    Args:
+        origin: of the text, for messages.
+        error: raised if it holds no JSON object, or one with two members of a name.
+        hint: the end of messages.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{origin} is not valid JSON: {problem}") from None
+        raise error(f"{origin} is not valid JSON: {problem}{hint}") from None
     if not isinstance(value, dict):
-        raise error(f"{origin} holds {value!r:.40}, expected an object")
+        raise error(f"{origin} holds {value!r:.40}, expected an object{hint}")
     return value
+
+
+def _each_once(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+    """The members of a JSON object.  Python's reader takes the last one of several with a name.
+
+    Raises:
+        ValueError: there are several.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice; keep one")
+    return found
 
 
 class FieldProblem(NamedTuple):

@@ -14,10 +14,12 @@ COMPARE = "compare --cluster hc1 --global-batch 8 --model mlp "
 FILES: Dict[str, bytes] = {
     "latin.json": '{"name": "é"}'.encode("latin-1"), "binary.json": bytes(range(256)), "empty.json": b"", "list.json": b"[1]",
     "cut.json": b'{"version": 1, ', "number.json": b"7", "null.json": b"null", "deep.json": b"[" * 100_000, "text.json": b"hello",
-    "keys.json": b'{"colour": "red"}', "nan.json": b'{"version": NaN}', "wide.json": "{}".encode("utf-16")}
+    "keys.json": b'{"colour": "red"}', "nan.json": b'{"version": NaN}', "wide.json": "{}".encode("utf-16"),
+    "twice.json": b'{"name": "a", "name": "b"}'}
 READ_BY = ("simulate --model mlp --cluster {}", "simulate --plan {} --cluster hc1", "simulate --profile {} --cluster hc1",
            "simulate --model mlp --cluster hc1 --laws {}", "simulate --model mlp --cluster hc1 --calibration {}",
-           "plan --profile {} --cluster hc1 --global-batch 8", "explain {}", "compare {} --cluster hc1 --global-batch 8")
+           "plan --profile {} --cluster hc1 --global-batch 8", "explain {}", "compare {} --cluster hc1 --global-batch 8",
+           "estimate gpt2 --prices {}")
 OPTIONS = [
     "", "simulat", "simulate", "simulate --bogus", "plan", "explain", "diff one.json",
     *(SIMULATE + one for one in (
@@ -52,7 +54,7 @@ OPTIONS = [
         "--hosts a,,b", "--hosts a:x", "--hosts a:0", "--hosts @a", "--hosts -oProxyCommand=x", "--hosts localhost,b",
         "--hosts a,b --ssh '", "--hosts a --ssh nowhere/ssh", "--ssh rsh", "--workers 0",
         "--cluster cpu:3 --workers 2", "--replicate --auto", "--nodes 2", "--rdzv head", "--rdzv :1", "--rdzv head:x",
-        "--rdzv head:1 --hosts a", "--rdzv head:99999", "--rdzv localhost:1 --nodes 0",
+        "--rdzv head:1 --hosts a", "--record r.json", "--rdzv head:99999", "--rdzv localhost:1 --nodes 0",
         "--rdzv 203.0.113.1:9 --nodes 2 --rdzv-timeout 0.1")),
     "calibrate -o no/c.json", "calibrate --repeat 0", "calibrate --inter-op x", "diff nowhere.json nowhere.json",
     "explain nowhere.json", "explain --picture p.txt", "explain x.json --most -1"]

@@ -67,13 +67,14 @@ def test_parts_are_slices(tmp_path: Path, monkeypatch: Any, shard_bytes: int) ->
     monkeypatch.setattr(joining, "SHARD_BYTES", shard_bytes)
     snapshot(tmp_path / "loop-0", [{0: WHOLE[:2]}, {4: WHOLE[4:], 2: WHOLE[2:4]}])
     out = str(tmp_path / "out" / "all")
+    os.makedirs(f"{out}_new")  # the user's own
     found = joining.join(str(tmp_path), out)
     assert found[1:] == (3, 3, WHOLE.nbytes + 8 + 8)
     reader = tf.train.load_checkpoint(out)
     assert {name: reader.get_tensor(name).tolist() for name in reader.get_variable_to_shape_map()} == {
         "w": WHOLE.tolist(), "w_1": [1, 2], "step": 3}
     assert sorted(os.listdir(tmp_path / "out"))[:2] == ["all.data-00000-of-00001", "all.index"] or shard_bytes == 1
-    assert not os.path.exists(f"{out}_new")
+    assert [name for name in os.listdir(tmp_path / "out") if os.path.isdir(tmp_path / "out" / name)] == ["all_new"]
 
 
 def test_what_cannot_be_joined(tmp_path: Path, monkeypatch: Any) -> None:
@@ -93,5 +94,9 @@ def test_what_cannot_be_joined(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.undo()
     with pytest.raises(SnapshotError, match=r"of 2 runs \(loop-0, loop-1\); give the folder of one of them"):
         joining.join(str(tmp_path), str(tmp_path / "out"))
+    path = snapshot(tmp_path / "loop-1", [{0: WHOLE}])
+    os.truncate(os.path.join(path, "part-0.json"), 7)
+    result = call(app, "checkpoint", path, str(tmp_path / "out"))
+    assert result.exit_code == 1 and "does not count: part-0.json has 7 bytes of" in result.output
     result = call(app, "checkpoint", str(tmp_path / "other"), str(tmp_path / "out"))
     assert result.exit_code == 1 and "there is no snapshot in" in result.output

@@ -66,7 +66,9 @@ def losses_of(tmp_path: Path, **changes: Any) -> List[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
     {"batch": 8}, {"batch": None}, {"batch": None, "step_text": "made(np.ones([8, 6]))"},
-    {"batch": 8, "step_text": "made()", "feeds": None}], ids=["static", "open", "callable", "callable without feeds"])
+    {"batch": 8, "step_text": "made()", "feeds": None},
+    {"batch": 8, "step_text": "session.run([loss, train], {tf.sparse_placeholder(tf.float32): ([[0]], [1.0], [1])})"}],
+    ids=["static", "open", "callable", "callable without feeds", "sparse feed"])
 def test_session(tmp_path: Path, changes: Dict[str, Any]) -> None:
     found = measured(tmp_path, **changes)
     process, = found.processes
@@ -128,11 +130,24 @@ def test_whale_run_puts_the_processes_together(tmp_path: Path) -> None:
         assert not [op for op in process.ops if op.type == MESSAGE and op.is_known]  # a message's time is not its op's
 
 
+@pytest.mark.slow
+@pytest.mark.once
+def test_status_of_a_script_that_fails_remains(tmp_path: Path) -> None:
+    """Nothing was measured, which is said."""
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(7)")
+    with Starter() as starter:
+        run = starter.start(*WHALE_RUN, "--doctor", str(script))
+        assert run.wait(RUN_S) == 7 and "no process has left a record" in run.output, run.output
+
+
 def test_too_few_steps_are_refused() -> None:
     wh.init(cluster="cpu:2")
     try:
         with pytest.raises(PlanError, match="at least 6"):
             wh.doctor(3)
+        with pytest.raises(PlanError, match="there is no directory 'nowhere'"):
+            wh.doctor(path="nowhere/record.json")
     finally:
         wh.shutdown()
 

@@ -176,9 +176,13 @@ def test_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, sh
 def test_imported_training_steps_are_not_run_as_planned(tmp_path: Any) -> None:
     path, output = exported(tmp_path / "train.meta", train=True), str(tmp_path / "plan.json")
     assert plan(path, cluster(tmp_path / "cluster.json", FAST_LINKS), "rhino", "-o", output).exit_code == 0
-    for arguments, refusal in ({"plan": output}, pytest.raises(PlanError, match="training steps imported from a MetaGraph")), (
-            {}, pytest.warns(UserWarning, match="did not see.*trains on one device")):
-        wh.init(cluster="cpu:2", **arguments)
+    refused = pytest.raises(PlanError, match="training steps imported from a MetaGraph")
+    for arguments, refusal in (
+            ({"plan": output, "cluster": "cpu:2"}, refused), ({"config": {"num_task_graph": 2}}, refused),
+            *((given, pytest.warns(UserWarning, match=f"did not see.*given {what}, but this graph trains as it is"))
+              for given, what in (({"cluster": "cpu:2"}, "2 devices"), ({"config": {"num_micro_batch": 2}}, "2 micro-batches"),
+                                  ({"config": {"amp": "bfloat16"}}, "amp 'bfloat16'")))):
+        wh.init(**{"cluster": "cpu:1", **arguments})
         with tf.Graph().as_default(), refusal, v1.Session() as session:
             v1.train.import_meta_graph(path)
             session.run("x:0", {"x:0": np.zeros([8, 6])})

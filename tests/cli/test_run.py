@@ -50,7 +50,7 @@ def test_environment_arguments_and_prefixes(starter: Starter, script: Any) -> No
         tf_config, cluster, config, arguments = json.loads(line[4:])
         job = json.loads(tf_config)
         assert job["task"] == {"type": "worker", "index": rank} and len(set(job["cluster"]["worker"])) == 2
-        assert cluster == "2xcpu:3" and json.loads(config)["pipeline.num_micro_batch"] == 2
+        assert cluster == "2xcpu:3" and json.loads(config) == {"pipeline.num_micro_batch": 2}
         assert arguments == ["--rate", "3", "-x"]
 
 

@@ -116,6 +116,8 @@ def test_shuffles_without_a_seed() -> None:
     eager_context()._set_global_seed(None)
     data = tf.data.Dataset.range(8)
     assert is_shuffled_anew(data.shuffle(4).batch(2))
+    inner = [data.interleave(lambda i, seed=seed: data.shuffle(4, seed=seed).repeat(2)) for seed in (None, 1)]
+    assert list(map(is_shuffled_anew, inner)) == [True, False]
     assert not is_shuffled_anew(data.shuffle(4, seed=1).batch(2)) and not is_shuffled_anew(data.batch(2))
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.passes.test_owners import divided, with_norms
-from whale_tf._tf_compat import global_seed, relaxed_type
+from whale_tf._tf_compat import eager_context, global_seed, relaxed_type
 from whale_tf.cluster import Processes
 from whale_tf.emit.context import Gathered
 from whale_tf.errors import PlanError, UnsupportedOpError
@@ -31,6 +31,26 @@ def test_batch_size_of_arguments_is_left_open() -> None:
     assert shapes == ["()", "(5,)", "(None, 2)", "(None, 3)", "(None,)"]
     known = tf.function(function).get_concrete_function(tf.TensorSpec([None, 3]), tf.TensorSpec([8]), 1)
     assert relaxed_type(known.function_type) is known.function_type
+
+
+def test_shares_that_would_overlap_are_refused() -> None:
+    """Of a dataset that was made before ``wh.init``, and shuffles in another order in each process."""
+    eager_context()._set_global_seed(None)
+    dataset = tf.data.Dataset.range(8)
+    assert len(list(share(dataset.shuffle(8, seed=1), FIRST))) == 4
+    with pytest.raises(UnsupportedOpError, match="make the dataset after wh.init"):
+        share(dataset.shuffle(8), FIRST)
+
+
+def test_files_of_an_eager_dataset(tmp_path: Any) -> None:
+    names = [str(tmp_path / str(number)) for number in range(4)]
+    for name in names:
+        with open(name, "w", encoding="utf8") as handle:
+            handle.write(name)
+    for read in (tf.data.TextLineDataset(names), tf.data.Dataset.from_tensor_slices(names).flat_map(tf.data.TextLineDataset)):
+        found = [{line.numpy().decode() for line in share(read, one, by_file=True)} for one in (FIRST, SECOND)]
+        assert len(found[0]) == 2 and found[0] ^ found[1] == set(names)
+    assert [int(one) for one in share(tf.data.Dataset.range(6), SECOND, by_file=True)] == [1, 3, 5]
 
 
 def test_shares_of_an_eager_dataset() -> None:

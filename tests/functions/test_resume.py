@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from whale_tf._tf_compat import eager_context
 from whale_tf.processes.watch import TERMINATED_STATUS
 
 pytestmark = pytest.mark.skipif(not hasattr(tf, "keras"), reason="functions are divided from TensorFlow 2.4 on")
@@ -184,6 +185,29 @@ def test_what_is_refused(tmp_path: Any) -> None:
         with pytest.raises(wh.SnapshotError, match="data of the type range, but had list") if data != [1, 2] else nullcontext():
             for _, batches in wh.resume(data):
                 list(batches)
+
+
+def test_order_that_does_not_go_on_is_said(tmp_path: Any, capfd: Any) -> None:
+    """Of a dataset that was made before ``wh.init``; later ones get seeds."""
+    wh.shutdown()
+    eager_context()._set_global_seed(None)
+    for is_first in (True, False):
+        data = tf.data.Dataset.range(4).shuffle(4)
+        wh.init({"snapshot.path": str(tmp_path / str(is_first))}, cluster="cpu:1")
+        for _, batches in wh.resume(data if is_first else tf.data.Dataset.range(4).shuffle(4)):
+            list(batches)
+        assert ("wh.resume has a dataset that is shuffled without a seed" in capfd.readouterr().err) == is_first
+
+
+def test_state_under_names_that_look_alike(tmp_path: Any) -> None:
+    state: Dict[Any, Any] = {}
+    for given in ({1: np.zeros(2), "1": np.ones(2), "a": [np.full(2, 2.0)], "a/0": np.full(2, 3.0)}, {}):
+        state = dict(given)
+        wh.init({"snapshot.path": str(tmp_path)}, cluster="cpu:1")
+        for _, batches in wh.resume([0], state=state):
+            list(batches)
+    assert {name: np.ravel(value).tolist() for name, value in state.items()} == {
+        1: [0, 0], "1": [1, 1], "a": [2, 2], "a/0": [3, 3]}
 
 
 def test_without_snapshots() -> None:

@@ -276,8 +276,11 @@ def test_weights_file_of_fit(float64: None, tmp_path: Any, kind: str) -> None:
 
 def test_values() -> None:
     value = {"a": [1, 2.5, None, (True, "x")], 3: np.float32(0.1), "array": np.arange(3), "nan": [float("inf")], "empty": {}}
+    value["scalar"] = np.array(2.5)
     arrays: Dict[str, Any] = {}
     found = from_json(to_json(value, arrays, "n"), arrays)
     assert repr(found) == repr(value) and isinstance(found[3], np.float32)
-    with pytest.raises(NotData):
-        to_json([lambda: None], {}, "n")
+    assert repr(from_json(to_json(value["scalar"], arrays, "s"), {"s": np.float64(2.5)})) == "array(2.5)"  # as it is read
+    for other in (lambda: None, np.array(["text"]), np.array(["2020-01-01"], "datetime64[D]"), np.longdouble([1.5])):
+        with pytest.raises(NotData):  # text would come back as bytes, and the others cannot be written
+            to_json([other], {}, "n")

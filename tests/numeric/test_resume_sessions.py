@@ -227,6 +227,24 @@ def test_parts_of_a_lost_process_are_not_waited_for(tmp_path: Any, monkeypatch: 
     assert not list(store.newest())
 
 
+def test_damaged_snapshot_takes_no_place(tmp_path: Any) -> None:
+    """Otherwise all that follow on an earlier step would be deleted as soon as they are written."""
+    told: List[str] = []
+
+    def take(store: Store, step: int) -> str:
+        folder = store.folder(step, 1)
+        store.write_part(folder, 0, [], [])
+        store.complete(folder, step, 1, "{}", lambda: False)
+        return folder
+
+    os.remove(os.path.join(take(Store(str(tmp_path), 1, told.append), 40), "part-0.json"))
+    store = Store(str(tmp_path), 1, told.append)
+    assert not list(store.newest()) and "does not count" in told[0]
+    for step in (20, 30):
+        take(store, step)
+    assert [one.step for one in store.newest()] == [30]
+
+
 def test_messages_between_processes_are_no_data() -> None:
     with tf.Graph().as_default():
         for scope, refused in ((SCOPE + "/1", False), ("script", True)):

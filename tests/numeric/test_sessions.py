@@ -205,20 +205,22 @@ def test_writes_reach_every_copy(name: str, resource: bool) -> None:
 
 
 @pytest.mark.slow
-def test_variables_initialised_before_the_optimizer_exists() -> None:
+@pytest.mark.parametrize("variables, calls", [("auto", False), ("mirrored", True)])
+def test_variables_initialised_before_the_optimizer_exists(variables: str, calls: bool) -> None:
     answers = []
     for annotate in (False, True):
         if annotate:
-            wh.init(CONFIG, cluster="cpu:4")
+            wh.init({**CONFIG, "variables": variables}, cluster="cpu:4")
         with tf.Graph().as_default():
-            x = tf.placeholder(tf.float64, [BATCH, WIDTH])
+            x = tf.placeholder_with_default(ROWS, [BATCH, WIDTH])
             with wh.replicate(4) if annotate else contextlib.nullcontext():
                 loss = tf.reduce_mean(tf.square(dense(x, WIDTH, "one")))
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
-                before = session.run(loss, {x: ROWS})
+                before = session.run(loss)
                 update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
-                answers.append([before] + [session.run([loss, update], {x: ROWS})[0] for _ in range(3)])
+                step = session.make_callable([loss, update]) if calls else lambda: session.run([loss, update])
+                answers.append([before] + [step()[0] for _ in range(3)])
         wh.shutdown()
     assert_same(answers)
 

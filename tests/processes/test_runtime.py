@@ -317,6 +317,10 @@ def test_unequal_processes_need_mini_batches(graph: tf.Graph) -> None:
 def test_structures_survive(graph: tf.Graph) -> None:
     whole = tf.data.Dataset.range(4).map(lambda i: {"a": (i, i + 10), "b": i * 2})
     assert elements(datasets.share(whole, Processes(("a", "b"), 1))) == [{"a": (1, 11), "b": 2}, {"a": (3, 13), "b": 6}]
+    one = tf.data.Dataset.zip((tf.data.Dataset.range(4).batch(1),))
+    for most in (0,) if tf.__version__.startswith("1.") else (0, 3):  # 1.15 cannot unbatch such a dataset
+        shared = datasets.share(one, Processes(("a", "b"), 1, most=most))
+        assert tf.data.get_output_types(shared) == tf.data.get_output_types(one) == (tf.int64,)
 
 
 @pytest.mark.slow
@@ -326,6 +330,10 @@ def test_processes_agree_on_shuffling() -> None:
         with tf.Graph().as_default():
             found.append(elements(datasets.share(tf.data.Dataset.range(20).shuffle(20), Processes(("a", "b"), rank))))
     assert sorted(found[0] + found[1]) == list(range(20)) and found[0] != sorted(found[0])
+    with tf.Graph().as_default():
+        whole = tf.data.Dataset.range(2).flat_map(lambda i: tf.data.Dataset.range(10).shuffle(10))
+        with pytest.raises(wh.UnsupportedOpError, match="shuffled without a seed"):
+            datasets.share(whole, Processes(("a", "b")))
 
 
 @pytest.mark.slow

@@ -149,6 +149,26 @@ def fitted(verify: Optional[str]) -> Dict[str, Any]:
         clear_keras()
 
 
+def test_verify_takes_what_a_call_takes(capsys: Any) -> None:
+    """Tensors of several parts, and values of Python, by which a function chooses when it is traced."""
+    wh.init({}, cluster="cpu:2")
+    try:
+        w = tf.Variable(np.ones([4, 1]))
+
+        @tf.function
+        def step(x: Any, weights: Any, name: str, is_squared: bool) -> Any:
+            assert weights is None and name == "train" and is_squared is True
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.sparse.sparse_dense_matmul(x, w) - 1.0))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        wh.verify(step, tf.sparse.from_dense(np.eye(4)), None, "train", True)
+        assert "equals the local one" in capsys.readouterr().out
+    finally:
+        wh.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(tf.keras.utils, "set_random_seed"), reason="TensorFlow 2.7 and later")
 def test_fit_takes_no_mini_batch_twice(said: List[str]) -> None:

@@ -62,8 +62,3 @@ def of_run(folder: str, path: Optional[str]) -> str:
         with open(path, "w", encoding="utf8") as handle:
             handle.write(to_json(record))
     return answer(record)
-
-
-def check_path(path: Optional[str]) -> None:
-    """Raises PlanError: the file cannot be written there."""
-    check_files({"--record": path}, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional
 
 import typer
 from rich.table import Table
@@ -78,11 +78,15 @@ def estimate(
 def _kinds(devices: Optional[str]) -> List[str]:
     known = [name for name, row in DEVICE_TYPES.items() if row.kind == "GPU"]
     asked = known if devices is None else [name.strip() for name in devices.split(",")]
-    for name in asked:
-        if name not in DEVICE_TYPES:
-            raise PlanError("--devices has {!r}, known kinds are {}.{}".format(
-                name, ", ".join(DEVICE_TYPES), did_you_mean(name, DEVICE_TYPES)))
+    _check_known(asked, "--devices")
     return asked
+
+
+def _check_known(names: Iterable[str], where: str) -> None:
+    for name in names:
+        if name not in DEVICE_TYPES:
+            raise PlanError("{} has {!r}, known kinds are {}.{}".format(
+                where, name, ", ".join(DEVICE_TYPES), did_you_mean(name, DEVICE_TYPES)))
 
 
 def _script(model: str, global_batch: Optional[int], execution: Execution) -> Optional[Source]:
@@ -115,6 +119,7 @@ def _prices(path: Optional[str]) -> Dict[str, float]:
     if path is None:
         return {}
     found = json_object(path, "price list", PlanError, 'write {"A100-80GB": 2.5} (dollars for an hour of one device)')
+    _check_known(found, f"price list file {path!r}")
     for name, price in found.items():
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not price >= 0:
             raise PlanError(f"price list file {path!r}: {name} costs {price!r:.40}, expected dollars for an hour, at least 0")

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import typer
 
 from whale_tf.cli.common import reported
-from whale_tf.cli.doctor import check_path, of_run
+from whale_tf.cli.doctor import of_run
 from whale_tf.cli.elastic import Elastic, Events, Rate, say
 from whale_tf.cli.group import Group, Job, WorkerHost
 from whale_tf.cluster import LAUNCHED, MOST, Cluster, Processes, devices_of_processes
@@ -22,6 +22,7 @@ from whale_tf.cluster.processes import CHANGE
 from whale_tf.cluster.rendezvous import Host, Room, split_meeting_point
 from whale_tf.config import VERIFIED, Config
 from whale_tf.diagnosis.record import FOLDER, STEPS
+from whale_tf.documents import check_files
 from whale_tf.epl.installed import PATH, check
 from whale_tf.errors import ClusterError, ConfigError
 
@@ -74,8 +75,10 @@ def run(
             raise ConfigError("--epl is for a script that calls epl.init, and --replicate and --auto for one that calls nothing; "
                               "give one of them")
         variables = dict({VERIFIED: "1"} if verify else {}, **(_with_epl() if epl else {}))
+        if record is not None and not doctor:
+            raise ClusterError(f"--record is {record!r}, but nothing is measured; add --doctor")
         if doctor:
-            check_path(record)
+            check_files({"--record": record}, {})
             if hosts is not None or room is not None:
                 raise ClusterError("--doctor reads the records of the processes of this machine; on several hosts call "
                                    "wh.doctor(path=...) in the script, and whale doctor with the files of all")
@@ -116,9 +119,8 @@ def run(
     else:
         status = _status_of(command, worker_hosts, meet, grace, restarts)
     if doctor:
-        with reported():
+        with folder, reported(status or 1):
             typer.echo(of_run(folder.name, record))
-        folder.cleanup()
     raise typer.Exit(status)
 
 
@@ -273,7 +275,7 @@ def _configured(config: Optional[str], replicate: bool, auto: bool) -> Optional[
     if replicate and (auto or searches):
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
-    return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
+    return (given if replicate or searches else given.changed(auto__auto_parallel=True)).to_json()
 
 
 def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:

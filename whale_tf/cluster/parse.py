@@ -1,7 +1,6 @@
 """Ways to write a cluster: dict, JSON text, file, built-in name, short form."""
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any, List, Mapping, NamedTuple, Union
@@ -12,7 +11,7 @@ from whale_tf.cluster.defaults import default_cluster
 from whale_tf.cluster.description import ClusterDescription
 from whale_tf.cluster.detect import local_gpu, own_types, table_name
 from whale_tf.cluster.reading import MAX_DEVICES, MAX_DEVICES_PER_NODE, at_most, from_json_value, whole
-from whale_tf.documents import read_text
+from whale_tf.documents import object_in, read_text
 from whale_tf.errors import ClusterError, did_you_mean
 
 MAX_GPUS_PER_NODE = 16
@@ -42,13 +41,7 @@ def parse_description(value: Union[Mapping[str, Any], str]) -> ClusterDescriptio
 
 def parse_json(text: str, where: str) -> ClusterDescription:
     """JSON text as a description; ``where`` names it in messages.  Raises ClusterError."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClusterError(f"{where} is not valid JSON: {error}; the format is described in docs/cluster.md") from None
-    if not isinstance(value, dict):
-        raise ClusterError(f"{where} holds {value!r:.40}, expected an object; the format is described in docs/cluster.md")
-    return from_json_value(value)
+    return from_json_value(object_in(text, where, ClusterError, "; the format is described in docs/cluster.md"))
 
 
 def parse_short_form(text: str) -> ClusterDescription:

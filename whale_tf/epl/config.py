@@ -181,8 +181,7 @@ class Config:
             del keys["amp.loss_scale"]
         if self["auto.auto_parallel"] and self["pipeline.num_stages"] > 1:
             keys["pipeline.num_stages"] = self["pipeline.num_stages"]
-        asked, more = WhaleConfig(keys), WhaleConfig.parse(None, environ)
-        return WhaleConfig({**{key: asked[key] for key in asked.given}, **{key: more[key] for key in more.given}})
+        return WhaleConfig({**WhaleConfig(keys).given_values(), **WhaleConfig.parse(None, environ).given_values()})
 
 
 def _checked(key: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.walk import reached
 
 SCOPE = "whale_share"
-_READER = re.compile(r"^(TextLine|TFRecord|FixedLengthRecord|(Experimental)?CSV)Dataset(V\d)?$")
+_READER = re.compile(r"^(TextLine|TFRecord|FixedLengthRecord|(Experimental)?CSV)Dataset(V\d)?$", re.I)  # op or Python class
 
 
 def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> Any:
@@ -41,7 +41,8 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
         by_file: share whole files, if the pipeline reads any.
 
     Raises:
-        UnsupportedOpError: examples are divided, and elements are not mini-batches or whole files are shared.
+        UnsupportedOpError: examples are divided, and elements are not mini-batches or whole files are shared; or each process
+            would shuffle in its own way.
     """
     speeds = process_speeds(cluster, processes) if cluster is not None else (1,) * processes.count
     is_eager = tf.executing_eagerly()
@@ -67,8 +68,14 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
                     "balance.algorithm to 'even', or io.slicing to true")
             return sharded_by_file(dataset, count, rank)
 
+    if processes.count > 1 and is_shuffled_anew(dataset):
+        raise UnsupportedOpError(
+            f"a dataset is shuffled without a seed, so that each of {processes.count} processes would shuffle it in its own way, "
+            "and their shares would overlap; make the dataset after wh.init(), which gives such a shuffle a seed, and give "
+            "one to each shuffle in a function (flat_map, interleave); or set io.slicing to false if the data is already shared")
+
     def part(*parts: Any) -> Any:
-        window = parts[0] if len(parts) == 1 else parts
+        window = _element(parts, dataset)
         elements = window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
         if is_even:
             return elements.skip(rank).take(1)
@@ -88,9 +95,14 @@ def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
     first = {spec.shape[:1].as_list()[0] if spec.shape.rank else None
              for spec in tf.nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)}
     if len(first) == 1 and None not in first:
-        shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, parts[0] if len(parts) == 1 else parts))
+        shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, _element(parts, dataset)))
     number = int(dataset.cardinality())
     return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.mini_batches))
+
+
+def _element(parts: Tuple[Any, ...], dataset: Any) -> Any:
+    """An element of a dataset from the arguments that tf.data gives a function for it: a tuple is unpacked, also of one part."""
+    return parts if type(v1.data.get_output_types(dataset)) is tuple else parts[0]
 
 
 class Adapter:
@@ -188,18 +200,8 @@ def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: 
 
 def reads_files(dataset: Any) -> bool:
     """Whether a tf.data pipeline, or a function that it maps or interleaves, reads files of records."""
-    ops = _ops_of(dataset._variant_tensor.op)
-    library = {function.signature.name: function for function in ops[0].graph.as_graph_def().library.function}
-    nodes: List[Any] = [op.node_def for op in ops]
-    known: Set[str] = set()
-    while nodes:
-        node = nodes.pop()
-        if _READER.match(node.op):
-            return True
-        called = {value.func.name for value in node.attr.values()} & library.keys() - known
-        known |= called
-        nodes.extend(inner for name in called for inner in library[name].node_def)
-    return False
+    kinds = [type(one).__name__ for one in _pipeline(dataset)]
+    return any(map(_READER.match, [*kinds, *(node.op for nodes in _bodies(dataset) for node in nodes)]))
 
 
 def _check_batched(dataset: Any, by_speed: bool) -> None:
@@ -257,16 +259,46 @@ def seed_shuffles(dataset: Any) -> None:
             seeds[1]._set_attr("value", v1.AttrValue(tensor=value))
 
 
+SHUFFLED_ANEW = (
+    "a dataset that is shuffled without a seed: a run that goes on in the midst of an epoch sees another order; give shuffle a "
+    "seed, or call keras.utils.set_random_seed before the dataset is made")
+
+
 def is_shuffled_anew(dataset: Any) -> bool:
-    """Whether a pipeline, made in eager execution, is shuffled in another order in each run of the script."""
-    left = [dataset]
-    while left:
-        one = left.pop()
+    """Whether a pipeline, or a function that it maps or interleaves, is shuffled in another order in each run of the script."""
+    for one in _pipeline(dataset) if tf.executing_eagerly() else ():
         seeds = [getattr(one, name, None) for name in ("_seed", "_seed2")]
         if "Shuffle" in type(one).__name__ and None not in seeds and not any(tf.get_static_value(seed) for seed in seeds):
             return True
-        left.extend(one._inputs())
+    for nodes in _bodies(dataset):
+        zeros = {node.name for node in nodes if node.op == "Const" and not np.any(tf.make_ndarray(node.attr["value"].tensor))}
+        if any("Shuffle" in node.op and "Dataset" in node.op and len(node.input) > 3
+               and zeros.issuperset(edge.partition(":")[0] for edge in node.input[2:4]) for node in nodes):
+            return True
     return False
+
+
+def _pipeline(dataset: Any) -> List[Any]:
+    """A dataset, and those that it is made of."""
+    found = [dataset]
+    for one in found:  # grows while we walk
+        found.extend(one._inputs())
+    return found
+
+
+def _bodies(dataset: Any) -> List[Sequence[Any]]:
+    """The nodes of each function that a pipeline maps or interleaves; in a graph, also those of the pipeline itself."""
+    if tf.executing_eagerly():
+        graphs = [each.function.graph.as_graph_def() for one in _pipeline(dataset) for each in one._functions()
+                  if hasattr(each.function, "graph")]  # one of version 1 has none
+        return [nodes for graph in graphs for nodes in (graph.node, *(each.node_def for each in graph.library.function))]
+    ops = _ops_of(dataset._variant_tensor.op)
+    library = {function.signature.name: function.node_def for function in ops[0].graph.as_graph_def().library.function}
+    found: List[Sequence[Any]] = [[op.node_def for op in ops]]
+    for nodes in found:  # grows while we walk
+        called = {value.func.name for node in nodes for value in node.attr.values()}
+        found.extend(library.pop(name) for name in sorted(called & library.keys()))
+    return found
 
 
 def _ops_of(last: tf.Operation) -> List[tf.Operation]:

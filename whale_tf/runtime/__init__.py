@@ -6,5 +6,6 @@
     sessions        devices, merged fetches, equal copies
     functions       results of the whole mini-batch, and variables in their place (``variable_parts``)
     feeds           shapes that the graph leaves open, sizes that do not match
+    of_graphs       what is known of graphs, and goes with them
     verifying       the local step beside the divided one
 """

@@ -29,6 +29,7 @@ from whale_tf.processes.runtime import runtime_of
 from whale_tf.processes.termination import Termination
 from whale_tf.runtime.doctor import Collector
 from whale_tf.runtime.feeds import Waiting
+from whale_tf.runtime.of_graphs import OfGraphs
 from whale_tf.runtime.sessions import Fetches, with_devices
 from whale_tf.runtime.snapshots.runs import Runs
 from whale_tf.runtime.variable_parts import VariableParts
@@ -70,13 +71,13 @@ class Active:
         self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
         self.estimators = Estimators(processes, self.runtime)
         self.termination = Termination(processes, self.runtime)
-        self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
-        self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
+        self.done: MutableMapping[tf.Graph, Parallelized] = OfGraphs()
+        self.fetches: MutableMapping[tf.Graph, Fetches] = OfGraphs()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, Early] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
-        self.proofs: MutableMapping[tf.Graph, Any] = weakref.WeakKeyDictionary()  # comparisons of first training steps
-        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
-        self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+        self.proofs: MutableMapping[tf.Graph, Any] = OfGraphs()  # comparisons of first training steps
+        self.waiting: MutableMapping[tf.Graph, Waiting] = OfGraphs()  # graphs that wait for shapes of inputs
+        self.latest: Optional[tf.Graph] = None  # the graph that was rewritten last
         self.shares_input = False  # whether this process shares tf.data pipelines with the others
         self.shuffles = itertools.count()
         self.said: MutableSet[str] = set()  # warnings given so far

@@ -10,6 +10,7 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import traits
+from whale_tf.planner.auto.settings import wants_search
 from whale_tf.runtime.active import Active
 from whale_tf.runtime.functions import trained_unseen
 
@@ -23,10 +24,10 @@ def check_gradients(state: Active, graph: tf.Graph) -> None:
     text = (f"op {update.name!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or "
             "a tf.compat.v1.train optimizer, after wh.init(); a tf.GradientTape in a graph and training steps imported from a "
             "MetaGraph cannot be parallelized")
-    if state.plan is not None or state.config.auto.auto_parallel or annotations_of(graph).items:
+    if state.plan is not None or wants_search(state.config) or annotations_of(graph).items:
         raise PlanError(text)
-    if len(state.cluster.devices) > 1:
-        warnings.warn(text + ": this graph trains on one device")
+    if state.asked_for is not None:
+        warnings.warn(f"{text}: wh.init() was given {state.asked_for}, but this graph trains as it is, on one device")
 
 
 def check_snapshots(state: Active, what: str, instead: str) -> None:

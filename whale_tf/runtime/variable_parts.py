@@ -54,9 +54,12 @@ class _Division(NamedTuple):
         spread, shape = self.spread, tuple(whole.shape.as_list())
         if not spread.is_divided:
             return [whole]
-        starts = [{one.dim: one.start for one in part.ranges} for part in spread.parts]
-        return [tf.slice(whole, [start.get(dim, 0) for dim in range(len(shape))], part)
-                for start, part in zip(starts, spread.shapes(shape))]
+        return [tf.slice(whole, start, part) for start, part in zip(self.starts(len(shape)), spread.shapes(shape))]
+
+    def starts(self, rank: int) -> List[Tuple[int, ...]]:
+        """The first element of each part of a variable with this number of dimensions."""
+        starts = [{one.dim: one.start for one in part.ranges} for part in self.spread.parts]
+        return [tuple(start.get(dim, 0) for dim in range(rank)) for start in starts]
 
     def whole_of(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         if not self.spread.is_divided:
@@ -130,21 +133,23 @@ class _Divided:
             with tf.device(self.device):
                 here = [number for number in range(len(division.devices)) if not division.is_elsewhere(number)]
                 pieces = division.parts_of(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)) if here else []
-                _empty(self.handle, self.dtype)
             for number in here:
                 part = self.parts[division][number]
                 with tf.device(part.device):
                     tf.raw_ops.AssignVariableOp(resource=part.handle, value=pieces[number])
+            with tf.device(self.device):  # only now: a device may have too little memory
+                _empty(self.handle, self.dtype)
         self.held = division
 
     def put_together(self) -> None:
         """Moves the value to the whole.  While a function is running on the parts, the whole gets a copy."""
         if self.held is None:
             return
-        division, self.held = self.held, None
+        division = self.held
         with tf.init_scope():
             with tf.device(self.device):
                 tf.raw_ops.AssignVariableOp(resource=self.handle, value=self.value(division))
+            self.held = None  # only now: the process that has a part may have ended
             for part in self.parts[division] if not (self.is_in_use or division.names) else ():
                 _empty(part.handle, self.dtype)
 
@@ -284,11 +289,8 @@ class VariableParts:
             return None
         division = record.used
         record.divide(division)  # for an evaluation, it was put together
-        rank = len(record.shape)
-        starts = division.spread.starts if division.spread.is_shard else [0]
-        return [(number, tuple(start if d == division.spread.dim else 0 for d in range(rank)),
-                 tf.raw_ops.ReadVariableOp(resource=record.parts[division][number].handle, dtype=record.dtype))
-                for number, start in enumerate(starts) if not division.is_elsewhere(number)]
+        return [(number, start, tf.raw_ops.ReadVariableOp(resource=record.parts[division][number].handle, dtype=record.dtype))
+                for number, start in enumerate(division.starts(len(record.shape))) if not division.is_elsewhere(number)]
 
     def is_part(self, variable: Any) -> bool:
         """Whether a variable is a part of another one."""

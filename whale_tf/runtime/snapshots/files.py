@@ -22,7 +22,7 @@ import shutil
 import time
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -175,6 +175,7 @@ class Store:
 
     def __init__(self, path: str, keep: int, say: Callable[[str], None]) -> None:
         self.path, self._keep, self._say = path, keep, say
+        self._damaged: Set[str] = set()  # folders of snapshots that do not count
 
     def newest(self) -> Iterator[Snapshot]:
         """Snapshots that are whole, newest first.  What is wrong with others is said."""
@@ -184,6 +185,7 @@ class Store:
             try:
                 yield opened(folder)
             except (OSError, ValueError) as error:
+                self._damaged.add(folder)
                 self._say(f"snapshot {folder} (step {step}) does not count: {error}; looking for the one before")
 
     def finish(self) -> None:
@@ -257,12 +259,12 @@ class Store:
                 self.delete(folder)
 
     def _prune(self) -> None:
-        """Keeps the last few that have a manifest, and what is newer than these."""
+        """Keeps the last few that have a manifest and count, and what is newer than these."""
         kept = 0
         for _, _, folder in reversed(self._folders()):
             if kept >= self._keep:
                 self.delete(folder)
-            kept += self.is_complete(folder)
+            kept += self.is_complete(folder) and folder not in self._damaged
 
     def _folders(self) -> List[Tuple[int, int, str]]:
         """Step, number of the run, and path of each snapshot, oldest first."""

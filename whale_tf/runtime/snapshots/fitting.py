@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
-from whale_tf.processes.datasets import Adapter, is_shuffled_anew
+from whale_tf.processes.datasets import SHUFFLED_ANEW, Adapter, is_shuffled_anew
 from whale_tf.runtime.snapshots.backups import Backup
 from whale_tf.runtime.snapshots.joining import PLACES, places_of
 from whale_tf.runtime.snapshots.run import Run
@@ -103,19 +103,17 @@ class Fit:
             self._data = epochs
             epochs._distributed_dataset = _Counted(epochs._distributed_dataset, self._iterator_made)
             epochs._enumerate_iterator = functools.partial(self._steps, epochs._enumerate_iterator)
-            if self._backup is not None:
-                self._tell_order(epochs.data_adapter)
+            self._tell_order(epochs.data_adapter)
 
     def _tell_order(self, adapter: Any) -> None:
-        """Says it if a run that goes on may see other data, which snapshot.path would prevent or nothing can."""
+        """Says it if a run that goes on may see other data.  With snapshot.path, a shuffle made after wh.init has a seed."""
         data, text = getattr(adapter, "_dataset", None), ""
-        if type(getattr(adapter, "_adapter", adapter)).__name__ == "GeneratorDataAdapter":
+        if self._backup is not None and type(getattr(adapter, "_adapter", adapter)).__name__ == "GeneratorDataAdapter":
             text = "a generator: a run that goes on is exact if a new one yields the same again"
         elif isinstance(data, tf.data.Dataset) and is_shuffled_anew(data):
-            text = ("a dataset that is shuffled without a seed: a run that goes on in the midst of an epoch sees another order; "
-                    "give shuffle a seed, or call keras.utils.set_random_seed before the dataset is made")
+            text = SHUFFLED_ANEW
         if text:
-            self.run.says(f"BackupAndRestore: fit trains on {text}")
+            self.run.says(f"{'snapshot.path' if self._backup is None else 'BackupAndRestore'}: fit trains on {text}")
 
     def _iterator_made(self) -> None:
         self._made, self._pulled = self._made + 1, 0

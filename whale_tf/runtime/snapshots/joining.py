@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -78,7 +79,10 @@ def find(path: str) -> Snapshot:
         SnapshotError: there is none that is whole, or several runs have left some.
     """
     if os.path.exists(os.path.join(path, MANIFEST)):
-        return opened(path)
+        try:
+            return opened(path)
+        except ValueError as error:
+            raise SnapshotError(f"snapshot {path!r} does not count: {error}; give the one before") from None
     within = sorted(name for name in (os.listdir(path) if os.path.isdir(path) else ()) if name == FOLDER or _RUN.match(name))
     if len(within) > 1:
         raise SnapshotError(f"{path!r} has snapshots of {len(within)} runs ({', '.join(within)}); give the folder of one of them")
@@ -93,8 +97,20 @@ def find(path: str) -> Snapshot:
 # ----------------------------------------------------------------------------------------------------- checkpoints
 def _checkpoint(snapshot: Snapshot, out: str) -> Dict[str, int]:
     """Writes a checkpoint; returns the bytes of each variable."""
-    temporary = f"{out}_new"
-    shutil.rmtree(temporary, ignore_errors=True)
+    folder = os.path.dirname(os.path.abspath(out))
+    temporary = tempfile.mkdtemp(prefix=os.path.basename(out), dir=folder)
+    try:
+        written = _merged(snapshot, temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    state = v1.train.get_checkpoint_state(folder)
+    known = [] if state is None else [path for path in state.all_model_checkpoint_paths if path != os.path.abspath(out)]
+    v1.train.update_checkpoint_state(folder, os.path.abspath(out), [*known, os.path.abspath(out)])
+    return written
+
+
+def _merged(snapshot: Snapshot, temporary: str, out: str) -> Dict[str, int]:
+    """Writes a checkpoint's files, piece by piece into a temporary folder first."""
     names, written = _names(snapshot), {}  # type: Dict[str, str], Dict[str, int]
     prefixes: List[str] = []
     shard: List[Tuple[str, str, np.ndarray]] = []
@@ -113,11 +129,7 @@ def _checkpoint(snapshot: Snapshot, out: str) -> Dict[str, int]:
         shard.append((name, "" if piece.is_whole else _slice(piece, value), value))
         written[name] = written.get(name, 0) + value.nbytes
     flush()
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=out, delete_old_dirs=True)
-    folder = os.path.dirname(os.path.abspath(out))
-    state = v1.train.get_checkpoint_state(folder)
-    known = [] if state is None else [path for path in state.all_model_checkpoint_paths if path != os.path.abspath(out)]
-    v1.train.update_checkpoint_state(folder, os.path.abspath(out), [*known, os.path.abspath(out)])
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=out, delete_old_dirs=False)
     return written
 
 

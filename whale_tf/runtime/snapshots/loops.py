@@ -20,6 +20,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import ConfigError, SnapshotError
+from whale_tf.processes.datasets import SHUFFLED_ANEW, is_shuffled_anew
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import SessionState
 from whale_tf.runtime.snapshots.values import NotData, from_json, to_json
@@ -80,6 +81,8 @@ class Loop:
     # ------------------------------------------------------------------------------------------------- epochs and steps
     def _begin(self) -> None:
         found = self.run.found
+        if isinstance(self._data, tf.data.Dataset) and is_shuffled_anew(self._data):
+            self.run.says(f"wh.resume has {SHUFFLED_ANEW}")
         if found is None:
             self.run.begins(0)
             return
@@ -169,20 +172,20 @@ class Loop:
     def _take(self) -> Job:
         arrays: Dict[str, Any] = {}
         state = {"position": self._position._asdict(), "iterators": self.variables.position(), "data": _kind(self._data),
-                 "kept": {"dict": [[self._told(name, name, arrays), self._told(name, value, arrays)]
-                                   for name, value in self._kept.items()]},
+                 "kept": {"dict": [[self._told(name, name, arrays, f"{number}/key"), self._told(name, value, arrays, f"{number}")]
+                                   for number, (name, value) in enumerate(self._kept.items())]},
                  "randoms": to_json(_as_arrays(self._randoms), arrays, "randoms"),
                  "at_begin": to_json(_as_arrays(self._at_begin), arrays, "at_begin")}
         return self.run.take(self._position.step, state, arrays, self.variables.read)
 
     @staticmethod
-    def _told(name: Any, value: Any, arrays: Dict[str, Any]) -> Any:
+    def _told(name: Any, value: Any, arrays: Dict[str, Any], place: str) -> Any:
         try:
-            return to_json(value, arrays, f"kept/{name}")
+            return to_json(value, arrays, f"kept/{place}")
         except NotData:
             raise ConfigError(
-                f"wh.resume(state=...) has {name!r}: {value!r}, but a snapshot can hold None, numbers, texts, arrays, tensors, "
-                "and lists, tuples and dicts of these; leave it out, or keep it in a tf.Variable") from None
+                f"wh.resume(state=...) has {name!r}: {value!r}, but a snapshot can hold None, numbers, texts, arrays of numbers, "
+                "tensors, and lists, tuples and dicts of these; leave it out, or keep it in a tf.Variable") from None
 
 
 class _Batches:

@@ -19,7 +19,7 @@ def to_json(value: Any, arrays: Dict[str, Any], name: str) -> Any:
     """A value as JSON.
 
     Args:
-        value: None, a number, text, an array or tensor, or lists, tuples and dicts of these.
+        value: None, a number, text, an array of numbers, a tensor, or lists, tuples and dicts of these.
         arrays: gets the arrays, by names that begin with ``name``.
 
     Raises:
@@ -29,7 +29,8 @@ def to_json(value: Any, arrays: Dict[str, Any], name: str) -> Any:
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"numpy": value.dtype.name, "value": value.item()}
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "OV" or tf.is_tensor(value) and hasattr(value, "numpy"):
+    are_numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype != np.longdouble
+    if are_numbers or tf.is_tensor(value) and hasattr(value, "numpy"):
         arrays[name] = value
         return {"array": name, "is_tensor": not isinstance(value, np.ndarray)}
     if type(value) in (list, tuple):
@@ -51,7 +52,7 @@ def from_json(told: Any, arrays: Dict[str, np.ndarray]) -> Any:
         return np.dtype(told["numpy"]).type(told["value"])
     if "array" in told:
         value = arrays[told["array"]]
-        return tf.constant(value) if told["is_tensor"] else value
+        return tf.constant(value) if told["is_tensor"] else np.asarray(value)  # of no dimensions, it is read as a number
     if "tuple" in told:
         return tuple(from_json(told["tuple"], arrays))
     return {from_json(key, arrays): from_json(each, arrays) for key, each in told["dict"]}

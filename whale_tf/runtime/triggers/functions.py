@@ -19,6 +19,7 @@ from whale_tf.processes.watch import say
 from whale_tf.runtime import evaluations, functions, refusals
 from whale_tf.runtime.active import Active, described, observer, shown
 from whale_tf.runtime.feeds import named_errors
+from whale_tf.runtime.of_graphs import OfGraphs
 from whale_tf.runtime.small_steps import SmallSteps, undivided
 from whale_tf.runtime.verifying.functions import FunctionProofs, traced
 
@@ -30,7 +31,7 @@ class FunctionTriggers:
         self._state = state
         self._calls: MutableMapping[tf.Graph, Optional[Parallelized]] = weakref.WeakKeyDictionary()  # what a graph calls
         self._made: MutableMapping[str, tf.Graph] = weakref.WeakValueDictionary()  # graphs of functions by their names
-        self._small: MutableMapping[tf.Graph, SmallSteps] = weakref.WeakKeyDictionary()
+        self._small: MutableMapping[tf.Graph, SmallSteps] = OfGraphs()
         state.function_proofs = FunctionProofs(state.variable_parts, state.session_config, say, shown(), state.runtime,
                                                state.functions)
 
@@ -157,7 +158,7 @@ class FunctionTriggers:
                 if whole is not None and whole.takes(done.emitted.least):
                     self._small[graph] = SmallSteps(whole, done.emitted.least, graph, state.say)
         state.done[graph] = done
-        state.latest = weakref.ref(graph)
+        state.latest = graph
 
     def _has_divided(self, name: str) -> bool:
         """Whether a function of that name has been divided for another mini-batch, perhaps before an interruption."""

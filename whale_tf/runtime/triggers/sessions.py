@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from typing import Any, Callable, ContextManager, Optional
-
-import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import hooks
@@ -23,7 +20,7 @@ from whale_tf.processes.termination import step_value
 from whale_tf.processes.watch import say
 from whale_tf.runtime import refusals, sessions
 from whale_tf.runtime.active import Active, observer, shown
-from whale_tf.runtime.feeds import Waiting, elements, named_errors, trains
+from whale_tf.runtime.feeds import Waiting, elements, fed, named_errors, shape_of, trains
 from whale_tf.runtime.sessions import Fetches
 from whale_tf.runtime.verifying.local import own_graphs
 from whale_tf.runtime.verifying.processes import Job
@@ -96,7 +93,7 @@ class SessionTriggers:
         """
         state = self._state
         state.done[graph] = done
-        state.latest = weakref.ref(graph)
+        state.latest = graph
         runtime = take_part(state, graph, done)
         if done.emitted is not None:
             state.fetches[graph] = Fetches(done.emitted, done.replaced, done.variables, runtime, done.plan.to_json())
@@ -197,11 +194,7 @@ class SessionTriggers:
             if known is None:
                 state.early.setdefault(session, Early())
                 return original(*arguments)
-            ran = state.early.pop(session, None)
-            if ran is not None and state.done[graph].renews:
-                ran.renew(session, original)
-            elif ran is not None:
-                known.catch_up(original)
+            self._catch_up(session, known, original)
             with named_errors():
                 proof = self._proof(graph, fetches)
                 if proof is not None:
@@ -210,6 +203,14 @@ class SessionTriggers:
                     known, session, fetches, feed_dict, options is None and run_metadata is None,
                     lambda own_options, own_metadata: sessions.run(
                         known, session, original, fetches, feed_dict, options or own_options, run_metadata or own_metadata))
+
+    def _catch_up(self, session: Any, known: Fetches, original: Callable) -> None:
+        """Before the first run of a rewritten graph in a session that ran before the rewrite."""
+        ran = self._state.early.pop(session, None)
+        if ran is not None and self._state.done[session.graph].renews:
+            ran.renew(session, original)
+        elif ran is not None:
+            known.catch_up(original)
 
     def _watched(self, known: Fetches, session: Any, fetches: Any, feed_dict: Any, is_free: bool,
                  run: Callable[[Any, Any], Any]) -> Any:
@@ -228,14 +229,16 @@ class SessionTriggers:
             doctor.trains[asked] = trains(known.substitutes(wanted, {}))
         if not doctor.trains[asked]:
             return run(None, None)
-        fed = {getattr(key, "name", str(key)): np.shape(value) for key, value in (feed_dict or {}).items()
-               if not isinstance(key, (tuple, list))}
-        return doctor.run(self._state.done[session.graph], fed, run, is_free)
+        shapes = ((tensor.name, shape_of(value)) for tensor, value in fed(session.graph, feed_dict).items())
+        known_shapes = {name: shape for name, shape in shapes if shape is not None}
+        return doctor.run(self._state.done[session.graph], known_shapes, run, is_free)
 
     def make_callable(self, session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:
         known = self._planned(session.graph, fetches, "make_callable")
         arguments = (fetches, feed_list, accept_options)
+        if known is not None:
+            self._catch_up(session, known, hooks.original_run(session))
         found = original(*arguments) if known is None else sessions.make_callable(
             known, session, original, hooks.original_run(session), *arguments)
 

@@ -10,9 +10,9 @@ from whale_tf.emit.context import Context
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.parallelize import Parallelized
-from whale_tf.runtime.verifying.compare import GRADIENT, LOSS, TENSOR, VALUE, Comparison, Item
+from whale_tf.runtime.verifying.compare import GRADIENT, LOSS, TENSOR, VALUE, Comparison, Item, compare, key
 from whale_tf.runtime.verifying.cut import Cut, View
-from whale_tf.runtime.verifying.local import Outcome, Script, Values
+from whale_tf.runtime.verifying.local import LocalStep, Outcome, Script, Values
 from whale_tf.transforms.shard import Pieces
 
 LOW = ("float16", "bfloat16")
@@ -147,6 +147,20 @@ def items_of(done: Parallelized, script: Script, cut: Cut, found: Values, before
                           dtype(kind, not cut.is_joined), np.asarray(after[name]), np.asarray(value),
                           before=None if cut.is_joined else np.asarray(before[name])))
     return items
+
+
+def comparison(script: Script, cut: Cut, items: List[Item], local: LocalStep, before: Values, given: Values) -> Comparison:
+    """The comparison of items.  If something differs, the local step runs again, with its variables moved.
+
+    Args:
+        before, given: values with which the local step has run.
+    """
+    def moved() -> Values:
+        again = local.outcome(before, given, nudge=True)
+        both = {**again.tensors, **again.variables}
+        return {key(item): both[item.name] for item in items if item.name in both}
+
+    return compare(items, moved), left_out(script, cut, items)
 
 
 def sent_as_float16(done: Parallelized) -> Set[str]:

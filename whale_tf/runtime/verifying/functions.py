@@ -31,23 +31,24 @@ from whale_tf.patterns.spread import Spread, once
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime
 from whale_tf.runtime.functions import MovedVariable, merged
+from whale_tf.runtime.of_graphs import OfGraphs
 from whale_tf.runtime.results import Results
 from whale_tf.runtime.variable_parts import VariableParts
 from whale_tf.runtime.verifying import compare as comparing
-from whale_tf.runtime.verifying.compare import TOLERANCE, VALUE, Compared, Comparison, Item, compare, key, summary
+from whale_tf.runtime.verifying.compare import TOLERANCE, VALUE, Compared, Comparison, Item, summary
 from whale_tf.runtime.verifying.cut import DRAWN, Cut, find_cut
 from whale_tf.runtime.verifying.divided import (
     Show,
     Step,
+    comparison,
     context_of,
     items_of,
-    left_out,
     local_config,
     runs_on_gpu,
     uses_tf32,
     view_of,
 )
-from whale_tf.runtime.verifying.local import LocalStep, Outcome, Script, Values, make_variable, named, own_graphs
+from whale_tf.runtime.verifying.local import LocalStep, Script, Values, make_variable, named, own_graphs
 from whale_tf.runtime.verifying.mini_batches import for_several
 from whale_tf.runtime.verifying.processes import Job, Part, Whole, items_of_others, kept_elsewhere
 from whale_tf.runtime.verifying.replay import (
@@ -113,7 +114,7 @@ class FunctionProofs:
                  functions: Optional[Functions] = None) -> None:
         self._parts, self._config, self._say, self._shown = parts, config, say, shown
         self._runtime, self._functions = runtime, functions
-        self._open: MutableMapping[tf.Graph, _Proof] = weakref.WeakKeyDictionary()
+        self._open: MutableMapping[tf.Graph, _Proof] = OfGraphs()
         self._sites: MutableMapping[tf.Graph, List[_Site]] = weakref.WeakKeyDictionary()
 
     def add(self, graph: tf.Graph, before: Traced, done: Parallelized, moved: Optional[Sequence[MovedVariable]] = None) -> None:
@@ -455,13 +456,7 @@ class _Proof:
                     agrees = [self._agrees(names, step)]
             items += [Item(AGREES, VALUE, len(script.ops.ops), "", "in the call", "agreement", value, np.array(True))
                       for value in agrees]
-
-            def moved() -> Values:
-                again: Outcome = local.outcome(before, {**found, **given}, nudge=True)
-                both = {**again.tensors, **again.variables}
-                return {key(item): both[item.name] for item in items if item.name in both}
-
-            return compare(items, moved), left_out(script, cut, items)
+            return comparison(script, cut, items, local, before, {**found, **given})
         finally:
             local.close()
 

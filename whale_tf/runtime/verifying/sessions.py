@@ -19,14 +19,14 @@ from whale_tf.parallelize import Parallelized
 from whale_tf.runtime import sessions as whale_session
 from whale_tf.runtime.feeds import Fetch, elements, fed
 from whale_tf.runtime.verifying import compare as comparing
-from whale_tf.runtime.verifying.compare import Comparison, compare, key, summary
+from whale_tf.runtime.verifying.compare import Comparison, summary
 from whale_tf.runtime.verifying.cut import INPUT, Cut, find_cut
 from whale_tf.runtime.verifying.divided import (
     Show,
     Step,
+    comparison,
     context_of,
     items_of,
-    left_out,
     local_config,
     runs_on_gpu,
     uses_tf32,
@@ -208,14 +208,7 @@ class SessionProof:
     def _compared(self, local: LocalStep, cut: Cut, before: Values, found: Values, outcome: Outcome,
                   parts: Sequence[Part]) -> Comparison:
         items = items_of(self._done, self._script, cut, found, before, parts[0].variables, outcome, False, uses_tf32(self._done))
-        items += items_of_others(items, parts)
-
-        def moved() -> Values:
-            again = local.outcome(before, found, nudge=True)
-            both = {**again.tensors, **again.variables}
-            return {key(item): both[item.name] for item in items if item.name in both}
-
-        return compare(items, moved), left_out(self._script, cut, items)
+        return comparison(self._script, cut, items + items_of_others(items, parts), local, before, found)
 
     def _of_all(self, cut: Cut, extra: Dict[str, List[tf.Tensor]], asked: Sequence[tf.Tensor], wanted: Sequence[Fetch],
                 feed_dict: Optional[Dict], parts: Sequence[Part]) -> Tuple[Values, Dict[str, str]]:
@@ -290,13 +283,7 @@ class SessionProof:
             given = cast({**found, **step.whole})
             outcome = local.outcome(before, given)
             items = items_of(self._done, self._script, cut, found, before, after, outcome, wide, False)
-
-            def moved() -> Values:
-                again = local.outcome(before, given, nudge=True)
-                both = {**again.tensors, **again.variables}
-                return {key(item): both[item.name] for item in items if item.name in both}
-
-            return compare(items, moved), left_out(self._script, cut, items)
+            return comparison(self._script, cut, items, local, before, given)
         finally:
             local.close()
 
