@@ -87,3 +87,12 @@ def test_numbers_drawn_in_a_loop_for_all_examples_alike_are_refused(version: int
 def test_static_mean_in_a_body_is_refused_where_model_replicas_take_batches_of_their_own() -> None:
     with pytest.raises(UnsupportedOpError, match="'Mean' in a body of 'while' takes a mean over the batch.*'divide'"):
         cf.run(cf.mean_in_body, Setting(2, True, 1, dataset=True), steps=1)
+
+
+def test_constant_of_the_batch_size_in_a_body_of_batches_of_any_size_is_refused() -> None:
+    def body(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        numbers = np.arange(1.0, cf.BATCH + 1)[:, None]
+        return tf.cond(tf.reduce_sum(w) > -1e9, lambda: tf.constant(numbers) * tf.matmul(x, w), lambda: x)
+
+    with pytest.raises(UnsupportedOpError, match=f"the model is built for mini-batches of {cf.BATCH} examples"):
+        cf.run(body, Setting(2, False, 2))
