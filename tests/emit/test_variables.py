@@ -110,11 +110,19 @@ def test_collective_has_mirrored_variables() -> None:
         run(look_up, config={"communication.backend": "collective", "variables": "shared"})
 
 
+# -- copies stay equal ---------------------------------------------------------------------------------------------------
+def copies(session: Any, resource: bool) -> List[Any]:
+    """The value of ``w`` in each replica."""
+    read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
+    where = [session.graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
+    return session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
 def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
-    with v1.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
         x = v1.placeholder("float32", [4, 3])
         with wh.replicate(2):
             w = v1.get_variable("w", [3, 2])
@@ -128,10 +136,28 @@ def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) ->
             session.run(v1.global_variables_initializer())
             session.run(train, feed)
             session.run(reset.op if isinstance(reset, v1.Tensor) else reset, feed)
-            read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
-            where = [graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
-            copies = session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
-    np.testing.assert_array_equal(copies, np.ones([2, 3, 2]))
+            np.testing.assert_array_equal(copies(session, resource), np.ones([2, 3, 2]))
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_copies_of_a_variable_get_the_same_noise(resource: bool) -> None:
+    """Noise of a shape that is read from the gradient at run time."""
+    wh.init({"variables": "mirrored"}, cluster="cpu:2")
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
+        x = v1.placeholder("float32", [4, 3])
+        with wh.replicate(2):
+            w = v1.get_variable("w", [3, 2])
+            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        noise = v1.random_normal(v1.raw_ops.Shape(input=v1.gradients(loss, w)[0]))
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        train = optimizer.apply_gradients([(gradient + noise, w) for gradient, w in optimizer.compute_gradients(loss, [w])])
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            before = session.run(w)
+            session.run(train, {x: np.ones([4, 3])})
+            one, other = copies(session, resource)
+    np.testing.assert_array_equal(one, other)
+    assert np.all(one != before)
 
 
 # -- updates that wait for each other ------------------------------------------------------------------------------------
