@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 import whale_tf as wh
+from tests.graph_editor.graphs import control_flow
 from tests.numeric.script import dense
 from whale_tf._tf_compat import v1
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.decide.decide import decide_graph
 
 pytestmark = pytest.mark.half
 WORDS, WIDTH, BATCH = 7, 6, 8
@@ -158,6 +162,56 @@ def test_copies_of_a_variable_get_the_same_noise(resource: bool) -> None:
             one, other = copies(session, resource)
     np.testing.assert_array_equal(one, other)
     assert np.all(one != before)
+
+
+WRITES: Dict[str, Callable[[Any, Any], Any]] = {
+    "condition": lambda w, flag: v1.cond(flag, lambda: v1.identity(v1.assign(w, w * 0.5)), lambda: v1.identity(w)),
+    "loop": lambda w, flag: v1.while_loop(
+        lambda i: i < 2, lambda i: i + v1.cast(v1.reduce_sum(v1.assign(w, w * 0.5)) > 0.0, "int32"), [0]),
+    "chain": lambda w, flag: v1.assign_add(v1.assign(w, w * 0.5), v1.ones_like(w)),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("kind, version, resource", [
+    ("condition", 2, True), ("condition", 1, True), ("condition", 1, False), ("loop", 2, True), ("chain", 1, False)])
+def test_writes_that_copies_could_not_follow(kind: str, version: int, resource: bool, is_late: bool) -> None:
+    """They would leave the copies as they were."""
+    with v1.Graph().as_default() as graph, control_flow(version), v1.variable_scope("", use_resource=resource):
+        wh.init({"variables": "mirrored"}, cluster="cpu:2")
+        x, flag = v1.placeholder("float32", [4, 3]), v1.placeholder_with_default(True, [])
+        with wh.replicate(2):
+            w = v1.get_variable("w", [3, 2])
+            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        if is_late:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(train, {x: np.ones([4, 3])})
+                WRITES[kind](w, flag)
+                with pytest.raises(wh.UnsupportedOpError, match="writes variable 'w' .*every replica has a copy of it"):
+                    session.run(train, {x: np.ones([4, 3])})
+            return
+        gpus, config = Cluster.parse("V100-32GB:2"), Config({})
+        without = decide_graph(graph, gpus, config, None, ())
+        WRITES[kind](w, flag)
+        lowered = decide_graph(graph, gpus, config, None, ())
+        assert [each.plan.task_graphs[0].variables for each in (without, lowered)] == ["mirrored", "shared"]
+        with pytest.raises(wh.ConfigError, match="'mirrored', .* a condition, function or chain of writes updates 'w'"):
+            wh.parallelize()
+
+
+@pytest.mark.parametrize("scope, config", [(wh.split, {}), (wh.replicate, {"zero": "v1"})], ids=["split", "zero"])
+def test_divided_variable_has_no_chain_of_writes(scope: Any, config: Dict[str, Any]) -> None:
+    wh.init(config, cluster="cpu:2")
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=False):
+        with scope(2):
+            w = v1.get_variable("w", [4, 6])
+            loss = v1.reduce_mean(v1.square(v1.matmul(v1.placeholder("float32", [8, 4]), w)))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        WRITES["chain"](w, None)
+        with pytest.raises(wh.UnsupportedOpError, match="writes to what op .* returns, a variable that wh.split or zero divides"):
+            wh.parallelize()
 
 
 # -- updates that wait for each other ------------------------------------------------------------------------------------
