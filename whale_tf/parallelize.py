@@ -80,11 +80,9 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
                         too_large=division.too_large, decision=decision if keeps_decision else None)
     if plan.is_local:
         return done
-    if plan.spans_processes:
-        if early is not None:
-            raise PlanError(
-                "a model replica spans processes, but a Session ran before the ranks of all inputs were known; give the inputs "
-                "their shapes")
+    if plan.spans_processes and early is not None:
+        raise PlanError("a model replica spans processes, but a Session ran before the ranks of all inputs were known; give the "
+                        "inputs their shapes")
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
         tell_idle(region, plan, parameters(captured), config.on_idle, warn)

@@ -201,6 +201,23 @@ def test_bodies_of_an_imported_graph_have_dtypes(graph: Any, control_flow: Calla
     assert body.tensors[matmul.outputs[0]].dtype == "float32"
 
 
+def test_bodies_of_an_imported_graph_may_lack_default_attributes(graph: Any, control_flow: Callable[[bool], None]) -> None:
+    """As ``export_meta_graph(strip_default_attrs=True)`` writes them."""
+    control_flow(True)
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 4])
+        tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h * tf.cast(tf.shape(h)[0], tf.float32)), [0, x])
+    written = graph.as_graph_def()
+    stripped = [node.attr.pop("out_type") for function in written.library.function for node in function.node_def
+                if node.op == "Shape"]
+    with tf.Graph().as_default() as copy:
+        tf.import_graph_def(written, name="copy")
+        ops = record(copy)
+    body = next(op for op in ops.ops if op.type in ("While", "StatelessWhile")).body["body"]
+    shape = next(op for op in body.ops if op.type == "Shape")
+    assert stripped and body.tensors[shape.outputs[0]].dtype == "int32"
+
+
 def test_cycle_that_is_no_loop_is_refused(graph: Any) -> None:
     a = tf.identity(1.0, name="a")
     b = tf.identity(a, name="b")

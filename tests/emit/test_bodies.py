@@ -87,3 +87,28 @@ def test_numbers_drawn_in_a_loop_for_all_examples_alike_are_refused(version: int
 def test_static_mean_in_a_body_is_refused_where_model_replicas_take_batches_of_their_own() -> None:
     with pytest.raises(UnsupportedOpError, match="'Mean' in a body of 'while' takes a mean over the batch.*'divide'"):
         cf.run(cf.mean_in_body, Setting(2, True, 1, dataset=True), steps=1)
+
+
+def ordered_draw(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    def body(i: tf.Tensor, h: tf.Tensor) -> Any:
+        with tf.control_dependencies([h]):
+            drawn = tf.random_uniform([], seed=5, dtype=tf.float64)
+        return [tf.tanh(tf.matmul(h, w)) * drawn]
+
+    return cf.loop(2, body, x)[0]
+
+
+def test_micro_batches_share_what_is_drawn_in_a_body() -> None:
+    """A called step would draw once for each micro-batch, so it is not called."""
+    expected = cf.run(ordered_draw, Setting(2, False))
+    found = cf.run(ordered_draw, Setting(2, False, 2, 2, {"emit": "call"}))
+    np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-10, atol=1e-12)
+
+
+def test_constant_of_the_batch_size_in_a_body_of_batches_of_any_size_is_refused() -> None:
+    def body(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        numbers = np.arange(1.0, cf.BATCH + 1)[:, None]
+        return tf.cond(tf.reduce_sum(w) > -1e9, lambda: tf.constant(numbers) * tf.matmul(x, w), lambda: x)
+
+    with pytest.raises(UnsupportedOpError, match="the model is built for mini-batches of .* size of 'Placeholder:0' open"):
+        cf.run(body, Setting(2, False, 2))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import whale_tf as wh
+from tests.graph_editor.graphs import control_flow
 from whale_tf._tf_compat import tf, v1
 from whale_tf.program import CLONED
 
@@ -273,3 +274,38 @@ def test_large_step_is_inlined_where_calls_need_too_much_memory(monkeypatch: pyt
         monkeypatch.undo()
         monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 1)
     assert all("inlined, the step fits in memory; called, it does not (up to 3.00 GiB on a device)" in text for text in texts)
+
+
+def two_batches(emit: str, is_loop: bool) -> List[Any]:
+    """Losses of two steps and the final variable, with two batches of other static sizes, one of them with a constant a row."""
+    if emit:
+        wh.init({"emit": emit}, cluster="cpu:4")
+    random = np.random.RandomState(0)
+    rows = np.arange(1.0, 7.0)[:, None] ** 2
+    with v1.Graph().as_default(), control_flow(2), v1.variable_scope("", use_resource=True):
+        x, u = v1.placeholder(tf.float64, [8, 4]), v1.placeholder(tf.float64, [6, 4])
+        with wh.replicate(4) if emit else v1.name_scope(""):
+            if emit:
+                wh.batch_axis(u, 0)
+            w = v1.get_variable("w", initializer=random.randn(4, 3))
+            h, g = tf.matmul(x, w), tf.matmul(u, w)
+            if is_loop:
+                g = tf.while_loop(lambda i, z: i < 2, lambda i, z: (i + 1, tf.tanh(z) * tf.constant(rows)), [0, g])[1]
+            else:
+                g = tf.square(g) * rows
+            loss = tf.reduce_mean(tf.square(h)) + tf.reduce_mean(g)
+        train = v1.train.GradientDescentOptimizer(0.01).minimize(loss)
+        feed = {x: random.randn(8, 4), u: random.randn(6, 4)}
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            losses = [session.run([loss, train], feed)[0] for _ in range(2)]
+            found = [losses, session.run(w)]
+    wh.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_replicas_whose_second_batch_has_another_size_share_no_function(is_loop: bool) -> None:
+    """8 examples are 2, 2, 2 and 2 for 4 replicas; 6 are 2, 2, 1 and 1."""
+    for found, expected in zip(two_batches("call", is_loop), two_batches("", is_loop)):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

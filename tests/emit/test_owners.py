@@ -159,3 +159,40 @@ def test_values_of_each_owner_travel_before_what_reads_them() -> None:
     assert min(sums) >= max(ends[one.id] for one in sent) > 0
     kept = [sum(found.program.static_bytes[device].get("parameters", 0) for device in part) for part in ((0, 1), (2, 3))]
     assert sorted(kept) == pytest.approx([3 * 8 * count * WIDTH * WIDTH for count in (2, 3)], abs=16)  # Adam's powers of beta
+
+
+def at_gates(config: Dict[str, Any], rank: int) -> Tuple[int, List[str]]:
+    """Of two losses with an optimizer each: how many gates there are, and messages that wait for ops which a gate may skip."""
+    wh.init(config, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            wh.set_default_strategy(wh.replicate())
+            x = tf.placeholder(tf.float32, [BATCH, WIDTH])
+            losses = []
+            for name in "ab":
+                h = x
+                for layer in range(3):
+                    h = tf.tanh(tf.matmul(h, tf.get_variable(f"{name}{layer}", [WIDTH, WIDTH])))
+                losses.append(tf.reduce_mean(tf.square(h)))
+            for name, loss in zip("ab", losses):
+                tf.train.AdamOptimizer(0.1).minimize(loss, var_list=[v for v in tf.trainable_variables() if v.name[0] == name])
+            parallelize(graph, Cluster.parse(CLUSTER), Config(config), None, Processes(("a:1", "b:1"), rank), Keys())
+            work = [op for op in graph.get_operations() if op.type == "Switch" and op.name.endswith("/which")]
+            gates, skipped = len(work), set()
+            while work:
+                op = work.pop()
+                for user in [*(user for tensor in op.outputs for user in tensor.consumers()), *op._control_outputs]:
+                    if user.type not in ("Merge", "RefMerge") and user not in skipped:
+                        skipped.add(user)
+                        work.append(user)
+            return gates, [op.name for op in skipped if op.type.startswith("Collective")]
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.parametrize("zero", ["v1", "v3"])
+def test_messages_of_each_update_wait_for_its_own_gate(zero: str) -> None:
+    """A message that waits for a skipped op is never sent, and the other process would wait for it forever."""
+    for rank in range(2):
+        gates, dead = at_gates({"zero": zero, "amp.dtype": "float16", "amp.loss_scale": "dynamic"}, rank)
+        assert gates >= 2 and not dead

@@ -158,3 +158,42 @@ def test_a_loop_that_writes_a_variable_keeps_its_handle() -> None:
     sources = {ops.producer(tensor).name: ops.tensors[tensor].dtype for tensor in found.inputs}
     assert sources["count"] == "resource" and "inside" not in sources
     assert sources[f"{found.name}/inside"] == "float64"
+
+
+def reads_in_turn(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """A read of a variable in a loop waits for that of another."""
+    one, two = inside(), weight("other", [WIDTH, WIDTH], "float64")
+
+    def body(i: tf.Tensor, h: tf.Tensor) -> Any:
+        first = tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=tf.float64)
+        with tf.control_dependencies([first]):
+            second = tf.raw_ops.ReadVariableOp(resource=two.handle, dtype=tf.float64)
+        return (tf.tanh(tf.matmul(tf.matmul(h, first), second) + tf.matmul(x, w)),)
+
+    return loop(2, body, x)[0]
+
+
+def test_reads_in_loops_of_version_1_may_wait_for_each_other() -> None:
+    found = run(reads_in_turn, Setting(1, False, 2, extra={"variables": "mirrored"}))
+    np.testing.assert_allclose(found.numbers, run(reads_in_turn, Setting(1, False)).numbers, rtol=1e-12, atol=1e-14)
+
+
+def test_loop_that_reads_what_a_loop_before_it_writes() -> None:
+    """The value that it is given is read after the write."""
+    wh.init({}, cluster="cpu:2")
+    with tf.Graph().as_default() as graph, control_flow(2), tf.variable_scope("", use_resource=True):
+        kernel, scale = inside(), tf.get_variable("scale", [], tf.float64, tf.ones_initializer(), trainable=False)
+
+        def once(i: tf.Tensor, h: tf.Tensor) -> Any:
+            with tf.control_dependencies([scale.assign_add(1.0)]):
+                return (tf.tanh(tf.matmul(h, kernel)),)
+
+        first = loop(2, once, tf.ones([1, WIDTH], tf.float64))[0]
+        second = loop(2, lambda i, h: (tf.matmul(h, kernel) * scale,), first)[0]
+        loops = [op for op in graph.get_operations() if op.type in WHILES]
+        loops[1]._add_control_input(loops[0])  # as a tf.function has it
+        tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(second))
+        ops = pass_values(recording_of(graph)).graph
+    forward = [op for op in ops.ops if op.type in WHILES and "gradients" not in op.name]
+    read = next(op for op in ops.ops if op.name == f"{forward[1].name}/scale")
+    assert read.type == "ReadVariableOp" and [ops.ops[wait].name for wait in read.control_inputs] == [forward[0].name]

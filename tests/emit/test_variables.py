@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 import whale_tf as wh
+from tests.graph_editor.graphs import control_flow
 from tests.numeric.script import dense
 from whale_tf._tf_compat import v1
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.decide.decide import decide_graph
 
 pytestmark = pytest.mark.half
 WORDS, WIDTH, BATCH = 7, 6, 8
@@ -110,11 +114,19 @@ def test_collective_has_mirrored_variables() -> None:
         run(look_up, config={"communication.backend": "collective", "variables": "shared"})
 
 
+# -- copies stay equal ---------------------------------------------------------------------------------------------------
+def copies(session: Any, resource: bool) -> List[Any]:
+    """The value of ``w`` in each replica."""
+    read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
+    where = [session.graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
+    return session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
 def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
-    with v1.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
         x = v1.placeholder("float32", [4, 3])
         with wh.replicate(2):
             w = v1.get_variable("w", [3, 2])
@@ -128,10 +140,78 @@ def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) ->
             session.run(v1.global_variables_initializer())
             session.run(train, feed)
             session.run(reset.op if isinstance(reset, v1.Tensor) else reset, feed)
-            read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
-            where = [graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
-            copies = session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
-    np.testing.assert_array_equal(copies, np.ones([2, 3, 2]))
+            np.testing.assert_array_equal(copies(session, resource), np.ones([2, 3, 2]))
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_copies_of_a_variable_get_the_same_noise(resource: bool) -> None:
+    """Noise of a shape that is read from the gradient at run time."""
+    wh.init({"variables": "mirrored"}, cluster="cpu:2")
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
+        x = v1.placeholder("float32", [4, 3])
+        with wh.replicate(2):
+            w = v1.get_variable("w", [3, 2])
+            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        noise = v1.random_normal(v1.raw_ops.Shape(input=v1.gradients(loss, w)[0]))
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        train = optimizer.apply_gradients([(gradient + noise, w) for gradient, w in optimizer.compute_gradients(loss, [w])])
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            before = session.run(w)
+            session.run(train, {x: np.ones([4, 3])})
+            one, other = copies(session, resource)
+    np.testing.assert_array_equal(one, other)
+    assert np.all(one != before)
+
+
+WRITES: Dict[str, Callable[[Any, Any], Any]] = {
+    "condition": lambda w, flag: v1.cond(flag, lambda: v1.identity(v1.assign(w, w * 0.5)), lambda: v1.identity(w)),
+    "loop": lambda w, flag: v1.while_loop(
+        lambda i: i < 2, lambda i: i + v1.cast(v1.reduce_sum(v1.assign(w, w * 0.5)) > 0.0, "int32"), [0]),
+    "chain": lambda w, flag: v1.assign_add(v1.assign(w, w * 0.5), v1.ones_like(w)),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("kind, version, resource", [
+    ("condition", 2, True), ("condition", 1, True), ("condition", 1, False), ("loop", 2, True), ("chain", 1, False)])
+def test_writes_that_copies_could_not_follow(kind: str, version: int, resource: bool, is_late: bool) -> None:
+    """They would leave the copies as they were."""
+    with v1.Graph().as_default() as graph, control_flow(version), v1.variable_scope("", use_resource=resource):
+        wh.init({"variables": "mirrored"}, cluster="cpu:2")
+        x, flag = v1.placeholder("float32", [4, 3]), v1.placeholder_with_default(True, [])
+        with wh.replicate(2):
+            w = v1.get_variable("w", [3, 2])
+            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        if is_late:
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(train, {x: np.ones([4, 3])})
+                WRITES[kind](w, flag)
+                with pytest.raises(wh.UnsupportedOpError, match="writes variable 'w' .*every replica has a copy of it"):
+                    session.run(train, {x: np.ones([4, 3])})
+            return
+        gpus, config = Cluster.parse("V100-32GB:2"), Config({})
+        without = decide_graph(graph, gpus, config, None, ())
+        WRITES[kind](w, flag)
+        lowered = decide_graph(graph, gpus, config, None, ())
+        assert [each.plan.task_graphs[0].variables for each in (without, lowered)] == ["mirrored", "shared"]
+        with pytest.raises(wh.ConfigError, match="'mirrored', .* a condition, function or chain of writes updates 'w'"):
+            wh.parallelize()
+
+
+@pytest.mark.parametrize("scope, config", [(wh.split, {}), (wh.replicate, {"zero": "v1"})], ids=["split", "zero"])
+def test_divided_variable_has_no_chain_of_writes(scope: Any, config: Dict[str, Any]) -> None:
+    wh.init(config, cluster="cpu:2")
+    with v1.Graph().as_default(), v1.variable_scope("", use_resource=False):
+        with scope(2):
+            w = v1.get_variable("w", [4, 6])
+            loss = v1.reduce_mean(v1.square(v1.matmul(v1.placeholder("float32", [8, 4]), w)))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        WRITES["chain"](w, None)
+        with pytest.raises(wh.UnsupportedOpError, match="writes to what op .* returns, a variable that wh.split or zero divides"):
+            wh.parallelize()
 
 
 # -- updates that wait for each other ------------------------------------------------------------------------------------

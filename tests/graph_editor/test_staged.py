@@ -540,3 +540,19 @@ def test_node_is_staged_as_it_stands():
     assert edit.dtypes("third") == [tf.float32] and edges(graph).keys() == {"x", "w", "mul", "add"}
     edit.commit()
     assert edges(graph)["third"] == (["add:0"], set())
+
+
+def test_moves_that_fail_leave_every_edge_where_it_was():
+    graph = tf.Graph()
+    with graph.as_default():
+        for name, rows in (("two", 2), ("also_two", 2), ("four", 4)):
+            v1.placeholder(tf.float32, [rows, 3], name=name)
+        for name in ("first", "second"):
+            v1.raw_ops.Identity(input=graph.get_tensor_by_name("two:0"), name=name)
+    before = edges(graph)
+    edit = StagedEdit(graph)
+    edit.move_input("first", 0, "also_two")
+    edit.move_input("second", 0, "four")
+    with pytest.raises(GraphEditError):
+        edit.commit()
+    assert edges(graph) == before

@@ -60,7 +60,8 @@ def test_equals_local(control_flow: str, counts: Any, config: Dict[str, Any], us
     wh.init(config, cluster="cpu:3")
     try:
         if control_flow == "functions" and "mirrored" in config.values():
-            with pytest.raises(ConfigError, match="variables is 'mirrored', .* a condition or function updates 'w0'"):
+            message = "variables is 'mirrored', .* a condition, function or chain of writes updates 'w0'"
+            with pytest.raises(ConfigError, match=message):
                 trained(*counts)
             return
         for one, other in zip(trained(*counts, use_resource=use_resource), local):

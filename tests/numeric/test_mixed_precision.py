@@ -209,3 +209,28 @@ def test_step_that_overflows_is_skipped_as_a_whole(scopes: Any, cluster: str, co
         np.testing.assert_array_equal(one, other)  # slots and the global step, too
     assert all(np.abs(np.asarray(a, float) - b).max() > 0 for a, b in zip(first, third))
     assert (scale, lower, last) == ((2 ** 15, 2 ** 14, 2 ** 14) if "amp.loss_scale" not in config else (1024, 1024, 1024))
+
+
+@pytest.mark.parametrize("kind, loss_type", [("float64", "float32"), ("float64", "float64"), ("float16", "float32")])
+def test_gradients_of_other_types_lose_the_scale_too(kind: str, loss_type: str) -> None:
+    """Variables of float64 and float16 beside one of float32, cast for the loss."""
+    def trained(config: Dict[str, Any]) -> List[np.ndarray]:
+        random = np.random.RandomState(0)
+        wh.init(config, cluster="cpu:2")
+        try:
+            with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
+                x = tf.placeholder(tf.float32, [None, 4])
+                with wh.replicate(2):
+                    w = tf.get_variable("w", initializer=random.randn(4, 3).astype(np.float32))
+                    gain = tf.get_variable("gain", initializer=random.randn(3).astype(kind))
+                    loss = tf.reduce_mean(tf.square(tf.cast(tf.matmul(x, w), loss_type) * tf.cast(gain, loss_type)))
+                train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+                with tf.Session() as session:
+                    session.run(tf.global_variables_initializer())
+                    session.run(train, {x: random.randn(8, 4)})
+                    return session.run([w, gain])
+        finally:
+            wh.shutdown()
+
+    for found, expected in zip(trained({"amp": "float16", "amp.loss_scale": 128}), trained({})):
+        np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)

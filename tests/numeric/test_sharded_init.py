@@ -180,6 +180,15 @@ def test_what_cannot_be_advanced_is_drawn_anew_and_named() -> None:
     assert np.mean(kernel[:, :5] == kernel[:, 6:]) < 0.1
 
 
+def _stateless_signs(shape: Any, dtype: Any = None, partition_info: Any = None) -> tf.Tensor:
+    return tf.cast(tf.random.stateless_uniform(shape, [3, 5], 0, 1000, tf.int32), dtype)
+
+
+def test_stateless_whole_numbers_are_drawn_anew_for_each_part() -> None:
+    kernel = run(_stateless_signs, 2, force=FORCES["last"]).initial["kernel:0"]
+    assert 0 <= kernel.min() and kernel.max() < 1000 and np.mean(kernel[:, :5] == kernel[:, 6:]) < 0.1
+
+
 def _stateless(shape: Any, dtype: Any = None, partition_info: Any = None) -> tf.Tensor:
     return 0.1 * tf.random.stateless_normal(shape, [3, 4], dtype=dtype)
 

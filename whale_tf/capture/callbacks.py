@@ -101,3 +101,6 @@ class Callbacks(NamedTuple):
     processes: Callable[[], Tuple[int, int]] = lambda: (1, 0)
     divides: Callable[[], bool] = lambda: False
     writes: Callable[[], bool] = lambda: True
+
+
+Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # owner, attribute, wrapper of what is hooked

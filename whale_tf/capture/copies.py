@@ -16,8 +16,8 @@ import sys
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from whale_tf.capture.callbacks import Callbacks, Function
-from whale_tf.capture.layers import ROOTS, Named, Place, Remembered, block_of, places_in, remember_as
+from whale_tf.capture.callbacks import Callbacks, Function, Place
+from whale_tf.capture.layers import ROOTS, Named, Remembered, block_of, places_in, remember_as
 
 _ATTRIBUTE = "whale_tf_annotations"  # of a buffer with a pickled model
 _Plain = Optional[Tuple[str, Optional[int], str]]

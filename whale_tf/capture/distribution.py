@@ -20,10 +20,9 @@ from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, MutableSe
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import GradientCall, annotations_of, set_default_strategy
-from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.callbacks import Callbacks, Function, Place
 from whale_tf.capture.fitting import is_reading_aside
 from whale_tf.capture.handles import inside, note_variables, own_handle
-from whale_tf.capture.layers import Place
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import AnnotationError, ClusterError, PlanError, UnsupportedOpError
 from whale_tf.garbage import instances

@@ -9,10 +9,10 @@ import contextlib
 import functools
 import sys
 import threading
-from typing import Any, Callable, Iterator, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 from whale_tf._tf_compat import DatasetV1, DatasetV1Adapter, seeded, tf
-from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.callbacks import Callbacks, Function, Place
 from whale_tf.capture.tapes import is_body, traced_function
 
 _KERAS_2 = ("keras.src", "tf_keras.src")  # of TensorFlow 2.13 to 2.15, and installed beside later ones
@@ -40,9 +40,6 @@ _thread = _Thread()
 def iterates() -> bool:
     """Whether Keras is iterating over datasets now."""
     return _thread.depth > 0
-
-
-Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # owner, attribute, wrapper
 
 
 def attributes() -> Iterator[Place]:

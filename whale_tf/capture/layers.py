@@ -22,7 +22,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotate, annotations_of, is_annotating
-from whale_tf.capture.callbacks import Callbacks, Function
+from whale_tf.capture.callbacks import Callbacks, Function, Place
 from whale_tf.capture.handles import captured_variables, inside, own_handle
 from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
@@ -37,7 +37,6 @@ class Remembered(NamedTuple):
 
 
 ROOTS = ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
-Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # class, attribute, wrapper
 Table = Sequence[Tuple[str, Sequence[Tuple[str, Callable[[Function, Callbacks], Function]]]]]
 
 

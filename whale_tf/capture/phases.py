@@ -24,13 +24,14 @@ Everything is decided on the op graph, from the names that the gradient calls le
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.capture.annotations import PHASE_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import CALL_ATTR, Op, OpGraph, Phase
-from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, OpTraits, Role, VariableUse, traits
+from whale_tf.ir.traits import CONDITIONALS, ENTERS, WHILES, OpTraits, Role, VariableUse, traits
+from whale_tf.ir.units import frames
 from whale_tf.ir.walk import reached
 
 
@@ -367,16 +368,6 @@ def _is_backward(op: Op) -> bool:
 
 
 def _ops_in_forward_loops(graph: OpGraph) -> Set[int]:
-    """Ops inside a v1 while loop that was not made by a gradient call; a loop's frame is where its Enter ops lead."""
+    """Ops inside a v1 while loop that was not made by a gradient call."""
     forward_frames = {op.attrs["frame_name"] for op in graph.ops if op.type in ENTERS and not _is_backward(op)}
-    frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames of its outputs, outermost first
-    inside = set()
-    for op in graph.ops:
-        frames = [frame_of.get(source, ()) for source in graph.predecessors(op)]
-        frame = max(frames, key=len) if frames else ()
-        if op.type in ENTERS:
-            frame += (op.attrs["frame_name"],)
-        if frame and frame[-1] in forward_frames:
-            inside.add(op.id)
-        frame_of[op.id] = frame[:-1] if op.type in EXITS else frame
-    return inside
+    return {op for op, inside in frames(graph).items() if inside[-1] in forward_frames}

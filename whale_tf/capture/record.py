@@ -180,7 +180,7 @@ class _Recorder:
             nodes.append(_node(argument.name, "_Arg", "", [(shape, dtype)], {"T": dtype, "index": index}, [], []))
         described = []
         for definition in definitions:
-            attrs = self._attributes(definition)
+            attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
             dtypes, starts[definition.name] = self._output_types(definition.op, attrs)
             described.append((list(zip(self._body_shapes(definition, python_graph, len(dtypes)), dtypes)), attrs))
         places = {name: place for place, name in enumerate(starts)}

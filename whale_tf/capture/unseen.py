@@ -45,6 +45,7 @@ def _forward(ops: OpGraph) -> FrozenSet[int]:
     gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
     if not gradients:
         return frozenset(op.id for op in ops.ops if not traits(op.type).is_input)
+
     def before(index: int) -> Set[int]:
         return {source for source in ops.predecessors(ops.ops[index])
                 if source not in gradients and not traits(ops.ops[source].type).is_input}

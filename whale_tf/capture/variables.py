@@ -105,6 +105,12 @@ def find_variables(graph: OpGraph) -> Variables:
     return Variables(items)
 
 
+def is_apart(graph: OpGraph, variable: Variable, write: int) -> bool:
+    """Whether a write is in a function that an op calls, or takes the variable from a branch, a loop or another write of
+    version 1.  A copy of the op alone would not write a copy of the variable."""
+    return bool(graph.ops[write].body) or graph.ops[variable.op].outputs[0] not in graph.ops[write].inputs
+
+
 def optimizer_state(graph: OpGraph, variables: Variables, trained: Collection[int]) -> Dict[int, List[int]]:
     """Trained variable -> the variables that its optimizer keeps for it, whether one op updates them or many elementary ops do.
 

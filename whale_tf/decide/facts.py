@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Set, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.capture.step import part_of
+from whale_tf.capture.variables import is_apart
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import Options
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region, find_region
+from whale_tf.ir.writes import is_write
 from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics
@@ -91,7 +94,21 @@ def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
     }
     variables, state = captured.phases.variables, captured.state_bytes()
     sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
-    return stage_statistics(region, captured.gradients, captured.variable_task_graph, len(captured.specs), calls, sizes)
+    return stage_statistics(region, captured.gradients, captured.variable_task_graph, len(captured.specs), calls, sizes,
+                            _written_apart(captured))
+
+
+def _written_apart(captured: Captured) -> Set[int]:
+    """Variables that conditions, loops and calls write, or read in an update in which they write others; and those that are
+    written in branches of version 1, unless the update is: it runs for each copy of a variable, branches and all."""
+    graph, found = captured.graph, set()
+    for variable in captured.phases.variables:
+        updates = {user for user, _ in graph.consumers(graph.ops[variable.op].outputs[0]) if graph.ops[user].phase is Phase.APPLY}
+        apart = (graph.ops[write] for write in variable.writes if is_apart(graph, variable, write))
+        if any(op.body or op.phase is not Phase.APPLY for op in apart) or any(
+                graph.ops[user].body and is_write(graph.ops[user]) for user in updates):
+            found.add(variable.op)
+    return found
 
 
 def _inputs(captured: Captured) -> Dict[str, int]:

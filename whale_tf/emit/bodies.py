@@ -38,11 +38,14 @@ RUN_TIME = "$"  # begins the name of a number that is known only at run time; no
 
 
 class _Numbers(NamedTuple):
-    """Numbers in which the functions that clones call differ; None: known only at run time, or irrelevant."""
+    """Numbers in which the functions that clones call differ.
 
-    size: Optional[int]
-    total: Optional[int]
-    start: Optional[int]
+    Attributes:
+        of_batches: size, total and start of the part of each batch; None: known only at run time, or irrelevant.
+        seed: None: irrelevant.
+    """
+
+    of_batches: Tuple[Tuple[Optional[int], ...], ...]
     seed: Optional[str]
 
 
@@ -155,15 +158,14 @@ class Bodies:
 
     # ------------------------------------------------------------------------------------------------------ numbers
     def _numbers(self, op: Op, axis: BatchAxis, outermost: Op, clone: Clone) -> _Numbers:
-        share, position = self._converter.share_of_op(outermost, self._context.task_graph_of(outermost), clone)
         bodies = [body for (index, _), body in axis.bodies.items() if index == op.id]
         starts, seeds = zip(*[self._concern(body) for body in bodies])
-        return _Numbers(
-            _static(share.sizes[position]),
-            _static(share.total),
-            _static(share.starts[position]) if any(starts) else None,
-            self._context.seed(clone) if any(seeds) else None,
-        )
+        found = []
+        for batch in self._context.region.batch.batches:
+            share, position = self._converter.share_of_op(outermost, self._context.task_graph_of(outermost), clone, batch)
+            start = _static(share.starts[position]) if any(starts) else None
+            found.append((_static(share.sizes[position]), _static(share.total), start))
+        return _Numbers(tuple(found), self._context.seed(clone) if any(seeds) else None)
 
     def _concern(self, axis: BatchAxis) -> Tuple[bool, bool]:
         """Whether a body depends on where in the batch a clone's examples are, and on which clone it is."""
@@ -277,6 +279,9 @@ class _BodyConverter(Converter):
             tuple(_number("size", of, size) for size in share.sizes),
             tuple(_number("start", of, start) for start in share.starts),
         ), position
+
+    def input_of(self, op: Op) -> str:
+        return self._outer.input_of(self._outermost)
 
     def _index(self, batch: str) -> int:
         return list(self._outer.context.region.batch.batches).index(batch)

@@ -192,7 +192,7 @@ class Calls:
             numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
             self._facts[body.name] = _Facts(
                 sorted({c for i in body.runs for c in graph.ops[i].control_inputs if c not in own}),
-                sorted({self._operands.converter.source_of_op(graph.ops[i]) for i in numbered}),
+                sorted({self._operands.converter.source_of_op(graph.ops[i], batch) for i in numbered for batch in axis.batches}),
                 bool(functional),
                 bool(functional or members & self._seeded),
             )

@@ -360,7 +360,7 @@ class Converter:
     def _built_for(self, op: Op, position: int) -> UnsupportedOpError:
         """The model has a static batch size, and the data lack it."""
         graph, components = self.context.graph, self.context.region.batch.localise[(op.id, position)].components
-        value, source = graph.producer(op.inputs[position]).value, graph.tensor_name(self.source_of_op(op))
+        value, source = graph.producer(op.inputs[position]).value, self.input_of(op)
         held = [] if value is None else np.asarray(value).reshape(-1).tolist()
         counted = [(number - each.constant, (each.counts or {}).get(REFERENCE)) for number, each in zip(held, components)
                    if isinstance(each, Size)]
@@ -473,6 +473,10 @@ class Converter:
 
     def source_of_op(self, op: Op, batch: str = REFERENCE) -> int:
         return self.context.region.batch.source_of(op.outputs + op.inputs, batch)
+
+    def input_of(self, op: Op) -> str:
+        """Name of an input with an op's examples, for messages."""
+        return self.context.graph.tensor_name(self.source_of_op(op))
 
     def size(self, tensor: int, task_graph: int, clone: Clone, batch: str = REFERENCE) -> Number:
         """How many examples of a batch a clone works on, if possible from an input that the tensor depends on."""

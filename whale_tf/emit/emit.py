@@ -120,6 +120,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
         moves.update(take_of_all_processes(context, nodes, inputs, recipes, sums, step.across))
     update_clones = clone_update(context, operands, recipes)
     mirror = Mirror(tf_graph, variable_copies(context, copies), {step.graph.ops[index].name for index in update_clones})
+    mirror.check(captured.graph, captured.phases.variables)
     mirror.stage(edit, captured.definitions.added)
 
     reroute.move_edges(context, moves)

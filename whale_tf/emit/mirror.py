@@ -11,8 +11,13 @@ from __future__ import annotations
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.capture.record import record
+from whale_tf.capture.variables import Variables, find_variables, is_apart
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.graph_editor.variables import Replaced, catch_up
+from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.traits import traits
 
 
@@ -37,11 +42,17 @@ class Mirror:
         self._variables = list(dict.fromkeys(variable for group in copies.values() for variable in group))
         self._handled = set(handled)
         self._version = -1
+        self._passing: Set[str] = set()  # ops known to take a variable on to others
 
     def update(self) -> None:
         """Mirrors all writes that are new since the last call."""
         if not self._copies or self._graph.version == self._version:
             return
+        passing = self._passes_on()
+        if not passing <= self._passing:
+            recorded = record(self._graph)
+            self.check(recorded, find_variables(recorded))
+        self._passing = passing
         edit = StagedEdit(self._graph)
         if self.stage(edit):
             self.finish(edit.commit())
@@ -74,6 +85,7 @@ class Mirror:
     def finish(self, new: Collection[str]) -> None:
         """Call when the edit is in the graph: writes among the ``new`` ops (the optimizer's) are not mirrored again."""
         self._handled.update(new)
+        self._passing = self._passes_on()
 
     def _new_writes(self, edit: StagedEdit, added: Collection[str]) -> List[Tuple[Original, str]]:
         """Each write that has no clones yet, with the variable that it writes."""
@@ -88,6 +100,25 @@ class Mirror:
             found += [(op, variable) for op in known if op.name not in self._handled and traits(op.type).is_write]
             found += [(node, variable) for node in users.get(variable, ()) if node.name not in self._handled]
         return found
+
+    def check(self, graph: OpGraph, variables: Variables) -> None:
+        """Raises:
+            UnsupportedOpError: a new write cannot be cloned alone.
+        """
+        for variable in variables:
+            for op in (graph.ops[write] for write in variable.writes if is_apart(graph, variable, write)):
+                if variable.name in self._variables and op.name not in self._handled:
+                    raise UnsupportedOpError(
+                        f"op {op.name!r} ({op.type}) writes variable {variable.name!r} in a condition, loop or function, or "
+                        "behind another write, but every replica has a copy of it, which would keep its value; set variables to "
+                        "'shared' (wh.init({'variables': 'shared'}, ...)), or assign to the variable itself, outside of tf.cond, "
+                        "tf.while_loop and tf.function")
+
+    def _passes_on(self) -> Set[str]:
+        """Names of the ops that take a variable into functions, branches, loops or other writes."""
+        users = {op for name in self._variables for op in self._graph.get_operation_by_name(name).outputs[0].consumers()}
+        return {op.name for op in users if function_names(op.node_def) or any(tensor.consumers() and (
+            tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype) for tensor in op.outputs)}
 
     def catch_up(self, run: Callable[[Any], Any]) -> None:
         """Copies the values of variables that were initialised before they had copies.  ``run`` runs tensors or ops."""

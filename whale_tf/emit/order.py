@@ -248,4 +248,3 @@ def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ..
         if not before:
             entries.append(op)
     return entries, [op for op in ops if op.id not in followed and not frame_of_outputs(op, frames_of)]
-

@@ -24,6 +24,7 @@ from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
+from whale_tf.ir.walk import reached
 from whale_tf.passes.partition import Node, Output, before_wait, partition, unanswered
 
 SCOPE = "whale/crossing"
@@ -119,19 +120,15 @@ class _Division:
         """
         for index in filter(self.found.runs.__getitem__, sorted(self._of_several)):
             raise takes_of_several(self._definitions[index])
-        if not any(node.op in SWITCHES for node in self._definitions):
+        switches = [index for index, node in enumerate(self._definitions) if node.op in SWITCHES]
+        if not switches:
             return
         readers: Dict[int, List[int]] = {}
         for index, node in enumerate(self.nodes):
             for before in [*(output[0] for output in node.inputs), *node.waits]:
                 readers.setdefault(before, []).append(index)
-        may_miss: Set[int] = set()
-        pending = [index for index, node in enumerate(self._definitions) if node.op in SWITCHES]
-        while pending:
-            index = pending.pop()
-            if index not in may_miss:
-                may_miss.add(index)
-                pending += [user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES]
+        may_miss = reached(switches, lambda index: [
+            user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES])
         for crossing in self.found.crossings:
             if crossing.output[0] in may_miss:
                 raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)

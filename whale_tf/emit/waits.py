@@ -11,7 +11,7 @@ In the others it waits for everything that the ops would have waited for.
 
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context
@@ -24,14 +24,13 @@ class _Facts(NamedTuple):
     """Attributes:
     left_out: ops that this process does not run.
     variables: variables, and reads of those of which other processes have the value.
-    taken, skipped: numbers of a loss scale's ops, of which one is dead in steps that are skipped, and the other one in all other
-        steps; -1: there is no loss scale.
+    gates: of each loss scale, the numbers of two ops, of which the first is dead in steps that are skipped, and the second in all
+        others.
     """
 
     left_out: FrozenSet[str]
     variables: FrozenSet[str]
-    taken: int
-    skipped: int
+    gates: Sequence[Tuple[int, int]]
 
 
 class Waits:
@@ -51,15 +50,17 @@ class Waits:
 
     def _done(self, ops: Sequence[int], scope: str, device: str) -> List[str]:
         """Ops that run when ops of this process are done, or are skipped with the whole step."""
-        graph, (_, _, taken, skipped) = self._context.graph, self._known()
-        if not any(taken in graph.ops[op].control_inputs for op in ops):
+        graph = self._context.graph
+        gate = next((one for one in self._known().gates if any(one[0] in graph.ops[op].control_inputs for op in ops)), None)
+        if gate is None:
             return self._names(ops)
-        done = self._nodes.identity(graph.ops[taken].name, scope + "/done", tf.bool, device, self._names(ops))
-        return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, graph.ops[skipped].name], device, T=tf.bool, N=2)]
+        taken, skipped = (graph.ops[op].name for op in gate)
+        done = self._nodes.identity(taken, scope + "/done", tf.bool, device, self._names(ops))
+        return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, skipped], device, T=tf.bool, N=2)]
 
     def _before(self, ops: Iterable[int]) -> List[str]:
         """What ops would have waited for if this process ran them."""
-        left_out, variables, _, _ = self._known()
+        left_out, variables, _ = self._known()
         stack = self._names(ops)
         seen: Set[str] = set()
         found: Set[str] = set()
@@ -82,7 +83,7 @@ class Waits:
             away = {variable for variable, owner in owners.state.items() if not owners.is_own(owner)}
             variables = [op.name for op in graph.ops
                          if op.type in VARIABLES or (op.type in READS and graph.tensors[op.inputs[0]].op in away)]
-            gate = next((op for op in graph.ops if GATE_ATTR in op.attrs), None)
-            taken, skipped = (-1, -1) if gate is None else (graph.consumers(gate.outputs[index])[0][0] for index in (1, 0))
-            self._found = _Facts(frozenset(self._names(owners.left_out)), frozenset(variables), taken, skipped)
+            gates = [(graph.consumers(op.outputs[1])[0][0], graph.consumers(op.outputs[0])[0][0])
+                     for op in graph.ops if GATE_ATTR in op.attrs]
+            self._found = _Facts(frozenset(self._names(owners.left_out)), frozenset(variables), gates)
         return self._found

@@ -33,6 +33,7 @@ class Commit:
 
         Raises:
           GraphEditError: an input does not exist or has another type, or TensorFlow refused a node; nothing has changed then.
+            Or a tensor has another static shape; then all edges are as they were, but the new ops are in the graph.
         """
         tensors, waits = self._resolve_externals()
         self._check_moves()
@@ -61,11 +62,20 @@ class Commit:
                         f"an input of {name!r} cannot move from {old!r} ({was}) to {new!r} ({would}); insert a Cast")
 
     def _move_edges(self) -> None:
+        moved: List[Tuple[tf.Operation, int, tf.Tensor]] = []
+        try:
+            for name, node in self._changed.items():
+                op = self.graph.get_operation_by_name(name)
+                for position, (old, new) in enumerate(zip(self._before[name], node.input)):
+                    if old != new and new[0] != "^":
+                        moved.append((op, position, op.inputs[position]))
+                        set_input(op, position, self._existing(new, node))
+        except GraphEditError:
+            for op, position, tensor in moved[:-1]:
+                op._update_input(position, tensor)
+            raise
         for name, node in self._changed.items():
             op, before, after = self.graph.get_operation_by_name(name), self._before[name], list(node.input)
-            for position, (old, new) in enumerate(zip(before, after)):
-                if old != new and new[0] != "^":
-                    set_input(op, position, self._existing(new, node))
             olds, waits = ({edge: None for edge in edges if edge[0] == "^"} for edges in (before, after))
             if any(edge not in waits for edge in olds):
                 op._remove_all_control_inputs()

@@ -24,6 +24,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf
 from whale_tf.errors import GraphEditError, did_you_mean
+from whale_tf.graph_editor.select import successors
 from whale_tf.ir.traits import ENTERS, EXITS
 
 
@@ -81,14 +82,9 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
                 continue
             name = parents[str(name)]
         if name is not None:
-            for consumer in _successors(op):
+            for consumer in successors(op):
                 reach(consumer, name)
     return {name: Frame(name, parents.get(name), tuple(ops)) for name, ops in members.items()}
-
-
-def _successors(op: tf.Operation) -> List[tf.Operation]:
-    found = [consumer for tensor in op.outputs for consumer in tensor.consumers()]
-    return found + list(op._control_outputs)
 
 
 def check_whole_loops(loops: Mapping[str, Frame], names: Set[str],
@@ -109,12 +105,11 @@ def check_whole_loops(loops: Mapping[str, Frame], names: Set[str],
         for op in frame.ops:
             if op.name in names or op.type in EXITS:
                 continue
-            readers = [consumer.name for consumer in _successors(op) if consumer.name in names and reads(consumer, op)]
+            readers = [consumer.name for consumer in successors(op) if consumer.name in names and reads(consumer, op)]
             if readers:
                 raise GraphEditError(
-                    f"the set to clone cuts through the while loop {frame.name!r}: {op.name!r} is outside the set and "
-                    f"is read inside it "
-                    f"by {readers[0]!r}; add the loop's other ops (control_flow.frames(graph)[{frame.name!r}].ops)")
+                    f"the set to clone cuts through the while loop {frame.name!r}: {op.name!r} is outside the set and is read "
+                    f"inside it by {readers[0]!r}; add the loop's other ops (control_flow.frames(graph)[{frame.name!r}].ops)")
 
 
 def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:

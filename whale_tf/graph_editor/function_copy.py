@@ -56,7 +56,7 @@ class FunctionCopy(Stage):
         definition: the copy.
 
     Raises:
-        GraphEditError: the graph's library has function of that name.
+        GraphEditError: the graph's library has no function of that name.
     """
 
     def __init__(self, graph: tf.Graph, function: Union[str, FunctionDef] = FunctionDefType()) -> None:

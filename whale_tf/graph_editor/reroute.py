@@ -22,7 +22,6 @@ from whale_tf.ir.traits import NEXT_ITERATIONS
 Edge = Tuple[tf.Operation, int]  # an op and the position of one of its inputs
 
 
-
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Let input ``index`` of ``op`` read ``tensor``.
 

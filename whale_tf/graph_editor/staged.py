@@ -417,7 +417,8 @@ class StagedEdit(Stage):
 
         Raises:
           GraphEditError: a name has been taken meanwhile, an input does not exist, or TensorFlow refused a node (the message
-            says which and why); the graph is then as it was.
+            says which and why); the graph is then as it was. An edge cannot move to a tensor of another static shape; then the
+            new ops are in the graph, but nothing that was there reads them.
         """
         self._check_open()
         self._committed = True

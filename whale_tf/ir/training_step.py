@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.across import Across, of_session
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, OpGraph, Phase, inner_ops
 from whale_tf.ir.holder import Holder
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import PULLS, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import PULLS, RANDOM, SWITCHES, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 
@@ -18,7 +18,7 @@ class Update(NamedTuple):
 
     APPLY ops that depend on the gradients of a single TaskGraph (clip by value, Adam, its slots) and lead to a write run on
     each copy of it.  Ops that depend on several TaskGraphs or on none (a global norm, the learning rate, ``global_step``) run
-    once::
+    once, and so do random ops, so that all copies get the same numbers::
 
         gradient (sum of clones) ─┬─> clip ──> ApplyAdam(v)            gradient ──> clip' ──> ApplyAdam(v') on replica 1
                                   └─> L2Loss ─┐                                      ^
@@ -90,7 +90,13 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
     task_graph = {index: region.task_graph[index] for index in region.ops}
     single, homes = owned(region.graph, task_graph, variables, gradients)
     needed = _leading_to_writes(region.graph, single)
-    return Update({index: owner for index, owner in single.items() if index in needed}, homes)
+    return Update({index: owner for index, owner in single.items()
+                   if index in needed and not _draws(region.graph.ops[index])}, homes)
+
+
+def _draws(op: Op) -> bool:
+    """Whether an op, or one in a function that it calls, draws random numbers: copies of it would draw different ones."""
+    return any(each.type in RANDOM for each in (op, *inner_ops(op)))
 
 
 def owned(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int],

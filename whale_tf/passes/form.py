@@ -95,6 +95,12 @@ def _seeded_by_operand(axis: BatchAxis) -> Optional[Op]:
     return next(found, None) or next((op for op in map(_seeded_by_operand, axis.bodies.values()) if op is not None), None)
 
 
+def _drawn_in_bodies(axis: BatchAxis) -> Optional[Op]:
+    """A random op in a function body, whose numbers all clones share."""
+    found = (body.graph.ops[index] for body in axis.bodies.values() for index in body.shared)
+    return next(found, None) or next((op for op in map(_drawn_in_bodies, axis.bodies.values()) if op is not None), None)
+
+
 def why_not_called(program: Program, region: Region, plan: Plan) -> str:
     """The reason why calls are not possible; empty if they are."""
     graph = region.graph
@@ -110,6 +116,9 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
     seeded = _seeded_by_operand(region.batch)
     if seeded is not None:
         return f"op {seeded.name!r} is seeded by an operand, which would have to be different in each call"
+    drawn = _drawn_in_bodies(region.batch) if plan.num_micro_batch > 1 else None
+    if drawn is not None:
+        return f"op {drawn.name!r} draws in a loop, condition or function, and would draw other numbers for each micro-batch"
     if region.rereads:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):

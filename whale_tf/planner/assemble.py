@@ -40,7 +40,7 @@ class StageStatistics(NamedTuple):
         state_bytes: bytes of their optimizer state (momentum has one slot, Adam two).
         gradients: gradients of its variables, in the order in which they become ready.
         read_in_loops: names of its variables whose handles enter version 1 while loops.
-        updated_in_functions: names of its variables that conditions, loops and calls of the update change.
+        updated_in_functions: names of its variables that conditions, loops and calls write.
         gradient_bytes: bytes of all gradients; the size of a sparse one is not known.
     """
 

@@ -79,9 +79,9 @@ def variables_of(read_in_loops: Sequence[str], updated_in_functions: Sequence[st
             what = f"a while loop reads {read_in_loops[0]!r} on its own device" if read_in_loops else \
                 "variables is 'mirrored'" if wanted == "mirrored" else "communication.backend is 'collective'"
             raise ConfigError(
-                f"{what}, so that every replica has a copy of its variables, but a condition or function updates "
-                f"{updated_in_functions[0]!r}, of one copy only; apply gradients outside of tf.cond and tf.function, or leave it "
-                "out")
+                f"{what}, so that every replica has a copy of its variables, but a condition, function or chain of writes "
+                f"updates {updated_in_functions[0]!r}, of one copy only; write it outside of tf.cond, tf.while_loop and "
+                "tf.function, or leave it out")
         return "shared"
     if wanted != "auto":
         return wanted

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, Mapping, Sequence, Set, Tuple
 
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.graph import TRAINED, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS
-from whale_tf.ir.writes import is_write
 from whale_tf.planner.assemble import Crossing, StageStatistics
 from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
 
 
 def stage_statistics(region: Region, gradients: Sequence[Tuple[int, int]], variable_task_graph: Dict[int, int], count: int,
-                     calls: Mapping[int, int], sizes: Mapping[int, Tuple[int, int]]) -> List[StageStatistics]:
+                     calls: Mapping[int, int], sizes: Mapping[int, Tuple[int, int]],
+                     apart: AbstractSet[int]) -> List[StageStatistics]:
     """The statistics of each TaskGraph.
 
     Args:
@@ -22,6 +22,7 @@ def stage_statistics(region: Region, gradients: Sequence[Tuple[int, int]], varia
         calls: gradient tensor -> number of the gradient call.
         variable_task_graph: variable op -> TaskGraph.
         sizes: variable op -> its bytes, and those of its optimizer state.
+        apart: variables that are also written by what cannot be copied for each of their copies.
     """
     graph = region.graph
     ops: List[List[str]] = [[] for _ in range(count)]
@@ -44,29 +45,22 @@ def stage_statistics(region: Region, gradients: Sequence[Tuple[int, int]], varia
         task_graph = variable_task_graph.get(variable, 0)
         summed[task_graph] += tensor_bytes(graph, tensor)
         found[task_graph].append(_gradient(region, tensor, variable, task_graph, calls.get(tensor, -1)))
-    loops, functions = _read_in_loops(graph, variable_task_graph), _updated_in_functions(graph, variable_task_graph)
+    loops = _read_in_loops(graph, variable_task_graph)
     return [
         StageStatistics(
             tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], state[i], tuple(found[i]),
             tuple(name for name, task_graph in loops if task_graph == i),
-            tuple(name for name, task_graph in functions if task_graph == i), summed[i])
+            tuple(graph.ops[variable].name for variable, task_graph in variable_task_graph.items()
+                  if task_graph == i and variable in apart), summed[i])
         for i in range(count)]
 
 
 def _read_in_loops(graph: OpGraph, variable_task_graph: Dict[int, int]) -> List[Tuple[str, int]]:
-    """(variable, its TaskGraph) for variables whose handles enter the frames of version 1 while loops."""
+    """(variable, its TaskGraph) for variables whose handles enter the frames of the step's version 1 while loops."""
     return [
         (graph.ops[variable].name, task_graph)
         for variable, task_graph in variable_task_graph.items()
-        if any(graph.ops[user].type in ENTERS for user, _ in graph.consumers(graph.ops[variable].outputs[0]))]
-
-
-def _updated_in_functions(graph: OpGraph, variable_task_graph: Dict[int, int]) -> List[Tuple[str, int]]:
-    """(variable, its TaskGraph) for variables that conditions, loops and calls of the update change."""
-    return [
-        (graph.ops[variable].name, task_graph)
-        for variable, task_graph in variable_task_graph.items()
-        if any(graph.ops[user].body and graph.ops[user].phase is Phase.APPLY and is_write(graph.ops[user])
+        if any(graph.ops[user].type in ENTERS and graph.ops[user].phase in TRAINED
                for user, _ in graph.consumers(graph.ops[variable].outputs[0]))]
 
 

@@ -73,7 +73,7 @@ class _Staged:
         graph, edit = self._graph, self._edit
         variable, output = graph.tensors[op.inputs[0]].op, graph.tensors[op.outputs[0]]
         waits = [self._successors.get(graph.ops[wait].name, graph.ops[wait].name) for wait in op.control_inputs]
-        before = [graph.ops[wait].name for wait in op.control_inputs if wait not in self._region.batch_level]
+        before = [name for name, wait in zip(waits, op.control_inputs) if wait not in self._region.batch_level]
         read = edit.add("ReadVariableOp", f"{op.name}/value", [graph.tensor_name(op.inputs[0])], device=op.device,
                         control_inputs=before, attrs={"dtype": tf.as_dtype(output.dtype)})
         name, axis = stage_of_value(edit, op, read, [graph.tensor_name(op.inputs[1])], f"{op.name}/of_value", waits)

@@ -45,7 +45,7 @@ UNSCALED_ATTR = "_whale_unscaled"  # on the op that divides a gradient by the sc
 INITIAL = ROOT + "/initial"  # the op that initialises the variables
 _OWN = ("current_loss_scale", "dynamic_scale")  # variables of TensorFlow's and Keras' optimizers that scale losses
 _STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and the scale's variables
-_FLOATS = ("float32", "float16", "bfloat16")
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def scales_itself(graph: tf.Graph) -> bool:
@@ -256,9 +256,7 @@ class _Scaler:
             task_graph = graph.ops[reader.forward].task_graph if reader.forward >= 0 else -1
             if task_graph not in reads:
                 reads[task_graph] = self._read(handle, f"scale_{task_graph + 1}", task_graph)
-            factor, dtype = reads[task_graph], graph.tensors[tensor].dtype
-            if dtype != "float32":
-                factor = self._add("Cast", f"low_{number}", [factor], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
+            factor = self._as(reads[task_graph], graph.tensors[tensor].dtype, f"low_{number}")
             product = self._add("Mul", f"first_{number}", [graph.tensor_name(tensor), factor], graph.tensors[tensor].shape)
             tag_like(self._edit.node(product.partition(":")[0]), self._step.definitions.node(reader.name))
             for other, position in graph.consumers(tensor):
@@ -273,7 +271,8 @@ class _Scaler:
         says whether it is finite."""
         graph, name = self._graph, self._graph.tensor_name(tensor)
         shape = graph.tensors[tensor].shape
-        value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
+        factor = self._as(inverse, graph.tensors[tensor].dtype, f"inverse_{number}")
+        value = self._add("Mul", f"gradient_{number}", [products.get(name, name), factor], shape)
         self._edit.node(value.partition(":")[0]).attr[UNSCALED_ATTR].i = number
         for edge in self._step.phases.cut:
             if edge.tensor == tensor:
@@ -344,6 +343,10 @@ class _Scaler:
         if task_graph >= 0:
             self._edit.node(read.partition(":")[0]).attr[TASK_GRAPH_ATTR].i = task_graph
         return read
+
+    def _as(self, number: str, dtype: str, name: str) -> str:
+        """A number in another type."""
+        return number if dtype == FLOAT32 else self._add("Cast", name, [number], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
 
     def _assign(self, handle: str, value: str, name: str) -> str:
         return self._edit.add("AssignVariableOp", f"{self._root}/{name}", [handle, value], attrs={"dtype": tf.float32})

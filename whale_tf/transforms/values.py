@@ -23,6 +23,7 @@ from whale_tf.capture.annotations import FORWARD_ATTR
 from whale_tf.capture.recording import Recording, renamed, renamed_call
 from whale_tf.capture.variables import Variable, passed_on
 from whale_tf.graph_editor.control_flow import call_functions, function_names
+from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
@@ -164,6 +165,12 @@ class _Passer:
                 if graph.tensor_name(tensor) in self._replaced:
                     edit.move_input(op.name, position, self._now(tensor))
         move_waits(graph, edit, self._successors)
+        for name in self._before:  # what new ops read, or wait for, may have been replaced after they were staged
+            node = edit.node(name)
+            for position, edge in enumerate(data_inputs(node)):
+                edit.move_input(name, position, self._replaced.get(tensor_name(edge), edge))
+            waits = [edge[1:] for edge in node.input if edge[1:] in self._successors and edge[0] == "^"]
+            edit.move_waits(name, waits, [self._successors[wait] for wait in waits])
         calls = [renamed_call(call, *(renamed(names, self._replaced) for names in (call.ys, call.xs, call.grads)))
                  for call in step.annotations.gradient_calls]
         instead = {name: (new,) for name, new in self._successors.items()}  # a function runs all its stateful ops
@@ -173,7 +180,7 @@ class _Passer:
     def _stage(self, op: Op, positions: Positions) -> None:
         graph, edit, definition = self._graph, self._edit, self._step.definitions.node(op.name)
         name, inputs = self._successors[op.name], []
-        waits = [self._successors.get(graph.ops[wait].name, graph.ops[wait].name) for wait in op.control_inputs]
+        waits = [graph.ops[wait].name for wait in op.control_inputs]
         for position, tensor in enumerate(op.inputs):
             now = self._now(tensor)
             is_value = graph.producer(tensor).type in _IN_LOOPS and now != graph.tensor_name(tensor)

@@ -10,10 +10,11 @@ Both branches take the same arguments, including those that they do not use.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
 from whale_tf._tf_compat import FunctionDef, tf
 from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.function_copy import FunctionCopy, data_inputs
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
@@ -21,14 +22,6 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import READS
 from whale_tf.transforms.shard.checkpoints import DividedVariable
 from whale_tf.transforms.shard.values import put_together
-
-
-def branches_of(op: tf.Operation) -> List[str]:
-    """Names of the functions among which a condition (``If``, ``Case``) chooses."""
-    found = []
-    for attr in op.node_def.attr.values():
-        found += [attr.func.name] if attr.HasField("func") else [function.name for function in attr.list.func]
-    return list(dict.fromkeys(found))
 
 
 def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, DividedVariable]) -> Dict[str, FunctionDef]:
@@ -43,7 +36,7 @@ def reading_parts(edit: StagedEdit, op: tf.Operation, variables: Mapping[int, Di
         UnsupportedOpError: a branch does something other than reading the variable.
     """
     found = {}
-    for name in branches_of(op):
+    for name in dict.fromkeys(function_names(op.node_def).values()):
         copy = FunctionCopy(op.graph, name)
         for position, variable in variables.items():
             _read_parts(copy, op, position, variable)

@@ -160,8 +160,14 @@ class DividedVariables:
             self._replaced.setdefault(tensor.name, tensor_name(name))
             edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
-                is_reference = reader._input_types[position]._is_ref_dtype
-                if not is_reference and edit.original(reader).input[position] == edge:
+                if edit.original(reader).input[position] != edge:
+                    continue
+                if reader._input_types[position]._is_ref_dtype and traits(reader.type).is_write:
+                    raise UnsupportedOpError(
+                        f"op {reader.name!r} ({reader.type}) writes to what op {tensor.op.name!r} returns, a variable that "
+                        "wh.split or zero divides; assign to the variable itself, under tf.control_dependencies of the first "
+                        "write")
+                if not reader._input_types[position]._is_ref_dtype:
                     edit.move_input(reader.name, position, name)
             for user, position in staged.readers.get(edge, ()):
                 edit.move_input(user, position, name)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -45,7 +44,7 @@ from whale_tf.patterns.strategy import (
     Strategy,
 )
 from whale_tf.planner.sharding import Assignment
-from whale_tf.transforms.attributes import reseed
+from whale_tf.transforms.attributes import own_numbers
 from whale_tf.transforms.shard.initial import Stream, cut
 from whale_tf.transforms.shard.recipes import Rows, Softmax, combine
 from whale_tf.transforms.shard.tags import TaggedStage
@@ -151,7 +150,7 @@ class Lowering:
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, inputs, part, task_graph, i)
             if strategy.how == RESEEDED:
-                self._reseed(op, node, task_graph, i)
+                own_numbers(self.nodes[task_graph], node, op, self.graph, node.name, str(i))
             if op.type in SHAPE_ATTRS and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
             results.append(node.name)
@@ -308,15 +307,6 @@ class Lowering:
         self._put(op, 0, spread, parts, task_graph)
         self.done[op.name] = [[part] for part in parts]
 
-    def _reseed(self, op: Op, node: NodeDef, task_graph: int, i: int) -> None:
-        """Makes a part draw its own numbers."""
-        reseed(node, node.name)
-        if "seed" not in op.attrs:  # the seed is an operand
-            nodes, seed, scope = self.nodes[task_graph], op.inputs[1], self._scope(op, f"seed{i}")
-            dtype = self._dtype(seed)
-            own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
-            self.edit.move_input(node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
-
     # -- recipes ------------------------------------------------------------------------------------------------------
     def _softmax_of(self, op: Op, spread: Spread, task_graph: int) -> Softmax:
         tensor = op.inputs[0]
@@ -399,8 +389,6 @@ class Lowering:
 
     def _dtype(self, tensor: int) -> tf.DType:
         return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
-
-
 
 
 def _parts_of(strategy: Strategy, count: int) -> Sequence[Tile]:
