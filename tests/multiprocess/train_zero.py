@@ -105,6 +105,9 @@ def look(session: Any, model: Model, feed: np.ndarray, assign: Any, beside: bool
     first, second = tf.trainable_variables()[:2]
     found = [session.run(model.score, {model.x: 2 * feed[:4]}), session.run(second)]
     found.append(session.run(model.fetches[0], {model.x: feed}))
+    state = active.current()
+    if state is not None and state.runtime is not None:
+        state.runtime.exchange(b"")  # another process may still read what this one owns and writes now
     first.load(0.9 * found[1], session)
     session.run(assign)
     if beside:
