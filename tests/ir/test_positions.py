@@ -10,7 +10,7 @@ import pytest
 from tests.ir import interpreter
 from tests.ir.graphs import Draft, equal
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Options, Scale, Slice, analyse
+from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Options, Reduce, Scale, Slice, analyse
 from whale_tf.ir.extents import batch_size
 from whale_tf.ir.layout import partial, sharded
 
@@ -171,6 +171,20 @@ def test_ops_that_pass_on_no_positions_read_those_of_the_mini_batch(g: Rows, use
     """Also the rows of a constant table that looks like positions."""
     found = use(g, g.real(B, 4), g.const(np.arange(B)))
     assert not g.axis(found).layout(found).is_replicated
+
+
+@pytest.mark.parametrize("use", [
+    lambda g, table, count: g.op("Fill", [g.ints("Pack", [count], 1), g.const(1.5)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("Tile", [table, g.ints("Pack", [count], 1)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("Slice", [table, g.const([0]), g.ints("Pack", [count], 1)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("StridedSlice", [table, g.const([0]), g.ints("Pack", [count], 1), g.const([1])], (None,),
+                                 dtype="float64", attrs={"begin_mask": 1}),
+    lambda g, table, count: g.op("StridedSlice", [g.real(B, 40), g.const([0, 0]), g.ints("Pack", [g.const(0), count], 2), g.const([1, 1])],
+                                 (None, None), dtype="float64", attrs={"begin_mask": 3, "end_mask": 1}),
+], ids=["fill", "tile", "slice", "cut", "columns"])
+def test_sizes_that_follow_from_examples_are_those_of_all(g: Rows, use: Callable[[Rows, int, int], int]) -> None:
+    found = use(g, g.const(np.arange(40.0)), g.ints("Sum", [g.labels(B), g.const([0])]))
+    assert [step for steps in g.axis(found).conversions.values() for step in steps] == [Reduce("sum")]
 
 
 # --------------------------------------------------------------------------------------------------------- Gather

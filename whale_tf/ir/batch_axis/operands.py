@@ -152,6 +152,19 @@ class Operands:
         sources = self.state.sources(self.op)
         return weight_of([(self.state.batch_of_source(sources[0]), 1)]) if sources else 1
 
+    def combine_bounds(self, data: int) -> None:
+        """Combine over the clones what tells how the data are cut or arranged, such as a number of true elements."""
+        for i, layout in enumerate(self.layouts):
+            if i != data and layout.is_sharded:
+                raise Refuse("it needs all examples at once")
+            if i != data and (layout.is_partial or layout.kind in EXTREMES):
+                self.resolve(i, self.layouts[data].is_sharded)
+
+    @property
+    def is_combined(self) -> bool:
+        """Whether an operand is combined over the clones."""
+        return any(isinstance(step, Reduce) for steps in self.steps for step in steps)
+
     def settle(self, has_batch: bool) -> Tuple[Exponent, bool]:
         """The results' power, and whether they are partial."""
         roles, layouts = self.roles, self.layouts
