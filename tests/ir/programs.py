@@ -314,6 +314,15 @@ def branches_differ(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(h))
 
 
+def numbers_of_examples(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """A loop and a branch get constants that look like positions."""
+    w, table = variable("w", 6, 3), np.arange(int(x.shape[0]), dtype=np.int32)
+    chosen = tf.cond(tf.reduce_sum(w) > 100.0, lambda: tf.identity(y), lambda: tf.constant(table))
+    first, other = tf.constant(table), tf.constant(2 * table)
+    _, last = tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, tf.where(y > i, a, other)), [0, first])
+    return tf.reduce_mean(tf.square(tf.matmul(x, w)) * tf.cast(chosen + last, F)[:, None])
+
+
 def unknown_length(x: tf.Tensor) -> tf.Tensor:
     """Sequences whose length the graph does not know either."""
     h = tf.tensordot(x, variable("w", 6, 4), [[2], [0]])
@@ -393,6 +402,7 @@ CONTROL_FLOW: List[Program] = [
     Program("loop", loop, [X]), Program("loop_from_constant", loop_from_constant, [X], "static"),
     Program("loop_over_steps", loop_over_steps, [SEQUENCE]), Program("condition", condition, [X]),
     Program("branches_differ", branches_differ, [X], "static"),
+    Program("numbers_of_examples", numbers_of_examples, [X, LABEL], "static"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.ir import interpreter
 from tests.ir.graphs import Draft, equal
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Options, Scale, Slice, analyse
+from whale_tf.ir.batch_axis import BatchAxis, Localise, Offset, Options, Reduce, Scale, Slice, analyse
 from whale_tf.ir.extents import batch_size
 from whale_tf.ir.layout import partial, sharded
 
@@ -56,10 +56,13 @@ class Rows(Draft):
         """``step`` times the positions of examples."""
         return self.ints("Range", [self.const(0), self.count(x, step), self.const(step)], None)
 
+    def zeros(self, *shape: int, dim: int = 0, is_open: bool = True) -> int:
+        fed = self.fed(np.ones(shape, np.int32), dim, is_open)
+        return self.ints("ZerosLike", [fed], *(self.graph.tensors[fed].shape or ()))
+
     def static_rows(self) -> int:
         """The same for B examples by the graph; it begins as a constant."""
-        zeros = self.fed(np.zeros(B, np.int32), is_open=False)
-        return self.ints("AddV2", [zeros, self.ints("Range", [self.const(0), self.const(B), self.const(1)], B)], B)
+        return self.ints("AddV2", [self.zeros(B, is_open=False), self.ints("Range", [self.const(0), self.const(B), self.const(1)], B)], B)
 
     def pairs(self, first: int, second: int, *more: int) -> int:
         return self.ints("Pack", [first, second, *more], None, 2 + len(more), axis=1)
@@ -131,7 +134,8 @@ def test_range_over_the_examples(g: Rows, step: int, is_open: bool) -> None:
     rows = g.rows(i, step) if is_open else g.ints("Range", [g.const(0), g.const(B * step), g.const(step)], B)
     index = g.ints("AddV2", [i, rows], size)
     axis = g.axis(rows, index)
-    assert axis.layout(rows) == axis.layout(index) == sharded(0) and axis.offsets[rows] == axis.offsets[index] == step
+    assert axis.layout(rows) == axis.layout(index) == sharded(0) and axis.offsets[rows] == step
+    assert axis.offsets.get(index) == (step if abs(step) > 1 else None)  # data among the rows of an example, but not among examples
     assert axis.localise == ({} if is_open else {(g.number(rows), 1): Localise((step * batch_size,))})
 
 
@@ -155,6 +159,34 @@ def test_ranges_that_are_refused(g: Rows, bounds: Callable[[Rows, int], List[int
     refused(g, g.ints("Range", bounds(g, g.real(B, 4)), None), message)
 
 
+@pytest.mark.parametrize("use", [
+    lambda g, x, table: g.ints("ConcatV2", [g.fed(np.arange(B, dtype=np.int32) % 3, is_open=False), table, g.const(0)], 2 * B),
+    lambda g, x, table: g.ints("Slice", [table, g.const([0]), g.ints("Pack", [g.count(x)], 1)], None),
+    lambda g, x, table: g.ints("Reshape", [table, g.ints("Pack", [g.count(x), g.const(1)], 2)], None, 1),
+    lambda g, x, table: g.op("Cast", [g.rows(x)], (None,), dtype="bool", attrs={"DstT": "bool"}),
+    lambda g, x, table: g.op("Where", [g.rows(x)], (None, 1), dtype="int64"),
+    lambda g, x, table: 7 + g.op("DynamicPartition", [x, g.rows(x)], *[(None, 4)] * B, dtype="float64", attrs={"num_partitions": B}),
+], ids=["joined", "cut", "reshaped", "boolean", "true elements", "part"])
+def test_ops_that_pass_on_no_positions_read_those_of_the_mini_batch(g: Rows, use: Callable[[Rows, int, int], int]) -> None:
+    """Also the rows of a constant table that looks like positions."""
+    found = use(g, g.real(B, 4), g.const(np.arange(B)))
+    assert not g.axis(found).layout(found).is_replicated
+
+
+@pytest.mark.parametrize("use", [
+    lambda g, table, count: g.op("Fill", [g.ints("Pack", [count], 1), g.const(1.5)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("Tile", [table, g.ints("Pack", [count], 1)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("Slice", [table, g.const([0]), g.ints("Pack", [count], 1)], (None,), dtype="float64"),
+    lambda g, table, count: g.op("StridedSlice", [table, g.const([0]), g.ints("Pack", [count], 1), g.const([1])], (None,),
+                                 dtype="float64", attrs={"begin_mask": 1}),
+    lambda g, table, count: g.op("StridedSlice", [g.real(B, 40), g.const([0, 0]), g.ints("Pack", [g.const(0), count], 2), g.const([1, 1])],
+                                 (None, None), dtype="float64", attrs={"begin_mask": 3, "end_mask": 1}),
+], ids=["fill", "tile", "slice", "cut", "columns"])
+def test_sizes_that_follow_from_examples_are_those_of_all(g: Rows, use: Callable[[Rows, int, int], int]) -> None:
+    found = use(g, g.const(np.arange(40.0)), g.ints("Sum", [g.labels(B), g.const([0])]))
+    assert [step for steps in g.axis(found).conversions.values() for step in steps] == [Reduce("sum")]
+
+
 # --------------------------------------------------------------------------------------------------------- Gather
 @pytest.mark.parametrize("type_, axis", [("Gather", []), ("GatherV2", [0]), ("GatherV2", [-2])])
 def test_each_example_looks_up_its_own_rows(g: Rows, type_: str, axis: List[int]) -> None:
@@ -172,7 +204,7 @@ def test_look_up_in_columns_follows_its_rule(g: Rows) -> None:
 @pytest.mark.parametrize("shared, dim", [(0, 2), (1, 1), (-1, 1)])
 def test_examples_of_a_look_up_lie_where_those_of_the_index_do(g: Rows, shared: int, dim: int) -> None:
     x = g.real(3, B, 4, dim=1)
-    index = g.ints("AddV2", [g.fed(np.zeros((3, B), np.int32), 1), g.rows(g.real(B))], 3, None)
+    index = g.ints("AddV2", [g.zeros(3, B, dim=1), g.rows(g.real(B))], 3, None)
     shape = (3, None, 4) if shared else (3, 3, None, 4)
     found = g.op("GatherV2", [x, index, g.const(1)], shape, attrs={"batch_dims": shared})
     assert g.axis(found).layout(found) == sharded(dim)
@@ -202,10 +234,11 @@ def test_looking_up_positions(g: Rows) -> None:
     lambda g, x: [x, g.const([0, 1]), g.const(0)],
     lambda g, x: [x, g.ints("AddV2", [g.op("Reshape", [g.chosen(g.rows(x)), g.const([-1])], (None,), dtype="int32"), g.const(1)],
                             None), g.const(0)],
+    lambda g, x: [x, g.ints("AddV2", [g.rows(x), g.labels(B)], None), g.const(0)],
     lambda g, x: [g.joined(), g.rows(x), g.const(0)],
     lambda g, x: [g.unknown_number(), g.ints("Sub", [g.const(0), g.rows(x)], None), g.const(0)],
     lambda g, x: [g.op("Reshape", [g.real(B, 2, 4), g.const([-1, 4])], (None, 4)), g.rows(x), g.const(0)],
-], ids=["no positions", "constants", "next example", "two blocks", "unknown blocks", "two rows an example"])
+], ids=["no positions", "constants", "next example", "some example", "two blocks", "unknown blocks", "two rows an example"])
 def test_look_ups_of_other_examples_are_refused(g: Rows, look_up: Callable[[Rows, int], List[int]]) -> None:
     refused(g, g.op("GatherV2", look_up(g, g.real(B, 4)), (None, 4)), OWN_POSITION)
 
@@ -284,7 +317,7 @@ def test_sums_by_label_are_sums_over_the_batch(g: Rows) -> None:
 
 def test_sums_into_the_examples_own_rows(g: Rows) -> None:
     x = g.real(B, 2, 4)
-    ids = g.ints("AddV2", [g.fed(np.zeros((B, 2), np.int32)), g.column(g.rows(x))], None, 2)
+    ids = g.ints("AddV2", [g.zeros(B, 2), g.column(g.rows(x))], None, 2)
     found = segments(g, x, ids, g.count(x))
     axis = g.axis(found)
     assert axis.layout(found) == sharded(0) and not axis.conversions and not axis.localise
@@ -331,7 +364,8 @@ def test_sum_keeps_the_weight_of_its_data_and_a_maximum_does_not(g: Rows) -> Non
 
 
 @pytest.mark.parametrize("ids, times", [
-    (lambda g: g.labels(B), 1), (lambda g: g.rows(g.real(B)), 2), (lambda g: g.const(np.zeros(B, np.int32)), 1)])
+    (lambda g: g.labels(B), 1), (lambda g: g.rows(g.real(B)), 2), (lambda g: g.ints("Sub", [g.rows(g.real(B)), g.labels(B)], None), 1),
+    (lambda g: g.const(np.zeros(B, np.int32)), 1)])
 def test_sums_into_rows_of_other_examples_are_refused(g: Rows, ids: Callable[[Rows], int], times: int) -> None:
     x = g.real(B, 4)
     refused(g, segments(g, x, ids(g), g.count(x, times)), "it adds up rows by an index other than the example's own position")

@@ -82,12 +82,12 @@ def slice_(state: Propagation, op: Op) -> None:
         _slice_of_whole(state, op, layout)
         return
     begin, size = state.value(op.inputs[1]), state.value(op.inputs[2])
-    if begin is None:
+    if begin is None or size is None:
         raise Refuse("it is not known where it cuts the batch")
     d, blocks = layout.dim, layout.blocks
     _check_others(state, op, (1, 2), d)
     start, extent = position(state, begin[d]), _whole_extent(blocks)
-    if size is None or (not isinstance(size[d], Size) and size[d] == -1):
+    if not isinstance(size[d], Size) and size[d] == -1:
         stop = extent
     else:
         length = position(state, size[d])
@@ -96,8 +96,7 @@ def slice_(state: Propagation, op: Op) -> None:
         blocks = cut_blocks(blocks, start, stop)
     if start != 0:
         state.localise_elements(op, 1, {d: _localised(start)})
-    if size is not None:
-        state.localise_elements(op, 2, {d: blocks})
+    state.localise_elements(op, 2, {d: blocks})
     plan = Operands(state, op, "mnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(d, blocks, layout.power), state.sources(op), plan.zero(0))
@@ -112,7 +111,8 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
     rows = [d for d, s in enumerate(size if size is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
     if not rows and any(state.layouts.get(t) is EXTENT for t in op.inputs[1:]):
         raise Refuse("it takes rows of a whole tensor from a position that depends on the number of examples")
-    plan = Operands(state, op, "mnn", [layout] * 3)
+    plan = Operands(state, op, "mnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
+    plan.combine_bounds(0)
     if rows and size is not None:
         begin = state.ints(op, 1)
         if begin is None or begin[rows[0]] or len(rows) > 1:
@@ -130,8 +130,10 @@ def strided_slice(state: Propagation, op: Op) -> None:
     if not layout.is_sharded:
         if any(state.layouts.get(t) is EXTENT for t in op.inputs[1:]):
             raise Refuse("it takes as many rows of a whole tensor as there are examples")
-        plan = Operands(state, op, "mnnn", [layout] * 4)
+        plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
+        plan.combine_bounds(0)
         state.set(op.outputs[0], layout, state.sources(op), plan.zero(0))
+        plan.record()
         return
     shape = state.shape(op.inputs[0])
     if shape is None:
@@ -145,6 +147,7 @@ def strided_slice(state: Propagation, op: Op) -> None:
     else:
         blocks = _strided_cut(state, op, layout.blocks, batch)
     plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
+    plan.combine_bounds(0)
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(_result_dim(terms, batch), blocks, layout.power), state.sources(op), plan.zero(0))
     state.learn_sizes(op)
@@ -228,7 +231,8 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
     if shape is None:
         raise Refuse("the shape it fills is not known")
     terms = strided_terms(op, len(shape), state, list(shape))
-    plan = Operands(state, op, "nnnnm", [layout] * 5)
+    plan = Operands(state, op, "nnnnm", [state.layout(t) for t in op.inputs[:4]] + [layout])
+    plan.combine_bounds(4)
     if layout.is_sharded:
         batch = _kept(terms, layout.dim)
         dim, blocks = batch.dim, layout.blocks

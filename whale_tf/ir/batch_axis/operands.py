@@ -50,7 +50,7 @@ class Operands:
     def __init__(self, state: BatchState, op: Op, roles: str, layouts: List[Layout]) -> None:
         self.state, self.op, self.roles, self.layouts = state, op, roles, layouts
         self.steps: List[List[Conversion]] = [[] for _ in layouts]
-        self.shifts: Dict[int, int] = {}  # operands that have become positions
+        self.shifts: Dict[int, int] = {}  # operands whose rows, taken from a table of positions, may become positions
         self.is_zero = False
         self.extreme: Optional[str] = None
 
@@ -83,13 +83,21 @@ class Operands:
             state.count_rows(tensor, dim, blocks)
         self.steps[i].append(Slice(dim, blocks))
         step = row_step(state, tensor, dim, blocks)
-        if step:  # the clone's rows of a table of positions, which count from its own first example
-            self.steps[i].append(Offset(-step))
+        if step:
             self.shifts[i] = step
 
+    def offset(self, i: int) -> Offsets:
+        """The offset of operand ``i`` if it counts from the clone's first example."""
+        return self.shifts.get(i) or self.state.offsets.get(self.op.inputs[i], 0)
+
+    def count_from_own(self, i: int) -> None:
+        """The result counts from the clone's first example, as operand ``i`` has to: rows of a table do not yet."""
+        if i in self.shifts:
+            self.steps[i].append(Offset(-self.shifts[i]))
+
     def count_from_first(self, i: int) -> None:
-        """Operand ``i`` may be positions, but the op needs them in the whole mini-batch."""
-        offset = self.shifts.get(i, self.state.offsets.get(self.op.inputs[i], 0))
+        """Operand ``i`` may be positions, but the op needs them in the whole mini-batch, as rows of a table are."""
+        offset = self.state.offsets.get(self.op.inputs[i], 0)
         if offset:
             self.steps[i].append(Offset(offset))
 
@@ -143,6 +151,19 @@ class Operands:
             return weight_of(next(iter(bases)))
         sources = self.state.sources(self.op)
         return weight_of([(self.state.batch_of_source(sources[0]), 1)]) if sources else 1
+
+    def combine_bounds(self, data: int) -> None:
+        """Combine over the clones what tells how the data are cut or arranged, such as a number of true elements."""
+        for i, layout in enumerate(self.layouts):
+            if i != data and layout.is_sharded:
+                raise Refuse("it needs all examples at once")
+            if i != data and (layout.is_partial or layout.kind in EXTREMES):
+                self.resolve(i, self.layouts[data].is_sharded)
+
+    @property
+    def is_combined(self) -> bool:
+        """Whether an operand is combined over the clones."""
+        return any(isinstance(step, Reduce) for steps in self.steps for step in steps)
 
     def settle(self, has_batch: bool) -> Tuple[Exponent, bool]:
         """The results' power, and whether they are partial."""
@@ -219,7 +240,7 @@ class Operands:
     def record(self) -> None:
         for i, steps in enumerate(self.steps):
             if steps:
-                self.state.conversions[self.op.id, i] = tuple(simplify(steps))
+                self.state.conversions[self.op.id, i] = tuple(steps)
 
 
 def _is_mean(power: Exponent) -> bool:
@@ -369,10 +390,15 @@ def _decays(state: BatchState, write: Op) -> bool:
     return False
 
 
+def _may_count(state: BatchState, tensor: int) -> bool:
+    """Whether a tensor may hold positions."""
+    return state.is_integer(tensor) and state.graph.tensors[tensor].dtype != "bool"
+
+
 def row_step(state: BatchState, tensor: int, dim: int, blocks: Tuple[Block, ...]) -> int:
     """The increment of an integer constant from one example of the reference batch to the next; 0 if it varies."""
     each = blocks[0]
-    if not state.is_integer(tensor) or len(blocks) != 1 or not isinstance(each, int):
+    if not _may_count(state, tensor) or len(blocks) != 1 or not isinstance(each, int):
         return 0
     value = state.value(tensor)
     if value is None or not is_static(value):
@@ -380,21 +406,6 @@ def row_step(state: BatchState, tensor: int, dim: int, blocks: Tuple[Block, ...]
     rows = np.moveaxis(value, dim, 0).astype(np.int64)
     steps = np.unique(rows[each:] - rows[:-each])
     return int(steps[0]) if len(steps) == 1 else 0
-
-
-def simplify(steps: Sequence[Conversion]) -> List[Conversion]:
-    """Merge adjacent offsets."""
-    result: List[Conversion] = []
-    for step in steps:
-        before = result[-1] if result else None
-        if isinstance(step, Offset) and isinstance(before, Offset) and (
-                isinstance(step.coefficient, int) and isinstance(before.coefficient, int)):
-            result.pop()
-            if step.coefficient + before.coefficient:
-                result.append(Offset(step.coefficient + before.coefficient))
-        else:
-            result.append(step)
-    return result
 
 
 def is_zero_constant(state: BatchState, tensor: int) -> bool:
@@ -441,16 +452,20 @@ def _sum(a: Block, b: Block, sign: int) -> Optional[Block]:
 
 def _leads_away(state: BatchState, tensor: int, each: int) -> bool:
     """Whether a number that is added to positions leads to other examples: it counts examples, or more rows than one example has,
-    ``each``."""
+    ``each``.  If an example has one row, any number but zero does; if it has several, data are taken to stay among them."""
+    if state.flags[tensor] & ZERO:
+        return False
     value = state.value(tensor)
-    return value is not None and any(
-        size.depends_on_batch if isinstance(size, Size) else abs(size) >= abs(each) for size in value.flat)
+    if value is None:
+        return abs(each) == 1
+    return any(abs(each) == 1 or size.depends_on_batch if isinstance(size, Size) else abs(size) >= abs(each)
+               for size in value.flat)
 
 
 def carry_offsets(state: BatchState, op: Op, plan: Operands) -> None:
     """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
     other op gets positions in the whole batch."""
-    offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]
+    offsets = [plan.offset(i) for i in range(len(op.inputs))]
     if not any(offsets):
         return
     carried: Optional[Offsets] = None
@@ -465,15 +480,14 @@ def carry_offsets(state: BatchState, op: Op, plan: Operands) -> None:
         if factor is not None and len(set(factor)) == 1:
             carried = block_of(rows_each(single[1 - other]) * factor[0], batch_of(single[1 - other]))
     elif not any(offsets[1:]) and (op.type in MOVES or traits(op.type).gives is Gives.ELEMENTS or (
-            op.type == "Cast" and state.is_integer(op.outputs[0]))):
+            op.type == "Cast" and _may_count(state, op.outputs[0]))):
         carried = moved_offset(state, op, offsets[0])
     elif op.type == "Pack" and len(single) == len(offsets):
         rank = state.rank(op.inputs[0])
         last = op.attrs.get("axis", 0) in (-1, rank)
         carried = offsets[0] if len(set(offsets)) == 1 else tuple(single) if last else None
-    if carried is not None:
-        if carried:
-            state.offsets[op.outputs[0]] = carried
-        return
+    if carried:
+        state.offsets[op.outputs[0]] = carried
+    count = plan.count_from_first if carried is None else plan.count_from_own
     for i in range(len(offsets)):
-        plan.count_from_first(i)
+        count(i)

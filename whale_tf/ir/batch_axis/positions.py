@@ -135,8 +135,9 @@ def _divide_crops(state: Propagation, plan: Operands, rule: Rule, images: Blocks
         plan.slice(index, 0, rows)
     elif not layout.is_sharded or not _follows(state, state.offsets.get(tensor, 0), layout, images):
         raise Refuse(_ELSEWHERE)
-    if not layout.is_sharded and plan.shifts.get(index) != expected:
+    if not layout.is_sharded and plan.offset(index) != expected:
         raise Refuse(_ELSEWHERE)
+    plan.count_from_own(index)
     for i, dims in enumerate(rule.inputs):
         if i == index or not isinstance(dims, tuple) or dims[0] != ("n",):
             continue
@@ -206,8 +207,11 @@ def where(state: Propagation, op: Op) -> None:
     step = offset_of(layout.blocks)
     if layout.dim != 0 or step is None or rank is None:
         raise Refuse("the true elements of one part do not all come before those of the next")
+    plan = Operands(state, op, "n", [layout])
+    plan.count_from_first(0)
     state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
     state.set(op.outputs[0], sharded(0, None), state.sources(op))
+    plan.record()
 
 
 @handler
@@ -283,7 +287,9 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
         layout = sharded(0, parts.blocks, plan.layouts[0].power)
     if layout.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
         raise Refuse("the rows of one part do not all come before those of the next")
-    offset = plan.shifts.get(0, state.offsets.get(op.inputs[0], 0))
+    offset = plan.offset(0)
+    plan.count_from_own(0)
+    plan.count_from_first(1)
     plan.record()
     for result in op.outputs:
         if offset:

@@ -331,7 +331,8 @@ class Propagation(BatchState):
         """
         layouts = [self.layout(t) for t in op.inputs]
         for shape in rule.shapes:
-            layouts[shape.position] = REPLICATED_0
+            if layouts[shape.position] is EXTENT:  # others, such as a number of true elements, are combined like any operand
+                layouts[shape.position] = REPLICATED_0
         factor, blocks, is_uniform = self.batch_factor(op, rule, layouts) if end is None else (end.factor, end.blocks, False)
         if op.id in self.arranged:
             blocks, is_uniform = self.arranged[op.id], False
@@ -353,7 +354,7 @@ class Propagation(BatchState):
         if self.offsets or plan.shifts:
             carry_offsets(self, op, plan)
         power, is_partial = plan.settle(factor is not None)
-        if op.type in RANDOM and factor is None and (is_partial or plan.extreme):
+        if op.type in RANDOM and factor is None and (is_partial or plan.extreme or plan.is_combined):
             raise Refuse("it draws once, and each clone has its own part of the values")
         self.localise_shapes(op, rule, factor, blocks)
         if kind in (STATISTIC, STATISTIC_GRADIENT):

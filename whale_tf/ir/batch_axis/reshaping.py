@@ -145,6 +145,9 @@ def reshape(state: Propagation, op: Op) -> None:
     data, target = op.inputs
     layout = state.data_layout(data)
     target_value = state.value(target)
+    bounds = Operands(state, op, "mn", [layout, state.layout(target)])
+    bounds.combine_bounds(0)
+    bounds.record()
     if not layout.is_sharded:
         if state.layouts.get(target) is EXTENT and target_value is not None:
             layout = _slice_before(state, op, layout, list(target_value))

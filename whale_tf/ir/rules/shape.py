@@ -254,18 +254,25 @@ def range_(op: Op, view: View) -> Rule:
     return Rule((None, None, None), ((("d0",),),), "nnn", {"d0": WHOLE})
 
 
-def matrix_part(op: Op, view: View, role: str) -> Rule:
-    """Ops on the last two dimensions of a stack of matrices."""
+def matrix_part(op: Op, view: View, role: str, padding: int = 0) -> Rule:
+    """Ops on the last two dimensions of a stack of matrices.
+
+    Args:
+        padding: the operand with the value of elements that the first operand does not have; 0: there is none.
+    """
     rank = view.need_rank(op.inputs[0])
     out = view.need_rank(op.outputs[0])
     full = axes(rank)
     lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
     kinds = whole(range(lead, rank), rank)
     tail = tuple((f"out{d}",) for d in range(lead, out))
-    result = full if out == rank else full[:lead] + tail
+    result = full if out == rank and not padding else full[:lead] + tail  # several diagonals have a row each
     kinds.update({f[0]: WHOLE for f in tail})
     count = len(op.inputs) - 1
-    return Rule((full,) + (None,) * count, (result,) * len(op.outputs), role + "n" * count, kinds)
+    inputs, roles = [full, *[None] * count], [role, *"n" * count]  # type: List[AnyDims], List[str]
+    if padding:
+        inputs[padding], roles[padding] = (), role
+    return Rule(tuple(inputs), (result,) * len(op.outputs), "".join(roles), kinds)
 
 
 def space_to_batch(op: Op, view: View) -> Rule:
