@@ -365,7 +365,7 @@ class Config(Record):
         return "float32" if self.amp.dtype == "none" else self.amp.dtype
 
     @property
-    def loss_scale(self) -> Union[None, float, str]:
+    def loss_scale(self) -> Union[None, float, Literal["dynamic"]]:
         """The factor for gradients in that type: a number, "dynamic", or None."""
         scale = self.amp.loss_scale
         if scale is None:

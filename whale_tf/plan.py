@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import Dict, List, Mapping, Optional, Set, Tuple, Union
 
+from whale_tf._typing_compat import Literal
 from whale_tf.documents import Record, field, parsed, plain
 from whale_tf.errors import PlanError
 
@@ -200,12 +201,12 @@ class Plan(Record):
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = field(factory=dict)
     init: str = field("exact", among=("exact", "sharded"))
-    random: str = "own"
+    random: str = field("own", among=("own", "local"))
     zero: str = field("none", among=ZERO)
     offload: str = field("none", among=OFFLOAD)
     emit: str = field("auto", among=("auto", "inline", "call"))
     precision: str = field("float32", among=PRECISIONS)
-    loss_scale: Union[None, float, str] = None
+    loss_scale: Union[None, float, Literal["dynamic"]] = field(None, at_least=1)
     processes: Tuple[Tuple[int, ...], ...] = ()
     one_step: bool = False
     estimate: Estimate = Estimate()
@@ -213,8 +214,6 @@ class Plan(Record):
     def check(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"plan version is {self.version}, this whale_tf reads version {VERSION}")
-        if isinstance(self.loss_scale, str) and self.loss_scale != "dynamic":
-            raise ValueError(f"loss_scale is {self.loss_scale!r}, expected 'dynamic', a number or null")
         sizes, count = self.micro_batch_slices, self.num_micro_batch
         if sizes is not None and (len(sizes) != count or min(sizes) < 1):
             raise ValueError(f"micro_batch_slices needs {count} sizes of at least 1, got {sizes}")
@@ -225,10 +224,17 @@ class Plan(Record):
             if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
                 raise ValueError(f"the bridge of {bridge.tensor!r} names TaskGraph {max(bridge.producer, bridge.consumer)}, the "
                                  f"plan has {len(self.task_graphs)}")
+        for gradient in self.gradients:
+            if gradient.task_graph >= len(self.task_graphs):
+                raise ValueError(f"gradients name TaskGraph {gradient.task_graph}, the plan has {len(self.task_graphs)}")
 
     def _check_devices(self) -> None:
         if not self.task_graphs:
             raise ValueError("the plan has no TaskGraph")
+        held = [set(task.ops) for task in self.task_graphs]
+        if len(set().union(*held)) < sum(map(len, held)):
+            op = next(op for op, count in Counter(op for ops in held for op in ops).items() if count > 1)
+            raise ValueError(f"op {op!r} is in the TaskGraphs {[n for n, ops in enumerate(held) if op in ops]}; leave it in one")
         for task in self.task_graphs:
             if len(task.devices) != self.num_model_replicas:
                 raise ValueError(f"TaskGraph {task.name!r} lists devices for {len(task.devices)} model replicas, the plan has "
@@ -371,7 +377,8 @@ class Plan(Record):
         if isinstance(source, (Plan, str)):
             return {"": cls.parse(source)}
         own = {item.name for item in fields(cls)}
-        if not own.isdisjoint(source) or not all(isinstance(value, (Plan, dict, str)) for value in source.values()):
+        if not source or not own.isdisjoint(source) or not all(
+                isinstance(value, (Plan, dict, str)) for value in source.values()):
             return {"": cls.parse(dict(source))}
         found = {}
         for name, given in source.items():

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
 
 from tests.command_line import call
 from tests.test_architecture import ROOT
 from whale_tf.cli import app
+from whale_tf.errors import ClusterError
+from whale_tf.measure.machine import Threads, collectives
 from whale_tf.simulator import Calibration
 from whale_tf.simulator.calibration import OVERLAPS
 
@@ -41,3 +45,14 @@ def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def
 def test_refuses_what_is_not_here() -> None:
     done = call(app, "calibrate", "--device", "V100")
     assert done.exit_code == 1 and "error: " in done.output and "--device CPU" in done.output
+
+
+def test_process_whose_partner_fails_does_not_wait_for_it(tmp_path: Any, monkeypatch: Any) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$3" in *"], 1, ["*) echo no network; exit 3;; esac\nexec sleep 60\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match="could not be measured: no network"):
+        collectives(Threads(2, 1), 1)
+    assert time.monotonic() - began < 30

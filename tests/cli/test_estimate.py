@@ -28,6 +28,11 @@ def test_largest_batch_fits_and_one_more_example_does_not() -> None:
         assert oom or simulated["step_time_s"] == pytest.approx(row["step_time_s"], rel=1e-9)
 
 
+def test_batches_of_a_small_model_grow_to_the_largest_that_is_tried() -> None:
+    (row,) = rows("mlp", "--devices", "T4")
+    assert row["largest_batch"] == 2 ** 16
+
+
 def test_what_does_not_fit_takes_measures_or_is_said_not_to_fit() -> None:
     small, large = rows("gpt2:layers=24,hidden=1024", "--devices", "T4,A100-80GB", "--count", "2", "--global-batch", "16")
     assert small["measures"] and small["fits"] and not large["measures"]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -11,9 +12,9 @@ from whale_tf.balance import StagePartition, partition_fits, partition_latency_s
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanError
-from whale_tf.planner.auto.choose import Request, choose
+from whale_tf.planner.auto.choose import Request, candidates, choose
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
-from whale_tf.planner.measures import Allowed
+from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.search import search
 from whale_tf.planner.simulated import with_slices
@@ -117,11 +118,11 @@ def test_devices_are_dealt(name: str, size: int, by_memory: bool, rows: List[Tup
 def test_slices_by_speed() -> None:
     cluster = Cluster.parse("V100-32GB:1,P100-16GB:1")
     fast, slow = (device.peak_flops_per_s["fp32"] for device in cluster.devices)
-    found = replica_slices("t", [(0, 1)], cluster, 100, 0.0, 0.0, "exact")
+    found = replica_slices("t", [(0, 1)], cluster, 100, 0.0, 0.0, "exact", "fp32")
     assert found is not None and found[0] / sum(found) == pytest.approx(fast / (fast + slow), abs=0.01)
-    assert replica_slices("t", [(0, 1)], cluster, 100, 0.0, 0.0, "even") is None
-    assert replica_slices("t", [(0,)], cluster, 100, 0.0, 0.0, "exact") is None
-    assert replica_slices("t", [(0, 1), (1, 0)], cluster, 100, 0.0, 0.0, "exact") is None, "each place has a slow device"
+    assert replica_slices("t", [(0, 1)], cluster, 100, 0.0, 0.0, "even", "fp32") is None
+    assert replica_slices("t", [(0,)], cluster, 100, 0.0, 0.0, "exact", "fp32") is None
+    assert replica_slices("t", [(0, 1), (1, 0)], cluster, 100, 0.0, 0.0, "exact", "fp32") is None, "each place has a slow device"
 
 
 @pytest.mark.parametrize("name,samples,slices", [("V100-32GB:1,P100-16GB:1", 8, (5, 3)), ("V100-32GB:2", 8, None),
@@ -130,6 +131,15 @@ def test_plans_of_searches_get_slices(name: str, samples: int, slices: Any) -> N
     model, cluster = profile([1] * 4), Cluster.parse(name)
     result = search(model, cluster, samples, "data-parallel", micro_batches=1)
     assert with_slices(result, model, cluster, "exact").task_graphs[0].slices == slices
+
+
+def test_slices_follow_the_speed_in_the_precision_of_the_model() -> None:
+    """Tensor cores: in float32 the V100 is 1.7 times as fast as the P100, in float16 6.7 times."""
+    model, cluster = replace(profile([1] * 4), precision="fp16"), Cluster.parse("V100-32GB:1,P100-16GB:1")
+    found = search(model, cluster, 100, "data-parallel", micro_batches=1)
+    slices = with_slices(found, model, cluster, "exact").task_graphs[0].slices
+    fast, slow = (device.peak_flops_per_s["fp16"] for device in cluster.devices)
+    assert slices is not None and slices[0] / sum(slices) == pytest.approx(fast / (fast + slow), abs=0.01)
 
 
 # -- choosing --------------------------------------------------------------------------------------------------------------
@@ -168,6 +178,13 @@ def test_cuts_inside_blocks_have_to_pay() -> None:
     pieces = profile([1] * 9)
     found = choose(layers, pieces, Cluster.parse("V100-32GB:2"), request(method="auto", num_stages=2))
     assert found.profile is pieces, "1:2 layers against 4:5 pieces"
+
+
+def test_cuts_between_blocks_count_if_finer_ones_do_not_fit() -> None:
+    """Two layers of 24 GB with their state; of three pieces of 16 GB, two would be on one device."""
+    layers, pieces = profile([3] * 2, [6 * 10 ** 9] * 2), profile([2] * 3, [4 * 10 ** 9] * 3)
+    cluster, asked = Cluster.parse("V100-32GB:2").limited(30e9), request(method="auto", num_stages=2)
+    assert [one.profile for one in candidates(layers, pieces, cluster, asked, Measures())] == [layers] * 3
 
 
 def test_micro_batches_are_chosen_and_kept_when_given() -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,15 @@ def test_slow_disk_and_refusals() -> None:
     assert snapshots(found(cluster), cluster, 60.0, 1e6, 60.0).goodput == 0.0
     with pytest.raises(PlanError, match="--disk is 0, expected a number above 0"):
         snapshots(found(cluster), cluster, 3600.0, 0.0, 60.0)
+
+
+def test_training_waits_for_all_stages_of_a_device() -> None:
+    """Schedules such as interleaved put several on each."""
+    cluster = Cluster.parse("dapple-c:4")
+    whole = found(cluster)
+    stage, middle = whole.stages[0], whole.stages[0].last_layer // 2
+    folded = replace(whole, stages=(replace(stage, last_layer=middle), replace(stage, first_layer=middle + 1)))
+    assert snapshots(folded, cluster, 3600.0, 1e9, 60.0) == pytest.approx(snapshots(whole, cluster, 3600.0, 1e9, 60.0))
 
 
 def test_command() -> None:

@@ -175,6 +175,11 @@ def test_what_a_task_graph_holds() -> None:
     assert resident_of_task_graphs(shared([1]), held(40), False) == [3 * 40 + 40]
     done = with_homes(shared([2]), variables, Config({"zero": "v1"}))
     assert resident_of_task_graphs(done, variables, False) == [177 + 59 + 58]
+    parts = [TrainedVariable(f"v/{shard}", 0, shard, 10, 20) for shard in range(2)]
+    split = plan([2], tasks={0: {"strategy": "split"}})
+    assert resident_of_task_graphs(split, parts, False) == [10 + 10 + 20]  # each device its part
+    beside = replace(shared([1, 1]), task_graphs=shared([1]).task_graphs * 2)
+    assert resident_of_task_graphs(beside, held(40) + held(5, task_graph=1), False) == [4 * 45] * 2  # of both on their device
 
 
 def test_cpu_devices_of_one_process_have_one_memory() -> None:

@@ -163,6 +163,41 @@ def test_interrupted_search_answers_the_best_so_far() -> None:
         one.latency_s for one in played if one.fits) and taken.without[0].startswith("interrupted: the best of 1 ")
 
 
+def test_interrupted_search_answers_nothing_under_other_measures() -> None:
+    """Plans are first played without ZeRO, as bounds."""
+    profile, cluster = model(), Cluster.parse("V100-32GB:4").limited(30.0 * GB)
+    layers = Layers(profile, cluster, lambda measures: searched(profile, cluster, 4, "dapple", measures))
+    play, played = layers.play, []
+
+    def until_interrupted(found: Candidate, measures: Measures) -> Candidate:
+        if measures.zero != "none":
+            raise KeyboardInterrupt
+        played.append(play(found, measures))
+        return played[-1]
+
+    layers.play = until_interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        Joint(layers).best(Allowed(AUTO, "v1"))
+    assert any(one.fits for one in played)
+
+
+def test_answer_stays_if_the_search_is_interrupted_when_it_is_there() -> None:
+    """While the step time without each of its measures is found."""
+    profile, cluster = model(), Cluster.parse("V100-32GB:4").limited(6.5 * GB)
+    joint = Joint(Layers(profile, cluster, lambda measures: searched(profile, cluster, 4, "dapple", measures)))
+    searches = [joint.played]
+
+    def once(allowed: Allowed) -> List[Candidate]:
+        if not searches:
+            raise KeyboardInterrupt
+        return searches.pop()(allowed)
+
+    joint.played = once  # type: ignore[method-assign]
+    taken = joint.best(Allowed(AUTO))
+    assert taken.fits and taken.measures.described() and taken.without == (
+        "interrupted: what it takes without its other measures is not known",)
+
+
 @pytest.mark.slow
 def test_data_parallelism_with_zero_is_always_a_candidate() -> None:
     """Although data parallelism fits without: dividing the updates of many parameters makes it faster."""

@@ -45,6 +45,24 @@ def test_plan_of_one_process_is_its_local_part() -> None:
     assert plan.local_part(0) is plan
 
 
+@pytest.mark.parametrize("changes, message", [
+    ({"random": "locl"}, "random is 'locl', expected 'own' or 'local'"),
+    ({"loss_scale": 0}, "loss_scale is 0, expected null, or a number of at least 1, or 'dynamic'"),
+    ({"gradients": [{"task_graph": 2, "backend": "local"}]}, "gradients name TaskGraph 2, the plan has 2"),
+    ({"task_graphs": [{"name": "a", "ops": ["x", "y"], "devices": [[0]]}, {"name": "b", "ops": ["y"], "devices": [[1]]}]},
+     r"op 'y' is in the TaskGraphs \[0, 1\]; leave it in one")])
+def test_plans_that_could_not_be_carried_out_as_they_say_are_refused(changes: Any, message: str) -> None:
+    tasks = [{"name": name, "devices": [[device]]} for device, name in enumerate("ab")]
+    with pytest.raises(PlanError, match=message):
+        Plan.parse(dict({"graph": "x", "num_devices": 2, "task_graphs": tasks}, **changes))
+
+
+def test_nothing_is_no_plan() -> None:
+    """Neither one nor several by name."""
+    with pytest.raises(PlanError, match="task_graphs is missing"):
+        Plan.by_name({})
+
+
 @pytest.mark.parametrize("devices, spans", [([[0, 2]], True), ([[0], [1], [2]], True), ([[0], [3]], False), ([[1]], True)])
 def test_plans_that_span_processes(devices: Any, spans: bool) -> None:
     plan = Plan.parse({"graph": "x", "num_devices": 4, "num_model_replicas": len(devices), "processes": PARTS,

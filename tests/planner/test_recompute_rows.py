@@ -422,6 +422,12 @@ def test_each_task_graph_has_its_own_memory() -> None:
     assert found(first + 10, first + 9, second + 20) == found(first + 9, first + 10, second + 20) == {0}
 
 
+def test_replicas_that_take_their_own_mini_batches_hold_all_of_each() -> None:
+    region, given = layers(WIDE), plan([1], model_replicas=2)
+    shared, own = (rows_of(region, given, devices(1, 1), EXAMPLES, replicas)[0].parts for replicas in (None, 1))
+    assert own.held[:-1].tolist() == (2 * shared.held[:-1]).tolist()  # of all but the loss
+
+
 def test_task_graph_that_holds_nothing_is_left_out() -> None:
     """The backward pass of its only layer reads what the one before has sent."""
     step = product()

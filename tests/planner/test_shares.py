@@ -36,7 +36,7 @@ def test_units_go_into_heads(stacks: Tuple[int, ...], count: int, units: int) ->
 def shares(rows: Sequence[Sequence[int]], cluster: Cluster = MIXED, algorithm: str = "exact", resident_bytes: float = 0.0
            ) -> Tuple[int, ...]:
     """Of a TaskGraph without stacks."""
-    return device_shares("t", rows, cluster, algorithm, (), Sizes(OpGraph()), {}, resident_bytes)
+    return device_shares("t", rows, cluster, algorithm, (), Sizes(OpGraph()), {}, resident_bytes, "fp32")
 
 
 def test_shares_follow_speed_and_memory() -> None:

@@ -63,6 +63,14 @@ def test_between_measurements_linear_and_beyond_on_the_last_line() -> None:
     assert [seconds(layer, b).measured_batch for b in (1, 3, 10)] == [1, 3, 8]
 
 
+def test_beyond_measurements_that_fall_more_samples_take_longer() -> None:
+    """Small batches take about the same time, and noise decides which takes more.  On their line 100 samples would end before
+    they begin."""
+    layer = LayerProfile(name="l", measured=points((1, 1.0), (2, 0.9)))
+    assert [seconds(layer, b).forward_s for b in (1.5, 2, 100)] == pytest.approx([0.95, 0.9, 0.9 + 98 * 0.45])
+    assert seconds(replace(layer, forward_flops=1e9), 100).forward_s == pytest.approx(0.9 + 98 * 1e9 / (0.75 * PEAK))
+
+
 def test_one_measurement_pays_launch_overhead_once() -> None:
     """Tensor-parallel time at batch 1 is launch overhead: more samples cost FLOPs, but no more than one device needs."""
     alone = Measurement(device="V100-16GB", batch=1, forward_s=2e-3, backward_s=4e-3)

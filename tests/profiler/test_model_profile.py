@@ -60,6 +60,9 @@ def test_tied_parameters_count_once() -> None:
     (small(layers=[{"name": "a"}, {"name": "b"}]), "layer 'a' does not give its output_bytes"),
     (small(layers=[{"name": "a", "forward_flops": float("inf")}]), "forward_flops is inf, expected a finite number"),
     ('{"name": "m", "layers": [{"name": "a", "traffic_bytes": NaN}]}', "traffic_bytes is nan, expected a finite number"),
+    (small(layers=[{"name": "a", "measured": [
+        {"device": "T4", "batch": 4, "forward_s": seconds, "backward_s": 1} for seconds in (1, 2)]}]),
+     "layer 'a' is measured twice on 'T4' (tensor_parallel 1) with a batch of 4; keep one"),
 ])
 def test_refusals_name_the_place(source: Any, part: str) -> None:
     if source == "no-such-model":
@@ -73,3 +76,9 @@ def test_file_path(tmp_path: Any) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(small()), encoding="utf8")
     assert ModelProfile.parse(str(path)).name == "small"
+
+
+def test_folder_of_the_name_hides_no_built_in_profile(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "bert-48").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert ModelProfile.parse("bert-48").name == "bert-48"

@@ -128,7 +128,7 @@ def _search(model: Optional[str], own: Optional[str], cluster: Cluster, global_b
             return plan_model(model, name, cluster, method, global_batch)
         profile = profile_model(model, [], global_batch, name).profile
         return _of_layers(Source(name, profile, execution), cluster, global_batch, method, Allowed("none"))
-    if kind == ".json" or os.path.exists(model):
+    if kind == ".json" or os.path.isfile(model):
         return _of_layers(Source.of_profile(model, execution), cluster, global_batch, method, allowed, progress)
     return _of_layers(Source.of_model(with_seq(model, seq), execution), cluster, global_batch, method, allowed, progress)
 

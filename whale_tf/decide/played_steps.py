@@ -17,6 +17,7 @@ from whale_tf.errors import WhaleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.communicate import dividing
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
 from whale_tf.planner.assemble import assemble
@@ -101,7 +102,7 @@ class Steps(Playable):
             plain = as_played(replace(found, measures=bare), captured, step, plan, self.cluster, prices)
             if measures.recompute == NONE or (measures.recompute == AUTO and plain.fits):
                 return plain
-            return self._computing_again(plain, measures, captured, step.region, region, plan)
+            return self._computing_again(plain, measures, captured, step, region, plan)
         except WhaleError as error:
             return no_candidate(found.search, error)
 
@@ -117,10 +118,10 @@ class Steps(Playable):
         assert captured.recording is not None
         return captured.recording.annotations.checkpoints
 
-    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, known: Region, region: Region,
+    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, step: TrainingStep, region: Region,
                          plan: Plan) -> Candidate:
         """The plan with the least recomputation that fits, or with as much as possible."""
-        rows = rows_of(known, plan, self.cluster, self.batch)
+        rows = rows_of(step.region, plan, self.cluster, self.batch, dividing(step, plan))
         if not rows:
             return plain
 

@@ -13,6 +13,7 @@ from whale_tf.decide.facts import analysed, sized_region, trained_variables
 from whale_tf.errors import ConfigError
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify_pass
+from whale_tf.passes.communicate import dividing
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import has_one_memory, resident_of_task_graphs
 from whale_tf.planner.measures import AUTO
@@ -58,7 +59,8 @@ def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, c
     else:
         known, batch = sized_region(captured, region, plan, cluster, config)
         needed = resident_of_task_graphs(plan, trained_variables(captured), has_one_memory(cluster))
-        kept = kept_tensors(known, plan, cluster, config.recompute, batch, needed)
+        replicas = dividing(captured.step(known), plan)
+        kept = kept_tensors(known, plan, cluster, config.recompute, batch, needed, replicas)
     readers = Readers(region)
     kept = {number: tensors for number, tensors in kept.items() if redone(readers, number, set(tensors)).waits}
     if not kept and (marked or config.recompute != AUTO):

@@ -22,6 +22,7 @@ from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.sharding import BATCH, assign, batch_ops, device_shares, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
+from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.transforms.shard import shard
 from whale_tf.transforms.shard.problem import divided_dims, in_bodies, sharding_problem
@@ -85,7 +86,7 @@ def _shares(local: Captured, number: int, rows: Rows, examples: Dict[int, int], 
     size = sum(2 * tensor_bytes(graph, gradient) + state.get(variable, 0) for gradient, variable in local.gradients
                if local.variable_task_graph.get(variable) == number)
     name, algorithm = local.specs[number].name, config.balance.algorithm
-    return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size)
+    return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size, precision_of(graph))
 
 
 def _by_batch(local: Captured, counts: Dict[int, int], rows: Sequence[Rows], config: Config, plan: Optional[Plan]) -> Set[int]:

@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ BRANCH_S = 5e-5  # seconds of the work that the thread then gets
 RUN_S = 2e-3  # approximate seconds of a chain, so that many fit between two interruptions
 PAIRS = 3  # number of pairs of processes, one after the other; no more than repetitions
 STEP_S = 1e-2  # approximate seconds of the work before a sum
+LONGEST_S = 600.0  # of a pair of processes
 MARK = "WHALE CALIBRATION "
 
 
@@ -368,23 +370,37 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
 
 
 def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "whale_tf.measure.machine", json.dumps([addresses, rank, list(threads), repeat])],
-            env=dict(os.environ, TF_CONFIG="{}", PYTHONPATH=os.pathsep.join(sys.path)), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, universal_newlines=True)
-        for rank in range(2)]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
+    addresses, outputs = [f"127.0.0.1:{port}" for port in free_ports(2)], []  # type: List[str], List[str]
+    with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "whale_tf.measure.machine", json.dumps([addresses, rank, list(threads), repeat])],
+                env=dict(os.environ, TF_CONFIG="{}", PYTHONPATH=os.pathsep.join(sys.path)), stdout=log, stderr=subprocess.STDOUT)
+            for rank, log in enumerate((first, second))]
+        try:
+            _wait(started)
+        finally:
+            for process in started:
                 process.kill()
-    for line in outputs[0].splitlines():
+                process.wait()
+        for log in (first, second):
+            log.seek(0)
+            outputs.append(log.read().decode("utf8", "replace"))
+    for line in "\n".join(outputs).splitlines():
         if line.startswith(MARK):
             return _Exchanged(*json.loads(line[len(MARK):]))
-    raise ClusterError(f"collectives between two processes could not be measured: {outputs[0][-2000:]}")
+    failed = next((text for process, text in zip(started, outputs) if process.returncode > 0), outputs[0])
+    raise ClusterError(f"collectives between two processes could not be measured: {failed[-2000:]}")
+
+
+def _wait(started: Sequence[subprocess.Popen]) -> None:
+    """Until all have ended, or one has failed, for which the other would wait for ever."""
+    last_s = time.monotonic() + LONGEST_S
+    while time.monotonic() < last_s:
+        ended = [process.poll() for process in started]
+        if None not in ended or any(ended):
+            return
+        time.sleep(0.2)
 
 
 def _ring_of_two(points: Sequence[Tuple[int, float]]) -> Communicator:

@@ -51,6 +51,11 @@ def pulls_each(plan: Plan) -> int:
     return plan.num_micro_batch if plan.nested_batch == MICRO else 1
 
 
+def dividing(step: TrainingStep, plan: Plan) -> float:
+    """The model replicas that divide one mini-batch; a fraction if each micro-batch of one takes its own."""
+    return 1 / pulls_each(plan) if takes_own(step, plan) else plan.num_model_replicas
+
+
 def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """Adds bridges between TaskGraphs that cut a micro-batch at different places.  A bridge makes the parts that the consumer's
     clones read."""

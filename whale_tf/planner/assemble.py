@@ -15,6 +15,7 @@ from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, T
 from whale_tf.planner.buckets import Gradient
 from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
 from whale_tf.planner.slices import follows_devices, replica_slices
+from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.schedule import auto_policy, in_flight, orders, positions_of, schedule_of, warmup_depths
 
 
@@ -114,6 +115,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     graph, specs, stages, crossings, inputs = facts
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
+    parts = {"own": micro_batches, "divide": micro_batches * replicas, "micro": 1}[decision.nested_batch]
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
     if schedule_of(config.pipeline.schedule).folding is not None:
@@ -123,11 +125,10 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         warmups = (1,) * len(rows)
     else:
         chosen = None if schedule_of(config.pipeline.schedule).policy else decision.warmups
-        warmups = chosen or _warmups(facts, rows, counts, cluster, config, micro_batches)
-    parts = {"own": micro_batches, "divide": micro_batches * replicas, "micro": 1}[decision.nested_batch]
+        warmups = chosen or _warmups(facts, rows, counts, cluster, config, micro_batches, parts)
     batch = static_batch(graph, inputs)
     slices = decision.slices or tuple(
-        _slices(spec, stage, row, cluster, config, batch, parts, warmup)
+        _slices(graph, spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups))
     slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes, config) else decision.processes
@@ -154,7 +155,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         processes=decision.processes,
         one_step=bool(decision.processes) and any(spec.one_step for spec in specs),
-        bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
+        bridges=tuple(_bridge(crossing, counts, parts) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
                 task_graph=i, backend=backend_of(config, decision.processes, sums),
@@ -180,8 +181,8 @@ def _as_beside(number: int, specs: Sequence[TaskGraphSpec], rows: Sequence[Tuple
     return slices[number]
 
 
-def _slices(spec: TaskGraphSpec, stage: StageStatistics, rows: Tuple[Tuple[int, ...], ...], cluster: Cluster, config: Config,
-            batch: Optional[int], parts: int, warmup: int) -> Optional[Tuple[int, ...]]:
+def _slices(graph: OpGraph, spec: TaskGraphSpec, stage: StageStatistics, rows: Tuple[Tuple[int, ...], ...], cluster: Cluster,
+            config: Config, batch: Optional[int], parts: int, warmup: int) -> Optional[Tuple[int, ...]]:
     """Uneven slices on unequal devices.  On equal devices a mini-batch must divide evenly."""
     if spec.strategy != "replicate" or (batch is not None and batch % parts):
         return None
@@ -189,7 +190,7 @@ def _slices(spec: TaskGraphSpec, stage: StageStatistics, rows: Tuple[Tuple[int, 
         return None
     return replica_slices(
         spec.name, rows, cluster, None if batch is None else batch // parts, warmup * stage.activation_bytes / parts,
-        stage.resident_bytes, config.balance.algorithm)
+        stage.resident_bytes, config.balance.algorithm, precision_of(graph))
 
 
 def folded_positions(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
@@ -260,16 +261,20 @@ def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
 
 
 def _warmups(facts: ModelFacts, rows: Sequence[Tuple[Tuple[int, ...], ...]], counts: Sequence[int], cluster: Cluster,
-             config: Config, micro_batches: int) -> Tuple[int, ...]:
+             config: Config, micro_batches: int, parts: int) -> Tuple[int, ...]:
     """DAPPLE's K_i for every stage, with D from the device's memory if the size of activations is known.  The batch part of a
-    ``split`` TaskGraph belongs to the stage of that TaskGraph."""
+    ``split`` TaskGraph belongs to the stage of that TaskGraph.
+
+    Args:
+        parts: micro-batches into which a mini-batch is divided, those of all model replicas that share it.
+    """
     whole = sum(spec.batch_of is None for spec in facts.specs)
     stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
     crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
     limits = []
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
-        per_micro_batch = stage.activation_bytes // (micro_batches * count)
+        per_micro_batch = stage.activation_bytes // (parts * count)
         free = int(device.usable_bytes) - stage.resident_bytes
         limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
     schedule = schedule_of(config.pipeline.schedule)
@@ -303,10 +308,10 @@ def _activation_communication_ratio(stages: Sequence[StageStatistics], rows: Seq
     return max(times) / mean if times and mean else 0.0
 
 
-def _bridge(crossing: Crossing, counts: Sequence[int], micro_batches: int) -> BridgePlan:
+def _bridge(crossing: Crossing, counts: Sequence[int], parts: int) -> BridgePlan:
     producers, consumers = (cuts(counts[index]) for index in (crossing.producer, crossing.consumer))
     per_step = crossing.layout is None
     return BridgePlan(
         tensor=crossing.tensor, producer=crossing.producer, consumer=crossing.consumer,
         pattern="one-to-one" if per_step else pattern(producers, consumers),
-        bytes=crossing.bytes // (1 if per_step else micro_batches), per_step=per_step)
+        bytes=crossing.bytes // (1 if per_step else parts), per_step=per_step)

@@ -18,7 +18,7 @@ MEASURES = tuple(Measures(recompute, zero, offload) for recompute, zero, offload
     ("none", "none", "none"), ("none", "v1", "none"), ("none", "v2", "none"), ("none", "v3", "none"), ("full", "none", "none"),
     ("full", "v3", "none"), ("none", "none", "states"), ("full", "none", "states"), ("full", "v3", "states")))
 MOST = 2**16  # examples on a device
-TRIES = 12  # batches to play for the largest one that fits
+TRIES = 6  # batches to play between one that fits and one that does not
 SURE = 1.03  # a step that held this much of a device's memory on another kind of device does not fit
 
 
@@ -89,12 +89,11 @@ class Estimator:
     def _largest(self, play: Callable[[Measures, int], Simulation], measures: Measures, batch: int, usable: float,
                  count: int) -> int:
         """The largest batch that fits, given one that does: doubled until one does not, then by the memory of both."""
-        low, high = batch // count, 0  # examples on a device: that fit, that do not
-        for _ in range(TRIES):
-            if high - low == 1 or low >= MOST:
-                break
+        low, high, tries = batch // count, 0, 0  # examples on a device: that fit, that do not
+        while high - low != 1 and low < MOST and tries < TRIES:
             tried = 2 * low
             if high:
+                tries += 1
                 small, large = (self._peaks[measures, size * count] for size in (low, high))
                 share = (usable - small) / max(1.0, large - small)
                 tried = min(high - 1, max(low + 1, low + int(share * (high - low))))

@@ -14,7 +14,7 @@ file is written.  Here a thread writes, one snapshot at a time, so ``t`` is at l
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Dict, NamedTuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, memory_text, seconds_text
@@ -66,10 +66,13 @@ def snapshots(found: Candidate, cluster: Cluster, mtbf_s: float, disk_bytes_per_
         raise PlanError(f"--mtbf needs the bytes of a plan's layers, but search {found.search!r} divides single ops; use another "
                         "--search")
     per_byte = 1.0 + profile.optimizer_bytes_per_parameter_byte
-    stall_s = LEAST_STALL_S
+    copied: Dict[int, float] = {}  # device -> bytes, of all of its stages
     for stage in found.stages:
         device, degree = stage.devices[0][0], len(stage.devices[0]) if stage.strategy == "split" else 1
         size = per_byte * profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) / degree
+        copied[device] = copied.get(device, 0.0) + size
+    stall_s = LEAST_STALL_S
+    for device, size in copied.items():
         if cluster.devices[device].kind != "CPU":
             beside, numbers = cluster.with_hosts([[device]], len(cluster))
             stall_s = max(stall_s, LEAST_STALL_S + size / beside.bandwidth(numbers[device], numbers[len(cluster)]))

@@ -227,18 +227,16 @@ def resident(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool)
 
 
 def resident_of_task_graphs(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool) -> List[int]:
-    """The bytes that a device of each TaskGraph holds besides activations: variables, optimizer state, gradients."""
-    at_home = resident(plan, variables, one_memory)
-    found = []
-    for number, task in enumerate(plan.task_graphs):
-        own = [one for one in variables if one.task_graph == number]
-        goes_home = [one for one in own if one.name in task.homes]
-        size = sum(one.parameter + one.bytes for one in own if one.name not in task.homes)
-        if plan.num_micro_batch > 1 and not plan.adds_at_home:
-            size += sum(one.parameter for one in goes_home)
-        most = max(at_home.held[d] + at_home.sums[d] + at_home.read[d] for row in task.devices for d in row)
-        found.append(size + (most if goes_home else 0))
-    return found
+    """For each TaskGraph, the bytes that the fullest of its devices holds besides activations: variables, optimizer state, and
+    gradients, of all TaskGraphs there."""
+    size = [sum(at_home) for at_home in zip(*resident(plan, variables, one_memory))]
+    for one in variables:
+        added = one.parameter + one.bytes
+        if one.name in plan.task_graphs[one.task_graph].homes:
+            added = one.parameter if plan.num_micro_batch > 1 and not plan.adds_at_home else 0
+        for device in one.residence(plan).readers:
+            size[device] += added
+    return [max(size[device] for row in task.devices for device in row) for task in plan.task_graphs]
 
 
 def has_one_memory(cluster: Cluster) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import abc
 import heapq
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, memory_text, seconds_text
@@ -160,6 +160,7 @@ class Joint:
 
     def __init__(self, model: Playable, progress: Optional[Progress] = None) -> None:
         self.model, self.cluster, self._progress, self._fastest_s = model, model.cluster, progress, NEVER_S
+        self._asked: Optional[Allowed] = None
         self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
         self._played: Dict[Tuple[Any, Measures], Tuple[Candidate, Candidate]] = {}  # as it was found, as played
@@ -175,11 +176,12 @@ class Joint:
             InfeasibleError: nothing fits; the message gives the smallest memory that would suffice.
         """
         allowed.check()
+        self._asked = allowed
         is_whole = True
         try:
             own = self.played(allowed)
         except KeyboardInterrupt:
-            own, is_whole = [one for _, one in self._played.values() if one.fits], False
+            own, is_whole = [one for (_, measures), (_, one) in self._played.items() if one.fits and allowed.has(measures)], False
             if not own:
                 raise
         found = [*others, *own]
@@ -194,7 +196,12 @@ class Joint:
             found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
                       for error in list(self.errors.values())[:1]]
         taken = best(found, self.cluster)
-        without = self._without(taken, allowed, others) if is_whole else [f"interrupted: the best of {len(own)} plans so far"]
+        without = [] if is_whole else [f"interrupted: the best of {len(own)} plans so far"]
+        try:
+            for line in self._without(taken, allowed, others) if is_whole else ():
+                without.append(line)
+        except KeyboardInterrupt:
+            without.append("interrupted: what it takes without its other measures is not known")
         return replace(taken, without=tuple(without))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
@@ -370,7 +377,8 @@ class Joint:
             self._played[key] = found, self.model.play(found, measures)
             if self._progress is not None:
                 played = self._played[key][1]
-                self._fastest_s = min(self._fastest_s, played.latency_s if played.fits and not played.why_not else NEVER_S)
+                if played.fits and (self._asked is None or self._asked.has(measures)):
+                    self._fastest_s = min(self._fastest_s, played.latency_s)
                 self._progress(len(self._played), self._fastest_s)
         first, played = self._played[key]
         if first.search == found.search and first.description == found.description or played.description != first.description:
@@ -382,8 +390,7 @@ class Joint:
         return self.model.suits(found, measures) and (
             measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
 
-    def _without(self, taken: Candidate, allowed: Allowed, more: Sequence[Candidate]) -> List[str]:
-        lines = []
+    def _without(self, taken: Candidate, allowed: Allowed, more: Sequence[Candidate]) -> Iterator[str]:
         for name, label in LABELS.items():
             least = allowed.without(name)
             if getattr(taken.measures, name) == getattr(least, name) or getattr(allowed, name) != AUTO:
@@ -391,10 +398,9 @@ class Joint:
             others = self.model.settled([*more, *self.played(least)])
             fast = min((one.latency_s for one in others if one.fits), default=None)
             if fast is not None:
-                lines.append(f"without {label}: {seconds_text(fast)} ({fast / taken.latency_s:.2f} times)")
+                yield f"without {label}: {seconds_text(fast)} ({fast / taken.latency_s:.2f} times)"
             else:
-                lines.append(f"without {label}: {memory_text(self._lacking(least, others))} too large")
-        return lines
+                yield f"without {label}: {memory_text(self._lacking(least, others))} too large"
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:
         """Bytes by which the smallest plan is too large for its fullest device."""

@@ -117,6 +117,11 @@ class Allowed(NamedTuple):
         least = {"recompute": "none", "zero": "none", "offload": "none", "precision": OWN, "schedule": "backward_first"}
         return self._replace(**{name: least[name]})
 
+    def has(self, measures: Measures) -> bool:
+        """Whether a plan under these measures answers the search, which also plays others as bounds."""
+        names = ("recompute", "zero", "offload", "schedule")
+        return all(getattr(self, name) in (AUTO, getattr(measures, name)) for name in names)
+
 
 def costs_less(a: Tuple[str, str], b: Tuple[str, str]) -> bool:
     """Whether (zero, offload) ``a`` saves no more than ``b``, and costs no more.  With state on the host, dividing it may cost

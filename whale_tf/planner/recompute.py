@@ -32,7 +32,7 @@ from whale_tf.ir.traits import SHAPE_ONLY, Role, VariableUse, traits
 from whale_tf.passes.outline import UNSENT
 from whale_tf.passes.redo import Redo, waits
 from whale_tf.passes.schedule import held
-from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.plan import Plan
 from whale_tf.profiler.chain import buffer_of, linear_order, needed_by_updates
 from whale_tf.profiler.op_cost import OpCost, op_costs, tensor_bytes
 
@@ -106,20 +106,21 @@ def redone(readers: Readers, task_graph: int, kept: Set[int]) -> Redone:
 
 
 def kept_tensors(region: Region, plan: Plan, cluster: Cluster, mode: str, batch: int,
-                 resident_bytes: Sequence[int]) -> Dict[int, Tuple[int, ...]]:
+                 resident_bytes: Sequence[int], replicas: Optional[float] = None) -> Dict[int, Tuple[int, ...]]:
     """The tensors that each TaskGraph keeps.  TaskGraphs that need no recomputation are left out.
 
     Args:
-        region: a region with the plan's TaskGraphs, whose graph has the static shapes of a mini-batch of all model replicas.
+        region: a region with the plan's TaskGraphs, whose graph has the static shapes of a mini-batch.
         mode: :data:`FULL` or :data:`AUTO`.
         batch: examples in that mini-batch.
-        resident_bytes: bytes that a device of each TaskGraph holds in any case.
+        resident_bytes: bytes that a device of each TaskGraph holds in any case, for all TaskGraphs there.
+        replicas: the model replicas that divide the mini-batch (:func:`whale_tf.passes.communicate.dividing`); None: all.
 
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices even if it keeps as little as possible.
     """
     found: Dict[int, Tuple[int, ...]] = {}
-    for number, row in rows_of(region, plan, cluster, batch).items():
+    for number, row in rows_of(region, plan, cluster, batch, replicas).items():
         if mode == FULL:
             choice: Optional[Choice] = row.parts.smallest()
         else:
@@ -138,11 +139,13 @@ def kept_tensors(region: Region, plan: Plan, cluster: Cluster, mode: str, batch:
     return found
 
 
-def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int) -> Dict[int, TaskGraphRow]:
+def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int,
+            replicas: Optional[float] = None) -> Dict[int, TaskGraphRow]:
     """The TaskGraphs that hold anything for their backward pass.  See :func:`kept_tensors`."""
     readers = Readers(region)
     costs = op_costs(region.graph, batch, readers.may)
-    rows = {number: TaskGraphRow(readers, number, plan, task, cluster, costs) for number, task in enumerate(plan.task_graphs)}
+    count = plan.num_micro_batch * (plan.num_model_replicas if replicas is None else replicas)
+    rows = {number: TaskGraphRow(readers, number, plan, cluster, costs, count) for number in range(len(plan.task_graphs))}
     return {number: row for number, row in rows.items() if row.parts.held.any()}
 
 
@@ -308,12 +311,16 @@ class TaskGraphRow:
 
     Attributes:
         parts: the parts in numbers.
+
+    Args:
+        micro_batches: of the mini-batch, for all model replicas that divide it.
     """
 
-    def __init__(self, readers: Readers, number: int, plan: Plan, task: TaskGraphPlan, cluster: Cluster,
-                 costs: Sequence[OpCost]) -> None:
+    def __init__(self, readers: Readers, number: int, plan: Plan, cluster: Cluster, costs: Sequence[OpCost],
+                 micro_batches: float) -> None:
+        task = plan.task_graphs[number]
         self._readers, self._graph, self._region = readers, readers.region.graph, readers.region
-        self._parts = plan.num_micro_batch * plan.num_model_replicas * task.device_count
+        self._parts = micro_batches * task.device_count
         self._number = number
         order, starts = linear_order(self._region)
         mine = [op for op in order if self._region.task_graph[op] == number]

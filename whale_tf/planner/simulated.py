@@ -120,7 +120,7 @@ def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, bala
         fixed = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) * profile.bytes_per_parameter_byte
         load = float(stage.warmup * kept * samples)
         try:
-            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
+            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance, profile.precision)
         except InfeasibleError:
             slices = None
         tasks.append(replace(task, slices=slices))

@@ -19,7 +19,7 @@ def follows_devices(rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: 
 
 
 def replica_slices(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, samples: Optional[int], load_bytes: float,
-                   fixed_bytes: float, algorithm: str) -> Optional[Tuple[int, ...]]:
+                   fixed_bytes: float, algorithm: str, precision: str) -> Optional[Tuple[int, ...]]:
     """Slice sizes that follow the devices' speed and memory; None means equal sizes.
 
     Args:
@@ -29,6 +29,7 @@ def replica_slices(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, s
         load_bytes: activations of all micro-batches that are alive at one time, to be divided.
         fixed_bytes: parameters, gradients and optimizer state of one replica.
         algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
+        precision: of the arithmetic, a key of ``Device.peak_flops_per_s``.
 
     Raises:
         InfeasibleError: no division fits in memory.
@@ -37,7 +38,7 @@ def replica_slices(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, s
     places = range(len(rows[0]))
     if len(places) == 1:
         return None
-    speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s["fp32"] for row in rows) for i in places)
+    speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s[precision] for row in rows) for i in places)
     memory = tuple(min(cluster.devices[row[i]].usable_bytes for row in rows) for i in places)
     units = samples if samples is not None else UNITS_PER_DEVICE * len(places)
     try:

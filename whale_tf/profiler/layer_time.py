@@ -25,9 +25,9 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
     gradients.  A batch below the profile's granularity takes as long as one of that size.
 
     From measurements on the device's type: linear between measured batches, proportional below the smallest, and extrapolated
-    through the last two beyond the largest.  Beyond a single measurement, each further sample costs what its FLOPs predict,
-    but no more than its share of the time measured on one device: launch overhead, which dominates small and tensor-parallel
-    batches, is paid once.
+    through the last two beyond the largest.  Beyond a single measurement, or two of which the larger batch took no longer (noise
+    decides which of two small ones does), each further sample costs what its FLOPs predict, but no more than its share of the
+    time measured on one device: launch overhead, which dominates small and tensor-parallel batches, is paid once.
 
     Args:
         batch: samples; may be fractional.
@@ -69,19 +69,23 @@ def _from_measurements(profile: ModelProfile, layer: LayerProfile, device: Devic
     if batch <= first.batch:
         ratio = batch / first.batch
         return LayerTime(first.forward_s * ratio, first.backward_s * ratio, batch)
-    if batch > last.batch and len(points) == 1:
-        slope = _slope(profile, layer, device, share, last)
-        extra = batch - last.batch
+    if batch > last.batch:
+        slope, extra = _slope(profile, layer, device, share, last), batch - last.batch
+        if len(points) > 1:
+            before, more = points[-2], last.batch - points[-2].batch
+            line = (last.forward_s - before.forward_s) / more, (last.backward_s - before.backward_s) / more
+            slope = LayerTime(*[rise if rise > 0.0 else own for rise, own in zip(line, slope)])
         return LayerTime(last.forward_s + extra * slope.forward_s, last.backward_s + extra * slope.backward_s, last.batch)
-    below, above = next(((a, b) for a, b in zip(points, points[1:]) if batch <= b.batch), (points[-2], last))
+    below, above = next((a, b) for a, b in zip(points, points[1:]) if batch <= b.batch)
     along = (batch - below.batch) / (above.batch - below.batch)
     return LayerTime(below.forward_s + along * (above.forward_s - below.forward_s),
-                     below.backward_s + along * (above.backward_s - below.backward_s), min(batch, last.batch))
+                     below.backward_s + along * (above.backward_s - below.backward_s), batch)
 
 
 def _slope(profile: ModelProfile, layer: LayerProfile, device: Device, share: int, point: Measurement) -> LayerTime:
     """Seconds per sample beyond the only measured batch."""
-    whole = next((other for other in layer.measured if other.device == device.type and other.tensor_parallel == 1), None)
+    whole = point if point.tensor_parallel == 1 else next(
+        (other for other in layer.measured if other.device == device.type and other.tensor_parallel == 1), None)
     if whole is None:
         whole, share_of_whole = point, 1
     else:

@@ -74,6 +74,13 @@ class LayerProfile(Record):
     measured: Tuple[Measurement, ...] = ()
     ops: Tuple[str, ...] = ()
 
+    def check(self) -> None:
+        runs = Counter((point.device, point.tensor_parallel, point.batch) for point in self.measured)
+        twice = next((run for run, count in runs.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"layer {self.name!r} is measured twice on {twice[0]!r} (tensor_parallel {twice[1]}) with a batch "
+                             f"of {twice[2]:g}; keep one")
+
 
 @dataclass(frozen=True)
 class ModelProfile(Record):
@@ -181,7 +188,7 @@ _BUILTIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "builtin")
 
 
 def _load(source: str) -> Dict[str, Any]:
-    if not source.lstrip().startswith("{") and not os.path.exists(source):
+    if not source.lstrip().startswith("{") and not os.path.isfile(source):
         known = builtin_names()
         if source not in known:
             raise PlanError("model profile {!r} is neither a file nor a built-in name; built-in ones are {}.{}".format(

@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
-from whale_tf.passes.communicate import is_combined, pulls_each, takes_own
+from whale_tf.passes.communicate import dividing, is_combined
 from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
@@ -100,7 +100,7 @@ class CallFacts:
         self.costs, self.step, self.program, self.plan = costs, step, program, plan
         self.graph, self.batch = program.graph, step.region.batch
         self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
-        self.replicas = 1 / pulls_each(plan) if takes_own(step, plan) else plan.num_model_replicas
+        self.replicas = dividing(step, plan)
         self.body_of = program.body_of()
         self._bodies = [program.bodies[call.body] for call in program.calls]
         self._devices: Dict[Tuple[int, int], int] = {}

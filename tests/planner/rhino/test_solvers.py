@@ -119,6 +119,22 @@ def test_solvers_agree_on_repeated_layers_and_work_is_shared() -> None:
     assert sizes[1] <= sizes[0] + 10  # most of the second half was met before
 
 
+@pytest.mark.parametrize("triangles", [1, 42, 43, 50])
+def test_hub_with_many_neighbours_keeps_its_best_strategy(triangles: int) -> None:
+    """Such as a sum of more than 127 terms, for which another strategy is impossible beside some of each term's."""
+    graph = CostGraph()
+    graph.add_node([10, 0])
+    beside, apart = np.array([[1, 1], [IMPOSSIBLE, 0]]), np.array([[0, 1], [1, 0]])
+    for _ in range(triangles):
+        first, second, third = (graph.add_node([0, 5]) for _ in range(3))
+        for node in (first, second, third):
+            graph.add_edge(0, node, graph.tables.number(beside))
+        for u, v in ((first, second), (first, third), (second, third)):
+            graph.add_edge(u, v, graph.tables.number(apart))
+    found = eliminate(graph)
+    assert found.cost == min(10 + 3 * triangles, 15 * triangles) and found.is_optimal
+
+
 def test_table_that_grows_too_large_is_refused() -> None:
     random = np.random.RandomState(0)
     graph = CostGraph()

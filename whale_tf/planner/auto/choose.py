@@ -182,8 +182,11 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
         return [_finer(fine, request, count, error)]
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
-        finer = auto_partition(fine, request.global_batch, count, result.micro_batches)
-        choices.append(respecting_blocks(result, finer))
+        try:
+            result = respecting_blocks(result, auto_partition(fine, request.global_batch, count, result.micro_batches))
+        except InfeasibleError:
+            pass  # pieces need not begin where layers do
+        choices.append(result)
     return choices
 
 

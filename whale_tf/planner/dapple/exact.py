@@ -58,9 +58,8 @@ def solve(costs: DappleCosts, bound: float = INFINITY) -> Optional[Stages]:
     """The plan of least latency, or None if no plan takes less than ``bound`` seconds (or none fits memory).
 
     On large clusters the device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  The search
-    starts with a limit a
-    little above the lower bound, and goes on with growing limits: the tighter the limit, the fewer labels survive, and a plan
-    found under any limit is the best of all.
+    starts with a limit a little above the lower bound, and goes on with growing limits: the tighter the limit, the fewer labels
+    survive, and a plan found under any limit is the best of all.
     """
     floors = Floors(costs)
     limit = FIRST_LIMIT * floors.least_seconds

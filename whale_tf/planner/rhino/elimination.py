@@ -205,7 +205,7 @@ class Elimination:
             if key not in differences:
                 table = self.tables.arrays[key[0]]
                 differences[key] = _excess(table if key[1] == 0 else table.T)
-            worse = worse + differences[key]
+            worse = np.minimum(worse + differences[key], IMPOSSIBLE)  # a sum of many would not fit 64 bits
         alive = np.ones(len(worse), dtype=bool)
         for a in range(len(worse)):
             alive[a] = not any(b != a and alive[b] and worse[b, a] <= 0 for b in range(len(worse)))

@@ -150,8 +150,8 @@ class _Search:
         return self._bounded(best, limit)
 
     def _priced(self, limit: float, forced: Answer) -> Optional[Answer]:
-        """Searches the price, starting where all the memory is worth one step: halved while the answer fits, otherwise
-        doubled."""
+        """Searches the price, starting where all the memory is worth one step: halved while the answer fits, otherwise four times
+        as high."""
         price, best = forced.seconds * PICOSECONDS / max(limit, 1.0), None
         for _ in range(PRICES):
             answer = self._solve(0, price)

@@ -22,7 +22,7 @@ from whale_tf.planner.slices import UNITS_PER_DEVICE, follows_devices, replica_s
 
 
 def device_shares(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: str, ops: Iterable[Op], view: View,
-                  batch: Mapping[int, int], resident_bytes: float) -> Tuple[int, ...]:
+                  batch: Mapping[int, int], resident_bytes: float, precision: str) -> Tuple[int, ...]:
     """Shares that follow the devices' speed and memory.  They are equal on equal devices, and if the configuration says so.
 
     Args:
@@ -32,6 +32,7 @@ def device_shares(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, al
         ops: the TaskGraph's forward ops.
         batch: tensor -> the dimension that counts examples.
         resident_bytes: variables, gradients and optimizer state of the whole TaskGraph, which are divided.
+        precision: of the arithmetic, a key of ``Device.peak_flops_per_s``.
 
     Raises:
         InfeasibleError: no division fits in memory.
@@ -40,7 +41,7 @@ def device_shares(name: str, rows: Sequence[Sequence[int]], cluster: Cluster, al
     if not follows_devices(rows, cluster, algorithm):
         return even
     units = fitting_units(ops, view, len(even), batch)
-    return replica_slices(name, rows, cluster, units, resident_bytes, 0.0, algorithm) or even
+    return replica_slices(name, rows, cluster, units, resident_bytes, 0.0, algorithm, precision) or even
 
 
 def fitting_units(ops: Iterable[Op], view: View, count: int, batch: Mapping[int, int]) -> int:
