@@ -53,7 +53,6 @@ from whale_tf.simulator.laws import (
     waiting_seconds,
 )
 from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
-from whale_tf.simulator.simulate import collectives
 from whale_tf.simulator.zoo import vision
 from whale_tf.simulator.zoo.transformers import transformer
 
@@ -324,7 +323,7 @@ class Fit:
         self.points = [point for point in points if is_fitted(point)]
         self.start = default_laws()
         self._terms: Dict[int, Tuple[float, Dict[str, float]]] = {}
-        self._waits: List[Tuple[Point, float, float, int]] = []
+        self._waits: List[Tuple[Point, float, float, float]] = []
 
     def laws(self, without: Optional[str] = None) -> Laws:
         """``without``: the model that is left out."""
@@ -392,7 +391,7 @@ class Fit:
                 if point.gpus > 1 and point.card == KIND:
                     run = point.predict(bare)
                     step_s = run.times.makespan
-                    self._waits.append((point, step_s, run.step_time_s - step_s, collectives(run.graph)))
+                    self._waits.append((point, step_s, run.step_time_s - step_s, max(use.sums for use in run.devices)))
 
         def law_of(values: np.ndarray) -> FrameworkLaw:
             changes = dict(zip(names, np.exp(values).tolist()))

@@ -109,6 +109,17 @@ def test_clusters_with_other_limits_of_memory_differ() -> None:
     limited = cluster.limited(1e9)
     assert limited != cluster and limited != cluster.limited(2e9) and limited == cluster.limited(1e9)
     assert cluster == Cluster.parse("T4:2") and cluster.tightened(0.5) != cluster
+    for part in (limited.subset([1]), limited.with_hosts([[0, 1]], 2)[0]):
+        limits = [device.limit_bytes for device in part.devices if device.kind == "GPU"]
+        assert limits == [1e9] * len(limits) and limits
+
+
+def test_hosts_take_no_link_from_devices() -> None:
+    """Eight GPUs and eight adapters in each node."""
+    cluster = Cluster.parse("a100:16")
+    beside, numbers = cluster.with_hosts([range(8), range(8, 16)], 16)
+    for a, b in ((0, 1), (1, 9), (7, 15), (14, 3)):
+        assert beside.path(numbers[a], numbers[b]) == cluster.path(a, b)
 
 
 def test_device_is_frozen_and_hashable() -> None:

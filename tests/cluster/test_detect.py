@@ -35,6 +35,11 @@ def test_visible_devices(visible: Any, numbers: List[int]) -> None:
     assert read_nvidia_smi(SMI, visible) == [every[number] for number in numbers]
 
 
+def test_gpu_whose_memory_is_not_known_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"'NVIDIA GB10' has '\[N/A\]' MiB of memory.*set WHALE_CLUSTER"):
+        read_nvidia_smi("0, GPU-aaa1, NVIDIA GB10, [N/A]\n")
+
+
 def _machine(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     def run(command: List[str], **_: Any) -> SimpleNamespace:
         assert command[0] == "nvidia-smi"

@@ -1,6 +1,8 @@
 """Hosts that meet learn of each other, and are told who is missing."""
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from typing import Any, Dict, List, Sequence
@@ -49,6 +51,20 @@ def test_all_learn_of_all_and_come_back(monkeypatch: Any) -> None:
         assert "2 of 3 are there (a (127.0.0.1), c (127.0.0.1)), and b (127.0.0.1) has not come back" in str(error)
     for room in rooms:
         room.close()
+
+
+def test_host_that_comes_again_counts_once(monkeypatch: Any) -> None:
+    """Its first connection is broken, which the serving host has not noticed."""
+    monkeypatch.setattr(rendezvous, "TELL_S", 0.1)
+    host, (port,) = Host("a", (1,), 1), free_ports(1)
+    room = Room(("127.0.0.1", port), 2)
+    room._serve()
+    with socket.create_connection(("127.0.0.1", port)) as broken:
+        broken.sendall(json.dumps(host._asdict()).encode() + b"\n")
+        assert b"here" in broken.makefile("rb").readline()
+        with pytest.raises(ClusterError, match="1 of 2 are there"):
+            room.meet(host, 0.5)
+    room.close()
 
 
 def test_nobody_serves() -> None:

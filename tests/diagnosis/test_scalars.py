@@ -1,6 +1,7 @@
 """Scalars and pictures of hand-made traced steps."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.diagnosis.test_diagnose import record
 from tests.simulator.test_step_graph import ONE, apart, plan
 from whale_tf.cluster import Cluster
 from whale_tf.diagnosis import scalars
-from whale_tf.diagnosis.record import Ran, Record, parse, to_json
+from whale_tf.diagnosis.record import HOST, Ran, Record, parse, to_json
 from whale_tf.diagnosis.scalars import Arithmetic, arithmetic_of, known_peak, predicted, traced
 from whale_tf.diagnosis.traces import measured_of, row_names, simulated_of
 
@@ -61,6 +62,23 @@ def test_prediction_is_of_a_process_own_devices() -> None:
     both = predicted(measured, {0, 1})
     assert sorted(both) == [scalars.PREDICTED_PEAK.format(device) for device in (0, 1)] and min(both.values()) >= 8e3
     assert predicted(measured, {1}) == {name: size for name, size in both.items() if "1" in name}
+
+
+def of_offloaded(cluster: str = "2xcpu:1") -> Record:
+    """Two processes, whose updates run on their hosts; these are behind the devices of their nodes."""
+    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 2, "b": 2}),)
+    return record(replace(apart(), offload="states", task_graphs=tasks), {}, cluster=cluster)
+
+
+def test_prediction_is_of_devices_beside_hosts() -> None:
+    here, there = (predicted(of_offloaded(), {device}) for device in (0, 1))
+    assert list(there) == [scalars.PREDICTED_PEAK.format(1)] and [*there.values()] == [*here.values()]
+
+
+def test_updates_run_on_the_host_of_each_process() -> None:
+    events = simulated_of(of_offloaded()).events
+    assert [event.device for event in events if event.name == "update_a"] == [HOST, HOST]
+    assert {event.device for event in events if event.name == "forward_a"} == {0, 1}
 
 
 def test_traces_have_micro_batches_and_stages() -> None:

@@ -99,6 +99,7 @@ def test_cluster_takes_measured_rates_and_links() -> None:
     device = cluster.devices[0]
     assert device.peak_flops_per_s["fp32"] == pytest.approx(1e11) and device.memory_bandwidth_bytes_per_s == pytest.approx(1e10)
     assert cluster.link(0, 1)[:2] == (1e12, 3e-6) and cluster.link(0, 2)[:2] == (1e9, 1e-4)
+    assert [device.limit_bytes for device in calibrated(Cluster.parse("cpu:2").limited(1e9), CALIBRATION).devices] == [1e9, 1e9]
     with pytest.raises(PlanError, match="is for 'CPU', but cluster 'V100:2' has V100-32GB"):
         calibrated(Cluster.parse("V100:2"), CALIBRATION)
 

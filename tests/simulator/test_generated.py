@@ -64,6 +64,8 @@ def check(case: Case, result: Simulation) -> None:
         assert all(times.end[a] <= times.start[b] for a, b in zip(row, row[1:])), case.name
     assert result.step_time_s >= critical_path_s(result) * (1 - 1e-9), case.name
     assert result.step_time_s >= busiest_resource_s(result, case.options.sharing) * (1 - 1e-9), case.name
+    for use in result.devices:
+        assert use.computation_s + use.exposed_s + use.bubble_s == pytest.approx(result.step_time_s), case.name
     # memory: nothing is left, nothing is negative
     for curve in result.memory:
         assert abs(curve.final_bytes) < 1.0 and curve.bytes.min() >= -1.0, case.name

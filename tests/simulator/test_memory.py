@@ -71,6 +71,14 @@ def test_buffer_lives_from_its_writer_to_its_last_reader() -> None:
     assert curve.at_peak["activations"] == 1000.0 and curve.largest == (("layer0/op (saved)", 1000.0),)
 
 
+def test_largest_micro_batch_keeps_most() -> None:
+    """Three quarters and a quarter of 2000 bytes, one after the other."""
+    model = chain_model(1, kept_bytes=1000.0)
+    strategy = pipeline(model, 1, 2, "backward_first", (1,))._replace(micro_batch_slices=(3, 1))
+    curve = simulate(strategy, flat_cluster(1), NO_RESERVE, KnownTimes(model, 1.0, 2.0)).memory[0]
+    assert curve.at_peak["activations"] == 1500.0
+
+
 @pytest.mark.parametrize("waits, size, died", [(True, 8.0, 2.0), (True, 4.0, 3.0), (False, 8.0, 2.0)])
 def test_task_overwrites_an_operand_of_its_size_that_all_others_have_read(waits: bool, size: float, died: float) -> None:
     """``made`` ends after 1 s; ``other`` reads it for 1 s, or half a second beside ``last``, which takes 1 s."""

@@ -44,6 +44,14 @@ def test_hierarchical_gather_is_half_of_an_all_reduce(kind: str) -> None:
     assert network.best(kind, group, 1e5).name == "hierarchical", "7 hops inside and 3 between nodes, not 31"
 
 
+@pytest.mark.parametrize("kind", [ALL_REDUCE, ALL_GATHER])
+def test_hops_inside_the_slowest_node_count(kind: str) -> None:
+    """Whichever node comes first: one has NVLink, the other PCIe."""
+    found = [next(one.latency_s for one in Network(Cluster.parse(name)).algorithms_of(kind, Group((0, 1, 2, 3)))
+                  if one.name == "hierarchical") for name in ("V100-32GB:2,P100-16GB:2", "P100-16GB:2,V100-32GB:2")]
+    assert found[0] == found[1]
+
+
 def test_hierarchical_wins_on_fast_nodes_with_as_many_adapters() -> None:
     network = Network(Cluster.parse("a100:32"))
     assert network.best(ALL_REDUCE, Group(tuple(range(32))), 1e8).name == "hierarchical"

@@ -45,6 +45,15 @@ def test_answers_agree_whether_or_not_a_plan_becomes_periodic(schedule: str, sha
     same(simulate(strategy, cluster, STEADY), simulate(strategy, cluster, NO_RESERVE))
 
 
+@pytest.mark.parametrize("zero", ["none", "v2"])
+def test_waiting_for_gradients_of_each_micro_batch_follows_from_few(zero: str) -> None:
+    """Under v2 each micro-batch has collectives; devices agree on each."""
+    strategy, cluster = uniform_3d(mlp(8, 4, 256), 2, num_micro_batch=100, zero=zero), Cluster.parse("V100-32GB:2")
+    short, full = (simulate(strategy, cluster, options._replace(xla=False)) for options in (STEADY, NO_RESERVE))
+    assert short.steady and max(use.sums for use in full.devices) >= (100 if zero == "v2" else 1)
+    same(short, full)
+
+
 def test_few_micro_batches_are_simulated_as_they_are() -> None:
     assert not simulate(uniform_3d(mlp(8), 1, 1, 2, 4), flat_cluster(2), Options(steady_state=True)).steady
 

@@ -83,6 +83,17 @@ def test_one_core_does_all_work_one_after_the_other() -> None:
     assert played(plan([0], names=ONE), step(), cores=1).step_time_s == pytest.approx(7.0)
 
 
+def test_devices_do_nothing_while_a_session_starts() -> None:
+    alone, found = (played(plan([0], names=ONE), step(), cores=1, step_s=seconds) for seconds in (0.0, 7.0))
+    assert found.step_time_s == pytest.approx(14.0) and found.mfu == pytest.approx(alone.mfu / 2)
+    assert found.devices[0].bubble_s == pytest.approx(7.0) and found.devices[0].computation_s == pytest.approx(7.0)
+
+
+def test_step_without_times_is_refused() -> None:
+    with pytest.raises(PlanError, match="no times of ops"):
+        played(plan([0], names=ONE), step()._replace(seconds={}))
+
+
 def test_global_batch_takes_the_times_measured_at_its_size() -> None:
     """Ops of examples take half the time at half the batch, updates what they took."""
     chosen, known = plan([0], names=ONE), Calibration.parse(dict(FREE, cores=1))
@@ -217,6 +228,13 @@ def test_each_process_has_a_host() -> None:
     found = played(replace(apart(), offload="states", task_graphs=tasks), step()._replace(variables=variables))
     kept = {device: sizes for device, sizes in found.program.static_bytes.items() if sizes}
     assert kept == {2: {"parameters": 16 * KB}, 3: {"parameters": 16 * KB}}
+
+
+def test_host_is_in_pictures() -> None:
+    """It is in no TaskGraph; there updates run."""
+    tasks = (replace(plan([0], names=ONE).task_graphs[0], variables="shared", homes={"a": 8, "b": 8}),)
+    found = played(replace(plan([0], names=ONE), offload="states", task_graphs=tasks), step())
+    assert {event.device for event in trace_of(found).events if event.name == "update_a"} == {8}
 
 
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:

@@ -128,6 +128,26 @@ def test_tied_embeddings_are_summed_over_stages() -> None:
     assert count(found, "update", ALL_REDUCE) >= 3  # each stage's own, and the table over both
 
 
+def test_table_that_two_stages_of_a_device_share_is_there_once() -> None:
+    """The first and the last stage are on the first device."""
+    strategy = uniform_3d(small(), pp=2, num_micro_batch=4, schedule="zero_bubble_v")
+    program = compile_strategy(strategy, Cluster.parse("hc1"), OpEstimator(strategy.model))
+    held = sum(sum(sizes.values()) for sizes in program.static_bytes.values())
+    assert held == pytest.approx(16 * strategy.model.parameter_count)
+    assert sum(one.name == "update embedding/tokens" for one in program.instructions) == 1
+    assert not any(one.name.endswith("over stages") for one in program.instructions)
+
+
+@pytest.mark.parametrize("zero, blocks", [
+    ("v1", {(0, "update"), (1, "update")}), ("v3", {(0, "forward"), (1, "forward"), (1, "backward")})])
+def test_tied_embeddings_are_gathered_on_each_stage(zero: str, blocks: set) -> None:
+    strategy = uniform_3d(small(), 2, 1, 2, zero=zero)
+    table = next(tensor for tensor in strategy.model.tensors if tensor.name == "embedding/tokens")
+    program = compile_strategy(strategy, Cluster.parse("hc1"), OpEstimator(strategy.model))
+    found = [one for one in program.instructions if one.label == ALL_GATHER and one.name.endswith(table.name)]
+    assert {one.block for one in found} == blocks and [one.size_bytes for one in found] == [table.bytes] * len(blocks)
+
+
 def test_uneven_slices_give_uneven_work() -> None:
     tree = StrategyTree(mlp(4096))
     tree.set("*", op_config([0, 1], (2, "b", (3, 1))))

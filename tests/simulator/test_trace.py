@@ -7,7 +7,7 @@ from typing import Any, List
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import PlanError
+from whale_tf.errors import PlanError, memory_text
 from whale_tf.simulator import (
     Simulation,
     built_in_model,
@@ -79,6 +79,15 @@ def test_pictures_have_a_row_per_device_and_the_same_bytes_every_time() -> None:
     assert svg_text(figure) == svg_text(timeline_figure(trace))
     lines = memory_figure(trace, {0: 1 << 20}).axes[0].lines
     assert len(lines) >= 4
+
+
+@pytest.mark.slow
+def test_limit_in_a_picture_is_that_of_the_step() -> None:
+    strategy, cluster = uniform_3d(mlp(8)), Cluster.parse("hc2")
+    limit = 2.0 * simulate(strategy, cluster).peak_memory_bytes[0]
+    result = simulate(strategy, cluster.limited(limit))
+    texts = memory_figure(trace_of(result), result.limits_bytes).axes[0].texts
+    assert [text.get_text() for text in texts] == [f"limit {memory_text(limit)}"]
 
 
 @pytest.mark.slow

@@ -317,8 +317,7 @@ def _write(result: Simulation, trace: Optional[str], timeline: Optional[str], me
     if timeline is not None:
         save(timeline_figure(trace_of(result)), timeline)
     if memory is not None:
-        events = trace_of(result)
-        save(memory_figure(events, {d: result.cluster.devices[d].memory_bytes for d in events.devices}), memory)
+        save(memory_figure(trace_of(result), result.limits_bytes), memory)
     if report is not None:
         write_report(report, result)
 

@@ -194,7 +194,7 @@ class Cluster:
             kept = [self.devices[index].local_index for index in keep if index in members]
             if kept:
                 nodes.append(part_of_node(self.description.nodes[number], kept))
-        return Cluster(replace(self.description, nodes=tuple(nodes)))
+        return Cluster(replace(self.description, nodes=tuple(nodes))).with_limits([self.devices[old].limit_bytes for old in keep])
 
     def with_hosts(self, processes: Sequence[Sequence[int]], count: int) -> Tuple[Cluster, Dict[int, int]]:
         """The first ``count`` devices, and for each process the host of its node as one more device of that node.
@@ -217,7 +217,10 @@ class Cluster:
             for old in (*members, *(count + rank for rank in hosts)):
                 numbers[old] = len(numbers)
             nodes.append(replace(node, devices=(*node.devices, *[kind] * len(hosts))))
-        return Cluster(replace(part.description, nodes=tuple(nodes))), numbers
+        limits: List[Optional[float]] = [None] * len(numbers)
+        for device in part.devices:
+            limits[numbers[device.index]] = device.limit_bytes
+        return Cluster(replace(part.description, nodes=tuple(nodes))).with_limits(limits), numbers
 
     def _adapters(self, node: int, members: Sequence[int]) -> Link:
         """All adapters of ``node`` that ``members`` use, each reached from its nearest member."""
@@ -238,14 +241,16 @@ class Cluster:
         """
         if not limit_bytes > 0:
             raise ClusterError(f"the memory limit is {memory_text(limit_bytes)} a device, expected more than 0")
-        made = copy.copy(self)
-        made.devices = tuple(replace(device, limit_bytes=float(limit_bytes)) for device in self.devices)
-        return made
+        return self.with_limits([float(limit_bytes)] * len(self))
 
     def tightened(self, share: float) -> Cluster:
         """The cluster whose devices have only this share of the memory that a step can use."""
+        return self.with_limits([share * device.usable_bytes for device in self.devices])
+
+    def with_limits(self, limits: Sequence[Optional[float]]) -> Cluster:
+        """The cluster each of whose devices has at most so many bytes for a step; None: all that it can use."""
         made = copy.copy(self)
-        made.devices = tuple(replace(device, limit_bytes=share * device.usable_bytes) for device in self.devices)
+        made.devices = tuple(replace(device, limit_bytes=limit) for device, limit in zip(self.devices, limits))
         return made
 
     def _device(self, index: int) -> Device:

@@ -31,9 +31,12 @@ def read_nvidia_smi(text: str, visible: Optional[str] = None) -> List[Gpu]:
 
     ``visible`` is CUDA_VISIBLE_DEVICES: numbers or UUIDs, in the order in which the process sees them; CUDA stops at
     the first entry that is not a GPU.
+
+    Raises:
+        ClusterError: it does not say how much memory a GPU has.
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 3]
-    gpus = [(row[0], row[1], Gpu(row[2], int(float(row[3])) << 20)) for row in rows]
+    gpus = [(row[0], row[1], Gpu(row[2], _memory(*row[2:4]))) for row in rows]
     if visible is None:
         return [gpu for _, _, gpu in gpus]
     chosen: List[Gpu] = []
@@ -43,6 +46,14 @@ def read_nvidia_smi(text: str, visible: Optional[str] = None) -> List[Gpu]:
             break
         chosen.append(matches[0])
     return chosen
+
+
+def _memory(name: str, mebibytes: str) -> int:
+    try:
+        return int(float(mebibytes)) << 20
+    except ValueError:  # of GPUs that share the memory of the host
+        raise ClusterError(f"nvidia-smi says that GPU {name!r} has {mebibytes!r} MiB of memory, expected a number; describe the "
+                           "devices in a cluster file (docs/cluster.md), and set WHALE_CLUSTER to its path") from None
 
 
 def local_gpus(environ: Mapping[str, str]) -> List[Gpu]:

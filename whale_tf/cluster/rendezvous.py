@@ -155,6 +155,8 @@ class Room:
             host = _host(json.loads(connection.makefile("rb").readline(1 << 20).decode("utf8")))
             host = host._replace(address=self._point[0] if peer == connection.getsockname()[0] else peer)
             with self._lock:
+                for earlier in [one for one, known in self._waiting.items() if known == host]:
+                    del self._waiting[earlier]  # that connection is broken, which has not been noticed yet
                 self._waiting[connection] = host
                 if len(self._waiting) == self._count:
                     self._send_on()

@@ -60,9 +60,10 @@ class NodeTopology:
         self.into_links = tuple(slowest(path) for path in self.into)
 
     def nic_of(self, device: int) -> int:
-        """The adapter used by device number ``device``: devices are assigned to the adapters in order."""
+        """The adapter used by device number ``device``: devices of each kind are assigned to the adapters in order."""
         assert self.node.nic is not None
-        return device * self.node.nic.count // len(self.node.devices)
+        alike = [number for number, kind in enumerate(self.kinds) if kind == self.kinds[device]]
+        return alike.index(device) * self.node.nic.count // len(alike)
 
     def group_link(self, group: Sequence[int]) -> Link:
         """The link of a ring over ``group`` (local numbers, at least two).

@@ -23,6 +23,7 @@ from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.instructions import COMPUTATION
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import Network
+from whale_tf.simulator.renumbering import beside_hosts
 from whale_tf.simulator.simulate import gamma_of
 from whale_tf.simulator.step_graph import StepGraph, StepOp
 from whale_tf.simulator.transformation import Group
@@ -58,16 +59,20 @@ class Played:
                  scale: Callable[[StepOp, float], float] = lambda op, seconds: seconds,
                  added: Optional[Mapping[int, float]] = None) -> None:
         plan = plan or record.plan
-        self._cluster, self._cores = record.cluster, record.cores
+        self._cores = record.cores
+        self._cluster, numbers = beside_hosts(plan, record.cluster)
+        numbered = numbers or {device: device for device in range(len(record.cluster))}
+        named = {number: device if device < plan.num_devices else HOST for device, number in numbered.items()}
+        rank_of = {device: rank for rank, devices in enumerate(plan.processes) for device in (*devices, plan.num_devices + rank)}
         by_device, anywhere = _seconds(record)
         graph, step = record.step, measured_step(record)
         self._network = Network(self._cluster)
         costs = OpEstimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()), None)
         plan = replace(plan, emit="inline")
-        _, _, tasks = captured_step(plan, step, self._cluster, self._network, costs)
+        _, _, tasks = captured_step(plan, step, self._cluster, self._network, costs, numbers=numbers)
         self._chains = tasks.chains
         self._shares = all(self._cluster.devices[device].kind == "CPU" for device in tasks.used)
-        self._process_of = {device: rank for rank, devices in enumerate(plan.processes) for device in devices}
+        self._process_of = {number: rank_of.get(device, 0) for device, number in numbered.items()}
         if not self._shares:
             tasks.take_turns(self._chains)
         self._made = tasks
@@ -76,13 +81,13 @@ class Played:
         self.tasks: List[Task] = []
         for number, (name, lane, seconds) in enumerate(zip(tasks.names, tasks.lanes, self._graph.seconds)):
             devices = tasks.devices[number]
-            device = devices[0] if devices else HOST
+            device = named[devices[0]] if devices else HOST
             op = ops.get(name) if lane == COMPUTATION else None
             if op is not None:
                 seconds = scale(op, by_device.get((name, device), anywhere.get(name, seconds)))
             group = tasks.group(number)
             if group is not None and group.pairs:
-                device = group.pairs[0][0]
+                device = named[group.pairs[0][0]]
             senders = self._senders(group)
             self.tasks.append(Task(name, device, tasks.blocks[number][0], lane, op, seconds, senders,
                                    self._graph.micro_batch[number]))

@@ -19,6 +19,7 @@ from whale_tf.diagnosis.record import HOST, Record, joined
 from whale_tf.diagnosis.traces import measured_of
 from whale_tf.program import BACKWARD, UPDATE
 from whale_tf.simulator.instructions import COMPUTATION
+from whale_tf.simulator.renumbering import beside_hosts
 from whale_tf.simulator.simulate import Simulator
 from whale_tf.simulator.step_graph import StepGraph
 
@@ -107,5 +108,7 @@ def _length(spans: List[Tuple[float, float]]) -> float:
 def predicted(record: Record, devices: Collection[int]) -> Dict[str, float]:
     """The peak of memory in the simulated step, of each of these devices."""
     result = Simulator(record.cluster).run_step(record.plan, measured_step(record))
-    peaks = zip(sorted(result.representative), result.peak_memory_bytes)
-    return {PREDICTED_PEAK.format(device): float(size) for device, size in peaks if device in devices}
+    _, numbers = beside_hosts(record.plan, record.cluster)
+    peaks = dict(zip(sorted(result.representative), result.peak_memory_bytes))
+    known = {device: device if numbers is None else numbers[device] for device in devices if device < record.plan.num_devices}
+    return {PREDICTED_PEAK.format(device): float(peaks[number]) for device, number in known.items() if number in peaks}

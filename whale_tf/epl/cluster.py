@@ -10,7 +10,6 @@ from whale_tf import api
 from whale_tf._tf_compat import v1
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.cluster import ONE_PROCESS, devices_of_processes
-from whale_tf.cluster import Cluster as Devices
 from whale_tf.epl.env import Env
 from whale_tf.errors import ClusterError, WhaleError
 from whale_tf.runtime.active import Active, current, require
@@ -238,13 +237,9 @@ def _job(state: Active, worker_hosts: str, ps_hosts: str, job_name: str, worker_
         raise ClusterError(f"epl.Cluster was given the hosts {', '.join(hosts)}, but the environment says that the job has "
                            f"{', '.join(state.processes.addresses)}; give one of both")
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank}})
-    api.init(state.config, _of_each(state.cluster, len(hosts)), dict(state.plans) or None)
+    cluster = state.cluster if "WHALE_CLUSTER" in os.environ else None  # None: each worker finds its own devices
+    api.init(state.config, cluster, dict(state.plans) or None)
     return require("epl.Cluster")
-
-
-def _of_each(cluster: Devices, count: int) -> Optional[Devices]:
-    """The cluster of so many workers; None: each finds its own devices."""
-    return None if "WHALE_CLUSTER" not in os.environ else cluster
 
 
 def _per_machine(addresses: Sequence[str]) -> int:

@@ -156,7 +156,7 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
             node["links"]["local"] = _described(links["local"])
         if "processes" in links and node.get("nic"):
             node["nic"] = dict(node["nic"], **_described(links["processes"]))
-    return Cluster.parse(described)
+    return Cluster.parse(described).with_limits([device.limit_bytes for device in cluster.devices])
 
 
 def _described(link: Communicator) -> Dict[str, float]:

@@ -68,7 +68,7 @@ class Compiler:
         self._done_units: Dict[Tuple[str, int], None] = {}
         self._scratch: Dict[Tuple[int, str], int] = {}
         self._parts: Dict[Tuple, DeviceClasses] = {}
-        self._gathered: Dict[Tuple[int, str], AvailableTensor] = {}
+        self._gathered: Dict[Tuple[int, str, TensorConfig], AvailableTensor] = {}
         self._gather_after: Dict[BlockKey, List[Instruction]] = {}
 
     # ---- forward ----------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Compiler:
         if not offload and stored == wanted:
             return
         phase = instruction.block[1]
-        key = (use.tensor, phase)
+        key = (use.tensor, phase, wanted)  # several stages may use it
         if key not in self._gathered:
             after = self._gather_after.setdefault(instruction.block, [])
             ahead = after[-2].id if len(after) > 1 else -1  # at most two are available ahead of their use

@@ -71,6 +71,7 @@ class ExecutionGraph(NamedTuple):
 
 
 QUEUES_PER_DEVICE = 3  # feature communication out, feature communication in, gradient communication
+OF_EXAMPLES = ("activations", "gradients of activations")  # categories of buffers whose sizes follow the examples
 
 
 def queue_of(slot: int, lane: int, incoming: bool = False) -> int:
@@ -260,7 +261,7 @@ class Unfolder:
             *self._repeat(order, strategy), *self._per_communication(order, offsets), targets[by_source].tolist(), first.tolist(),
             np.bincount(targets, minlength=total).tolist(), self.collapse.kept,
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
-            self._buffers(offsets, strategy.num_micro_batch))
+            self._buffers(offsets, strategy))
 
     def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: CompleteStrategy) -> Tuple[List, List, List, List, List]:
         """The seconds, lanes, instructions, micro-batches and slots of all tasks."""
@@ -330,9 +331,9 @@ class Unfolder:
                 links[offset + local] = use
         return queues, links
 
-    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int) -> BufferTable:
+    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], strategy: CompleteStrategy) -> BufferTable:
         """All buffers, with the tasks that write and read them."""
-        instructions = self.program.instructions
+        instructions, factors = self.program.instructions, _micro_batch_factors(strategy)
         readers: List[List[int]] = [[] for _ in self.program.buffers]
         for instruction in instructions:
             for read in instruction.reads:
@@ -351,7 +352,11 @@ class Unfolder:
                     task = self.task_of[reader].get(device)
                     if task is not None:
                         table.read(row, instructions[reader].block, task)
-        return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
+        found = per_micro_batch.unfold(offsets, strategy.num_micro_batch)
+        if factors is not None:
+            follow = [self.program.buffers[number].category in OF_EXAMPLES for _, _, number in per_micro_batch.rows]
+            found = found._replace(bytes=found.bytes * np.where(follow, np.array(factors)[:, None], 1.0).ravel())
+        return joined(found, per_step.unfold(offsets, 1))
 
 
 def stage_positions(strategy: CompleteStrategy) -> Tuple[int, ...]:

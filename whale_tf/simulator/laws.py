@@ -579,7 +579,7 @@ def _can_be_winograd(op: ModelOp) -> bool:
 BACKWARD_SHARE = 2 / 3  # of a step
 
 
-def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, collectives: int, xla: bool) -> float:
+def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, collectives: float, xla: bool) -> float:
     """By how much a step of several devices takes longer than its tasks.
 
     The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected maximum of ``n`` normal

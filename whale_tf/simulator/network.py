@@ -236,7 +236,7 @@ class Network:
             for a, b in zip(here, there):
                 self._add(loads, dict.fromkeys(self.path(a, b), across / size))
         between_s = (len(nodes) - 1) * self._latency([members[0] for members in nodes])
-        latency = passes * ((size - 1) * self._latency(nodes[0]) + between_s)
+        latency = passes * ((size - 1) * max(map(self._latency, nodes)) + between_s)
         return [self._algorithm(kind, "hierarchical", latency, loads)]
 
     def _all_to_all(self, group: Group) -> Algorithm:

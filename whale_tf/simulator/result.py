@@ -11,7 +11,7 @@ from whale_tf.errors import memory_text, seconds_text
 from whale_tf.ir.holder import Holder
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.instructions import COMPUTATION, UPDATE, Instructions, Subject
+from whale_tf.simulator.instructions import COMPUTATION, GRADIENT, UPDATE, Instructions, Subject
 from whale_tf.simulator.memory import MemoryCurve
 from whale_tf.simulator.network import Network
 
@@ -22,7 +22,8 @@ class DeviceUse(NamedTuple):
     """One simulated device.
 
     ``bubble_s``: neither computing nor communicating; ``exposed_s``: communicating but not computing; ``mfu``: the model's
-    matrix arithmetic done here, divided by what the device could do in the step.
+    matrix arithmetic done here, divided by what the device could do in the step; ``sums``: gradient collectives in which it takes
+    part; ``hidden_s``: of these, during computation.
     """
 
     device: int
@@ -33,6 +34,8 @@ class DeviceUse(NamedTuple):
     mfu: float
     peak_memory_bytes: float
     oom: bool
+    sums: float = 0.0
+    hidden_s: float = 0.0
 
 
 class LinkUse(NamedTuple):
@@ -118,6 +121,11 @@ class Simulation(_Fields, Holder):
         """For each device of the strategy, in the order of their numbers."""
         peaks = {use.device: use.peak_memory_bytes for use in self.devices}
         return tuple(int(round(peaks[kept])) for _, kept in sorted(self.representative.items()))
+
+    @property
+    def limits_bytes(self) -> Dict[int, float]:
+        """The memory that a step may take, by simulated device."""
+        return dict(zip(self.graph.devices, self.usable_bytes))
 
     def _mean(self, values: Sequence[float]) -> float:
         """The mean over all devices, from one value per simulated device."""
@@ -235,23 +243,26 @@ def device_uses(program: Instructions, graph: ExecutionGraph, times: Times, memo
     stage_of, step_time_s = program.stage_of(), times.makespan
     intervals = np.stack([np.array(times.start, np.float64), np.array(times.end, np.float64)], axis=1)
     computations, communications = ([[] for _ in graph.devices], [[] for _ in graph.devices])  # type: Tasks, Tasks
+    sums: List[List[float]] = [[] for _ in graph.devices]
     for task, lane in enumerate(graph.lane):
         if lane == COMPUTATION:
             computations[graph.slots[task][0]].append(task)
         elif lane > 0:
             for slot in graph.slots[task]:
                 communications[slot].append(task)
+                if lane == GRADIENT:
+                    sums[slot].append(times.end[task] - times.start[task])
     uses = []
     for slot, device in enumerate(graph.devices):
         computing, communicating = (_by_start(intervals[tasks[slot]]) for tasks in (computations, communications))
         busy = _union(computing)
         at_peak_s = subject.matrix_flops.get(device, 0.0) / cluster.devices[device].peak_flops_per_s[subject.precision]
         union = _union(np.concatenate([computing, communicating]))
-        peak = memory[slot].peak_bytes
+        peak, exposed_s = memory[slot].peak_bytes, max(0.0, union - busy)
         uses.append(DeviceUse(
-            device, stage_of.get(device, 0), computation_s=busy, exposed_s=max(0.0, union - busy),
+            device, stage_of.get(device, 0), computation_s=busy, exposed_s=exposed_s,
             bubble_s=max(0.0, step_time_s - union), mfu=at_peak_s / step_time_s, peak_memory_bytes=peak,
-            oom=peak > usable_bytes[slot]))
+            oom=peak > usable_bytes[slot], sums=len(sums[slot]), hidden_s=max(0.0, sum(sums[slot]) - exposed_s)))
     return tuple(uses)
 
 
@@ -275,6 +286,6 @@ def _link_uses(result: Simulation) -> Tuple[LinkUse, ...]:
     for task, entries in graph.links.items():
         for link, per_second, count in entries:
             carried[link] = carried.get(link, 0.0) + per_second * count * graph.seconds[task]
-    uses = [LinkUse(network.link_names[link], size, size / network.bandwidths[link] / result.times.makespan)
+    uses = [LinkUse(network.link_names[link], size, size / network.bandwidths[link] / result.step_time_s)
             for link, size in carried.items()]
     return tuple(sorted(uses, key=lambda use: (-use.utilisation, use.name)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.cluster import Cluster, Device
+from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -17,7 +18,7 @@ from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, OpEstimator
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
-from whale_tf.simulator.instructions import GRADIENT, Instructions, Subject
+from whale_tf.simulator.instructions import Instructions, Subject
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
@@ -127,12 +128,8 @@ class Simulator:
         counts = result.program.kernels(num_micro_batch)
         count = max((counts.get(use.device, 0.0) for use in result.devices), default=0.0)
         host_s = law.cluster_s * (num_micro_batch + 1) if self.options.xla else count * law.host_s
-        step_time_s = max(result.step_time_s, host_s)
-        more_s = step_time_s - result.step_time_s
-        devices = tuple(use._replace(bubble_s=use.bubble_s + more_s, mfu=use.mfu * result.step_time_s / step_time_s)
-                        for use in result.devices)
-        return result._replace(step_time_s=step_time_s, devices=devices, kernels=count, host_s=host_s,
-                               is_limited_by_host=more_s > 0, is_fused=bool(self.options.xla))
+        return lasting(result, max(result.step_time_s, host_s))._replace(
+            kernels=count, host_s=host_s, is_limited_by_host=host_s > result.step_time_s, is_fused=bool(self.options.xla))
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
@@ -146,21 +143,13 @@ class Simulator:
 
     def _with_waiting(self, result: Simulation) -> Simulation:
         """The result with the time that the framework adds to a step of several GPUs."""
-        lanes = enumerate(zip(result.graph.lane, result.graph.slots))
-        slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
-        if not slots:
+        collectives = max(use.sums for use in result.devices)
+        if not collectives:
             return result
-        busy: Dict[int, float] = {}
-        for task, slot in slots.items():
-            busy[slot] = busy.get(slot, 0.0) + result.times.end[task] - result.times.start[task]
-        exposed = {slot: use.exposed_s for slot, use in enumerate(result.devices)}
-        hidden_s = max(max(0.0, seconds - exposed[slot]) for slot, seconds in busy.items())
-        count, sums = len(result.representative), collectives(result.graph)
-        extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, sums, bool(self.options.xla))
-        step_time_s = result.step_time_s + extra_s
-        devices = tuple(use._replace(exposed_s=use.exposed_s + extra_s, mfu=use.mfu * result.step_time_s / step_time_s)
-                        for use in result.devices)
-        return result._replace(step_time_s=step_time_s, devices=devices)
+        hidden_s = max(use.hidden_s for use in result.devices)
+        return lasting(result, result.step_time_s + waiting_seconds(
+            self.laws.framework, result.step_time_s, hidden_s, len(result.representative), collectives, bool(self.options.xla)),
+            is_exposed=True)
 
     def least_waiting_seconds(self, seconds: float, devices: int) -> float:
         """The least time that the framework adds to a step of ``devices`` that sum gradients, whose tasks take ``seconds``."""
@@ -179,8 +168,11 @@ class Simulator:
                 these measurements.
 
         Raises:
-            PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
+            PlanError: the plan is for another graph or a larger cluster, or no op of the graph has a time.
         """
+        if not step.seconds:
+            raise PlanError("the step graph has no times of ops, so a step would take no time; add them with StepGraph.measured, "
+                            "or write a graph that has them with `whale profile SCRIPT --ops FILE`")
         cluster, numbers = beside_hosts(plan, self.cluster)
         simulator = self if numbers is None else Simulator(cluster, self.options)
         return simulator._run_step(plan, step, global_batch, numbers)
@@ -194,7 +186,7 @@ class Simulator:
         graph = tasks.graph()
         limits = tasks.limits if known is not None and known.cores is not None else None
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
-        return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
+        return result if known is None else lasting(result, result.step_time_s + known.step_s)
 
     def _steady(self, strategy: CompleteStrategy, compiled: Compiled, compiled_s: float) -> Optional[Simulation]:
         """The result extrapolated from short runs, each twice as long, until one is periodic; None if that saves nothing."""
@@ -270,10 +262,14 @@ class Simulator:
         return found
 
 
-def collectives(graph: ExecutionGraph) -> int:
-    """The largest number of gradient collectives in which a device takes part in a step."""
-    counts = Counter(slot for lane, places in zip(graph.lane, graph.slots) if lane == GRADIENT for slot in places)
-    return max(counts.values(), default=0)
+def lasting(result: Simulation, step_time_s: float, is_exposed: bool = False) -> Simulation:
+    """The result of a step that takes longer than its tasks: devices wait for the host, or (``is_exposed``) for gradients."""
+    more_s, share = step_time_s - result.step_time_s, result.step_time_s / step_time_s
+    exposed_s, bubble_s = (more_s, 0.0) if is_exposed else (0.0, more_s)
+    devices = tuple(use._replace(exposed_s=use.exposed_s + exposed_s, bubble_s=use.bubble_s + bubble_s, mfu=use.mfu * share)
+                    for use in result.devices)
+    links = result.extended_links and tuple(use._replace(utilisation=use.utilisation * share) for use in result.extended_links)
+    return result._replace(step_time_s=step_time_s, devices=devices, extended_links=links)
 
 
 class _Same:

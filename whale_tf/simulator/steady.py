@@ -88,6 +88,7 @@ def extended(strategy: CompleteStrategy, run: Simulation, longer: Simulation) ->
         devices.append(last._replace(
             computation_s=at_end(one.computation_s, last.computation_s), exposed_s=at_end(one.exposed_s, last.exposed_s),
             bubble_s=at_end(one.bubble_s, last.bubble_s), peak_memory_bytes=peak, oom=peak > usable,
+            sums=at_end(one.sums, last.sums), hidden_s=at_end(one.hidden_s, last.hidden_s),
             mfu=at_end(one.mfu * run.step_time_s, last.mfu * longer.step_time_s) / step_time_s))
     before = {use.name: use.bytes for use in run.links}
     links = []

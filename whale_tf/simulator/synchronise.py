@@ -61,26 +61,27 @@ class Synchroniser:
         self._tie_stages(ready, synchronised)
         for one in ready:
             self._count_static(one)
-        by_bucket: Dict[int, List[Ready]] = {}
+        by_bucket: Dict[Tuple[int, int], List[Ready]] = {}  # (stage, instruction that sums them)
         for one in ready:
             update = self._update(one, synchronised.get((one.parameter, one.stage)))
             if self.strategy.zero in ("v1", "v2") and self._stored(one) != one.value:
-                by_bucket.setdefault(synchronised.get((one.parameter, one.stage), -1), []).append(one)
+                by_bucket.setdefault((one.stage, synchronised.get((one.parameter, one.stage), -1)), []).append(one)
                 synchronised[one.parameter, one.stage] = update
         for members in by_bucket.values():
             self._gather_values(members, synchronised)
         return self.static_bytes
 
     def _ready(self) -> List[Ready]:
-        """Gradients in the order in which they become ready; several uses of a parameter on one stage are joined."""
-        joined: Dict[Tuple[int, int], Ready] = {}
+        """Gradients in the order in which they become ready; several uses of a parameter on the same devices are joined."""
+        joined: Dict[Tuple[int, Tuple[int, ...]], Ready] = {}
         for parameter, gradient, instruction in self.compiler.parameter_gradients:
             stage = self.compiler.instructions[instruction].block[0]
-            before = joined.pop((parameter, stage), None)
+            key = parameter, self.strategy.stages[stage].devices
+            before = joined.pop(key, None)
             after = (before.after if before else ()) + (instruction,)
             if before is not None and transformation(before.gradient, before.value):
                 gradient = before.gradient  # the use whose gradient is a partial sum decides
-            joined[parameter, stage] = Ready(parameter, stage, self._value(parameter, gradient), gradient, after)
+            joined[key] = Ready(parameter, stage, self._value(parameter, gradient), gradient, after)
         return list(joined.values())
 
     def _value(self, parameter: int, gradient: TensorConfig) -> TensorConfig:

@@ -80,7 +80,7 @@ def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequ
         for slot in graph.slots[task]:
             device = graph.devices[slot]
             if device in wanted:
-                events.append(TraceEvent(instruction.name, instruction.label, device, stage_of[device], lane,
+                events.append(TraceEvent(instruction.name, instruction.label, device, stage_of.get(device, 0), lane,
                                          graph.micro_batch[task], start_s, result.times.end[task] - start_s))
     memory = {device: (curve.time_s.tolist(), curve.bytes.tolist())
               for device, curve in zip(graph.devices, result.memory) if device in wanted}

@@ -72,8 +72,8 @@ def _pictures(result: Simulation, measured: Optional[Trace]) -> str:
     if result.oom:
         return ""
     trace = trace_of(result)
-    limits = {device: result.cluster.devices[device].memory_bytes for device in trace.devices}
-    parts = ["<h2>Timeline</h2>", svg_text(timeline_figure(trace)), "<h2>Memory</h2>", svg_text(memory_figure(trace, limits))]
+    parts = ["<h2>Timeline</h2>", svg_text(timeline_figure(trace)),
+             "<h2>Memory</h2>", svg_text(memory_figure(trace, result.limits_bytes))]
     if measured is not None:
         parts += ["<h2>Timeline, measured</h2>", svg_text(timeline_figure(measured))]
     return "\n".join(parts)

@@ -10,7 +10,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster.hardware import GIB
-from whale_tf.errors import MissingPackageError
+from whale_tf.errors import MissingPackageError, memory_text
 from whale_tf.simulator.trace import Trace, TraceEvent
 
 try:
@@ -153,7 +153,7 @@ def _draw(axes, row: int, block: Block, end_s: float, narrower: float) -> None: 
             fontweight="bold")
 
 
-def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -> Figure:
+def memory_figure(trace: Trace, limits_bytes: Mapping[int, float], title: str = "") -> Figure:
     """Memory over the step, one line per device, with the devices' limits dashed."""
     figure, axes = new_figure(14, 3.6)
     stage_of = {event.device: event.stage for event in trace.events}
@@ -167,7 +167,7 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -
         if limit / GIB < 3 * highest:
             axes.axhline(limit / GIB, color="#444444", linestyle="--", linewidth=1.0)
             axes.annotate(
-                f"limit {limit / GIB:.0f} GiB", (0.995, limit / GIB), ha="right", va="bottom", xycoords=("axes fraction", "data"),
+                f"limit {memory_text(limit)}", (0.995, limit / GIB), ha="right", va="bottom", xycoords=("axes fraction", "data"),
                 fontsize=8)
     axes.set_xlim(0.0, (trace.end_s or 1.0) * 1e3)
     axes.set_ylim(0.0, None)
