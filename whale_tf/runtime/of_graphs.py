@@ -17,8 +17,8 @@ _KEPT = "_whale_tf"  # attribute of a graph: table -> value
 class OfGraphs(MutableMapping[tf.Graph, _T]):
     """Values by graph, in the order in which the graphs got theirs.
 
-    They go with the graph, or with this table; the last one goes with the next.  TensorFlow empties the graph of a function that is
-    gone, which then has no value unless it is the last one.
+    They go with the graph, or with this table; the last one goes with the next.  TensorFlow empties the graph of a function that
+    is gone, which then has no value unless it is the last one.
     """
 
     def __init__(self) -> None:
