@@ -42,6 +42,14 @@ def _errors(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
 
 
 @style
+def as_many_of_the_hardest(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """A number that is counted over the examples is where a sorted vector, and columns, are cut."""
+    count = tf.reduce_sum(tf.cast(inputs["score"] > 0.7, tf.int32))
+    hardest = tf.sort(_errors(z, inputs), direction="DESCENDING")[:count]
+    return tf.reduce_sum(hardest) / tf.reduce_sum(tf.ones([count], z.dtype)) + tf.reduce_mean(z[:, :count])
+
+
+@style
 def both_directions(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
     logits = tf.tensordot(z, inputs["target"], [[1], [1]]) * tf.exp(weight("temperature", [], "float64", 0.5))
     rows, columns = tf.nn.log_softmax(logits, axis=1), tf.nn.log_softmax(logits, axis=0)

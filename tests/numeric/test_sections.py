@@ -26,7 +26,7 @@ from tests.numeric.split import Split, run_split
 ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
 FEW = [name for name in SECTIONS if name not in STYLES and name not in PAPERS] + [
     "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest",
-    *PAPERS, "positions_of_chosen_examples", "columns_of_positions", "loop_to_the_largest_label"]
+    *PAPERS, "positions_of_chosen_examples", "columns_of_positions", "loop_to_the_largest_label", "as_many_of_the_hardest"]
 SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(FEW)]
 
 
