@@ -146,6 +146,18 @@ def test_plan_says_what_was_played() -> None:
     assert max(result.peak_memory_bytes) == pytest.approx(max(found.peak_memory_bytes), abs=2)
 
 
+@pytest.mark.parametrize("schedule", ["zero_bubble_h1", "zero_bubble_v"])
+def test_model_without_parameters_under_schedules_that_separate_their_gradients(schedule: str) -> None:
+    found = search(model(parameters=0.0), Cluster.parse("V100-32GB:2"), 4, "dapple", Allowed("none", schedule=schedule))
+    assert found.measures.schedule == schedule and found.is_played
+
+
+@pytest.mark.parametrize("allowed", [Allowed(), Allowed(offload="states"), Allowed(AUTO, "v1"), Allowed("none", AUTO, "v0")])
+def test_one_example_on_two_devices_is_refused_under_all_measures(allowed: Allowed) -> None:
+    with pytest.raises(InfeasibleError, match="1 units cannot give each of 2 devices at least 1"):
+        search(model(), Cluster.parse("V100-32GB:2"), 1, "data-parallel", allowed)
+
+
 def test_interrupted_search_answers_the_best_so_far() -> None:
     profile, cluster = model(), Cluster.parse("V100-32GB:4").limited(9.0 * GB)
     layers = Layers(profile, cluster, lambda measures: searched(profile, cluster, 4, "dapple", measures))

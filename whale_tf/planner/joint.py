@@ -416,6 +416,9 @@ class Joint:
                 and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}
 
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
+        refused = [one for _, one in self._played.values() if one.why_not]
+        if not found and refused:  # without any measures: a micro-batch has too few examples for its replicas
+            best(refused, self.cluster)
         if not found and not self.errors and allowed.schedule not in ("backward_first", AUTO):
             what = "several stages" + " on each device" * (schedule_of(allowed.schedule).folding is not None)
             raise InfeasibleError(f"the searches found no plan of {self.model.name!r} with {what}, as schedule "

@@ -245,7 +245,8 @@ class Unfolder:
         last: Dict[BlockKey, int] = {}  # block -> its last micro-batch
         positions = stage_positions(strategy)
         for position, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, positions)):
-            chain: List[Tuple[BlockKey, int]] = [((step.task_graph, step.kind), step.micro_batch) for step in steps]
+            chain: List[Tuple[BlockKey, int]] = [  # without gradients of weights, if no layer has any
+                (key, step.micro_batch) for step in steps for key in [(step.task_graph, step.kind)] if key in self.templates]
             last.update(chain)
             chain += [((number, UPDATE), 0) for number, own in enumerate(positions) if own == position]
             for key, micro_batch in chain:
