@@ -54,6 +54,8 @@ def test_tied_parameters_count_once() -> None:
     (small(precision="fp8"), "fp8"),
     (small(version=7), "version is 7"),
     (small(layers=[{"name": "a"}, {"name": "a"}]), "two layers are called 'a'"),
+    (small(layers=[{"name": name, "tied": "w", "parameter_bytes": size, "output_bytes": 0} for name, size in zip("ab", (4, 8))]),
+     "layers 'a' and 'b' share parameter 'w', but have 4 and 8 parameter_bytes; give both the same"),
     (small(layers=[{"name": "a", "parameter_bytes": -1}]), "parameter_bytes"),
     (small(layers=[{"name": "a", "repeat": 3}]), "repeat"),
     (small(layers=[{"name": "a{}", "repeat": 0}]), "repeat"),

@@ -117,6 +117,12 @@ class ModelProfile(Record):
         twice = sorted(name for name, count in Counter(layer.name for layer in self.layers).items() if count > 1)
         if twice:
             raise ValueError(f"two layers are called {twice[0]!r}")
+        shared: Dict[str, LayerProfile] = {}
+        for layer in self.layers:
+            first = layer if layer.tied is None else shared.setdefault(layer.tied, layer)
+            if first.parameter_bytes != layer.parameter_bytes:
+                raise ValueError(f"layers {first.name!r} and {layer.name!r} share parameter {layer.tied!r}, but have "
+                                 f"{first.parameter_bytes} and {layer.parameter_bytes} parameter_bytes; give both the same")
 
     @property
     def parameter_bytes(self) -> int:
