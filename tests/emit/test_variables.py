@@ -1,7 +1,7 @@
 """One copy of the variables for all replicas, or one for each."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -115,6 +115,15 @@ def test_collective_has_mirrored_variables() -> None:
 
 
 # -- copies stay equal ---------------------------------------------------------------------------------------------------
+def product() -> Tuple[Any, Any, Any, Any]:
+    """An input of 4 examples, a variable ``w`` of two replicas, their product, and its loss."""
+    x = v1.placeholder("float32", [4, 3])
+    with wh.replicate(2):
+        w = v1.get_variable("w", [3, 2])
+        h = v1.matmul(x, w)
+        return x, w, h, v1.reduce_mean(v1.square(h))
+
+
 def copies(session: Any, resource: bool) -> List[Any]:
     """The value of ``w`` in each replica."""
     read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
@@ -127,11 +136,7 @@ def copies(session: Any, resource: bool) -> List[Any]:
 def test_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
     with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
-        x = v1.placeholder("float32", [4, 3])
-        with wh.replicate(2):
-            w = v1.get_variable("w", [3, 2])
-            h = v1.matmul(x, w)
-            loss = v1.reduce_mean(v1.square(h))
+        x, w, h, loss = product()
         train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         ones, feed = v1.ones([3, 2]), {x: np.ones([4, 3])}
         with v1.control_dependencies([h]):
@@ -148,10 +153,7 @@ def test_copies_of_a_variable_get_the_same_noise(resource: bool) -> None:
     """Noise of a shape that is read from the gradient at run time."""
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
     with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
-        x = v1.placeholder("float32", [4, 3])
-        with wh.replicate(2):
-            w = v1.get_variable("w", [3, 2])
-            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        x, w, _, loss = product()
         noise = v1.random_normal(v1.raw_ops.Shape(input=v1.gradients(loss, w)[0]))
         optimizer = v1.train.GradientDescentOptimizer(0.1)
         train = optimizer.apply_gradients([(gradient + noise, w) for gradient, w in optimizer.compute_gradients(loss, [w])])
@@ -179,10 +181,8 @@ def test_writes_that_copies_could_not_follow(kind: str, version: int, resource: 
     """They would leave the copies as they were."""
     with v1.Graph().as_default() as graph, control_flow(version), v1.variable_scope("", use_resource=resource):
         wh.init({"variables": "mirrored"}, cluster="cpu:2")
-        x, flag = v1.placeholder("float32", [4, 3]), v1.placeholder_with_default(True, [])
-        with wh.replicate(2):
-            w = v1.get_variable("w", [3, 2])
-            loss = v1.reduce_mean(v1.square(v1.matmul(x, w)))
+        flag = v1.placeholder_with_default(True, [])
+        x, w, _, loss = product()
         train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         if is_late:
             with v1.Session() as session:
