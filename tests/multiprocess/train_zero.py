@@ -101,15 +101,20 @@ def examples(part: Optional[int], processes: int = 2) -> np.ndarray:
 
 
 def look(session: Any, model: Model, feed: np.ndarray, assign: Any, beside: bool) -> List[np.ndarray]:
-    """Runs outside of the step, and one that trains and reads what follows from a variable (``beside``)."""
+    """Runs outside of the step, and one that trains and reads what follows from a variable (``beside``).  The last process writes
+    before the others read, which must not notice."""
     first, second = tf.trainable_variables()[:2]
+    state = active.current()
+    runtime = None if state is None else state.runtime
+    is_ahead = runtime is not None and runtime.processes.rank == runtime.processes.count - 1
+    if runtime is not None and not is_ahead:
+        runtime.exchange(b"")
     found = [session.run(model.score, {model.x: 2 * feed[:4]}), session.run(second)]
     found.append(session.run(model.fetches[0], {model.x: feed}))
-    state = active.current()
-    if state is not None and state.runtime is not None:
-        state.runtime.exchange(b"")  # another process may still read what this one owns and writes now
     first.load(0.9 * found[1], session)
     session.run(assign)
+    if runtime is not None and is_ahead:
+        runtime.exchange(b"")
     if beside:
         found.append(session.run([model.penalty, model.update], {model.x: feed})[0])
     return found + session.run([first, second, model.penalty])

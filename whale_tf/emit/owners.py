@@ -63,7 +63,7 @@ class Sent(NamedTuple):
             new value, or this one has received it.
         follow: collectives after a write; all other collectives come before one.
         stand_ins: ops that stand for an update here and write nothing.
-        kept: variables that other processes keep.
+        kept: variables that one process keeps, this one or another.
         replaced: fetched ops and tensors of updates -> what is fetched instead.
     """
 
@@ -93,8 +93,7 @@ def send_updates(context: Context, nodes: Nodes, recipes: Recipes, sums: Process
         replaced.update(messages.fetched(variable))
     ends = {context.graph.ops[write].name: messages.ends[variable][0]
             for variable, writes in messages.writes.items() for write in writes.value}
-    kept = tuple(one for one in kept_variables(context) if not one.is_own)
-    return Sent(ends, tuple(follow), tuple(messages.stand_ins), kept, replaced)
+    return Sent(ends, tuple(follow), tuple(messages.stand_ins), tuple(kept_variables(context)), replaced)
 
 
 class _Messages:

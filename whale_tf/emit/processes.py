@@ -12,6 +12,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member, ProcessCommunicator
 from whale_tf.emit.context import ORIGINAL, Context
+from whale_tf.emit.owners import Kept
 from whale_tf.emit.recipes import Recipes
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
@@ -135,11 +136,13 @@ class Kind(NamedTuple):
         waits: whether it waits for other processes.
         alone: names of the booleans that it must feed with False.
         elsewhere: variables that it reads or writes and that another process keeps.
+        written: variables that this process keeps for all and that it writes, but in no training step.
     """
 
     waits: bool = False
     alone: Tuple[str, ...] = ()
     elsewhere: FrozenSet[str] = frozenset()
+    written: FrozenSet[str] = frozenset()
 
 
 class Runs:
@@ -148,7 +151,7 @@ class Runs:
     Args:
         communicator: staged all ops that wait for other processes.
         follow: those of these ops that follow from a write.
-        elsewhere: variables that other processes keep.
+        kept: variables that one process keeps.
         writes: ops that write variables although their types do not say so: conditions and calls, and what stands for a write.
         alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
 
@@ -156,10 +159,12 @@ class Runs:
         beside: ops that wait for other processes and are fetched only together with an update, in all processes.
     """
 
-    def __init__(self, communicator: Communicator, follow: Collection[str], elsewhere: Collection[str],
+    def __init__(self, communicator: Communicator, follow: Collection[str], kept: Collection[Kept],
                  writes: Collection[str], alone: Mapping[str, Sequence[str]]) -> None:
         self._communicator, self._alone = communicator, alone
-        self._follow, self._elsewhere, self._more_writes = frozenset(follow), frozenset(elsewhere), frozenset(writes)
+        self._follow, self._more_writes = frozenset(follow), frozenset(writes)
+        self._elsewhere = frozenset(one.name for one in kept if not one.is_own)
+        self._own = frozenset(one.name for one in kept if one.is_own)
         self.beside: Set[str] = set()
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
@@ -204,13 +209,22 @@ class Runs:
                 raise UnsupportedOpError(
                     "the run of {} trains, and also needs variable {!r}, which another process keeps (zero); fetch values that "
                     "depend on it in a separate run".format(", ".join(repr(op.name) for op in ops[:5]), min(elsewhere)))
-            self._known[key] = Kind(bool(found - vain), tuple(sorted(alone)), elsewhere)
+            waits = bool(found - vain)
+            written = frozenset() if waits else self._own.intersection(
+                op.name for op in _aliased(op for op in needed if self._is_write(op)))
+            self._known[key] = Kind(waits, tuple(sorted(alone)), elsewhere, written)
         return self._known[key]
 
 
 def ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """The ops and all that they wait for."""
     return reached(ops, lambda op: (*(tensor.op for tensor in op.inputs), *op.control_inputs))
+
+
+def _aliased(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """The ops, and those from which they get variables: directly, or through switches and the like."""
+    return reached(ops, lambda op: (
+        tensor.op for tensor in op.inputs if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype))
 
 
 class Start(NamedTuple):

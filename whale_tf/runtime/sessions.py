@@ -82,8 +82,7 @@ class Fetches:
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
         self._runtime, sent = runtime, rewritten.sent
         inside = [self._instead.get(op.name, op.name) for op in context.graph.ops if op.body and is_write(op)]
-        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], [*sent.stand_ins, *inside],
-                          context.gathered.alone)
+        self._runs = Runs(rewritten.communicator, sent.follow, sent.kept, [*sent.stand_ins, *inside], context.gathered.alone)
         self._ends, self._gates = sent.ends, Gates(rewritten.gates)
         self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
@@ -150,12 +149,17 @@ class Fetches:
     def _without_state(self, function: Callable, *arguments: Any) -> Any:
         assert self._elsewhere is not None
         self._elsewhere.drop()
-        return function(*arguments)
+        result = function(*arguments)
+        self._elsewhere.forget()
+        return result
 
     def bring(self, kind: Optional[Kind] = None) -> None:
-        """Call before each run by itself: brings the state that other processes keep and the run needs, by default all."""
+        """Call before each run by itself: brings the state that other processes keep and the run needs, by default all, and
+        preserves for them what it writes."""
         if self._elsewhere is not None and (kind is None or kind.elsewhere):
             self._elsewhere.bring(() if kind is None else kind.elsewhere)
+        if self._elsewhere is not None and kind is not None and kind.written:
+            self._elsewhere.preserve(kind.written)
 
     def make_equal(self, session: Any, original_run: Callable) -> None:
         """Call when a session has been initialised or restored: if there are several processes, its variables take the values
@@ -466,7 +470,7 @@ def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Cal
         inner = original(own_fetches, list(feed_list or ()) + alone or None, accept_options)
         if alone:
             inner = _with_values(inner, len(feeds), [False] * len(alone))
-        if kind.elsewhere:
+        if kind.elsewhere or kind.written:
             inner = _after(functools.partial(fetch_map.bring, kind), inner)
     if substitutes == wanted:
         return inner
