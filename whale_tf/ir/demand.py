@@ -88,8 +88,9 @@ def find_demand(region: Region) -> Demand:
     for index in region.ops:
         if not updates[index]:
             beside[index] = sum(1 << group for group, own in enumerate(of_group) if not behind[index] & ~own)
-            for before in filter(region.contains, map(graph.ops.__getitem__, graph.predecessors(graph.ops[index]))):
-                beside[index] &= updates[before.id] or beside.get(before.id, -1)
+            for source in graph.predecessors(graph.ops[index]):
+                if region.contains(graph.ops[source]):
+                    beside[index] &= updates[source] or beside.get(source, -1)  # -1: a back edge
     return Demand({op: updates[op] for op in region.ops}, {op: behind[op] for op in region.ops}, of_group, beside)
 
 
