@@ -98,7 +98,7 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
 
 
 def may_miss(graph: OpGraph) -> Set[int]:
-    """Ops in branches of v1 conditions.  If the branch is not taken, they have no results, and nothing runs that waits for one."""
+    """Ops in branches of v1 conditions.  If a branch is not taken, they have no results, and nothing runs that waits for one."""
     depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
     if graph.has_any(SWITCHES):
         in_loop = frames(graph)
