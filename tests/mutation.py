@@ -94,7 +94,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.communicate",
      "tuple(sorted(tensors[source, consumer])), tuple(sorted(tensors[source, consumer])))  # sorted -> list"): ORDERED,
     ("whale_tf.passes.communicate",
-     "if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):  # 1 -> 2"):
+     "if (body_of.get(op, -1), tensor) in found and (op, position) not in combined:  # 1 -> 2"):
         "neither is the number of a body",
     ("whale_tf.passes.collect",
      "found[tensor] = Leaving(tuple(sorted(targets)), is_merged, is_applied)  # sorted -> list"): ORDERED,

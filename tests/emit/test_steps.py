@@ -74,15 +74,25 @@ def test_steps_of_sessions(x: Any, config: Any, steps: Any) -> None:
         assert found.steps == steps and rank in found.members and found.leads == (rank == found.members[0])
 
 
-def test_step_pulls_the_mini_batches_of_all_steps() -> None:
+def beside_an_evaluation() -> tf.Tensor:
+    """The graph has another iterator, which no step reads."""
+    with tf.name_scope("evaluation"):
+        pulled()
+    return pulled()
+
+
+@pytest.mark.parametrize("x", [pulled, beside_an_evaluation])
+def test_step_pulls_the_mini_batches_of_all_steps(x: Any) -> None:
     for rank in range(8):
-        graph = emitted(pulled, 8, {}, rank=rank).context.tf_graph
-        pulls = [op for op in graph.get_operations() if op.type == "IteratorGetNext"]
+        found = emitted(x, 8, {}, rank=rank)
+        graph = found.context.tf_graph
+        pulls = [op for op in graph.get_operations() if op.type == "IteratorGetNext" and "evaluation" not in op.name]
         assert len(pulls) == 4 and all(len(op.control_inputs) == (op.name != pulls[0].name) for op in pulls)
         last = {op.name for op in pulls} - {before.name for op in pulls for before in op.control_inputs}
         follows = {before.name for op in graph.get_operations() if "GradientDescent" in op.type or "Apply" in op.type
                    for before in op.control_inputs}
         assert rank // 2 == 3 or last <= follows
+        assert not any("evaluation" in name for name in (*follows, *found.inputs))
 
 
 def test_graph_does_not_grow_with_the_number_of_steps() -> None:

@@ -130,7 +130,7 @@ def test_collections(emit: str, config: Dict[str, Any], cluster: str, monkeypatc
     np.testing.assert_allclose(found["global mean correct"], np.mean(h.argmax(1) == y), rtol=1e-12)
 
 
-def refused(key: str, make: Any, devices: Optional[int] = None) -> str:
+def refused(key: str, make: Any, devices: Optional[int] = None, is_trained: bool = False) -> str:
     epl.init(Config({"pipeline.num_micro_batch": 2}, {}))
     with v1.Graph().as_default():
         epl.set_default_strategy(epl.replicate(1))
@@ -140,7 +140,7 @@ def refused(key: str, make: Any, devices: Optional[int] = None) -> str:
         tensor = make(h, loss)
         epl.add_to_collection(tensor, key)
         assert epl.get_collection(key) == [tensor] and epl.get_all_collections() == {key: [tensor]}
-        step = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        step = v1.train.GradientDescentOptimizer(0.1).minimize(tensor if is_trained else loss)
         with v1.train.MonitoredTrainingSession() as session, pytest.raises(UnsupportedOpError) as caught:
             session.run([tensor, step])
     return str(caught.value)
@@ -152,6 +152,8 @@ def test_collections_that_have_no_value() -> None:
     assert "is a scalar" in refused(KEYS.GLOBAL_CONCAT_OBJECTS, lambda h, loss: loss)
     assert "is computed once" in refused(KEYS.LOCAL_MEAN_OBJECTS, lambda h, loss: tf.reduce_mean(h * 2.0))
     assert "is computed once" in refused(KEYS.GLOBAL_SUM_OBJECTS, lambda h, loss: tf.reduce_max(h))
+    message = refused(KEYS.GLOBAL_MEAN_OBJECTS, lambda h, loss: tf.reduce_sum(h) + loss, is_trained=True)
+    assert "adds 'Mean:0' to a sum over examples" in message
 
 
 @pytest.mark.slow

@@ -21,7 +21,9 @@ def two_updates() -> OpGraph:
     add("b", "Tanh", "z")
     add("score", "Mul", "b", "y")
     add("shown", "Neg", "b")
-    add("both", "AddV2", "a", "b", phase=Phase.BACKWARD, **{CALL_ATTR: 0})
+    add("own", "Sin", "b")
+    add("watched", "Neg", "own")
+    add("both", "AddN", "a", "own", phase=Phase.BACKWARD, **{CALL_ATTR: 0})
     add("one", "Neg", "b", phase=Phase.BACKWARD, **{CALL_ATTR: 1})
     add("write_both", "ResourceApplyGradientDescent", "both", phase=Phase.APPLY)
     add("write_one", "ResourceApplyGradientDescent", "one", phase=Phase.APPLY)
@@ -43,6 +45,7 @@ def test_op_waits_only_for_what_its_updates_need() -> None:
     assert implies("a", "both") and implies("a", "b") and implies("one", "b") and implies("b", "b")
     assert not implies("b", "a") and not implies("b", "both") and not implies("one", "a")
     assert implies("one", "shown") and implies("a", "shown")  # nobody needs it, but it needs nothing more
+    assert implies("a", "watched") and not implies("one", "watched")  # it would make the other update's ops run
     assert not implies("a", "score") and not implies("one", "score")  # what the score needs is not fed
     assert not implies("shown", "both") and implies("shown", "b")  # may be fetched beside either
     assert not demand.is_single

@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Sequence, Set
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, find_region, frames
+from whale_tf.ir.units import may_miss
 
 
 class Drawing:
@@ -43,6 +44,22 @@ class Drawing:
 
     def names(self, ops: Set[int]) -> List[str]:
         return sorted(self.graph.ops[i].name for i in ops)
+
+
+def test_branches_may_miss_with_the_conditions_and_loops_in_them() -> None:
+    drawing = Drawing()
+    drawing.op("x", "Placeholder", phase=Phase.INPUT)
+    drawing.op("outer", "Switch", ["x"])
+    drawing.loop("looped", "outer")
+    drawing.op("inner", "Switch", ["looped/exit"])
+    drawing.op("behind", "Merge", ["inner"])
+    drawing.op("waits", controls=["behind"])
+    drawing.op("end", "Merge", ["behind"])
+    drawing.op("after", inputs=["end"])
+    drawing.loop("alone", "x")
+    assert drawing.names(may_miss(drawing.graph)) == sorted(
+        ["outer", "looped/enter", "looped/merge", "looped/switch", "looped/body", "looped/next", "looped/exit", "inner", "behind",
+         "waits"])
 
 
 def test_enter_counts_to_its_loop_and_an_exit_to_the_loop_it_leaves():

@@ -287,7 +287,7 @@ def conditional(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 
     def block(x: tf.Tensor) -> tf.Tensor:
         kernel = weight("kernel", [HIDDEN, HIDDEN], dtype)
-        return tf.cond(even, lambda: tf.tanh(tf.matmul(x, kernel)), lambda: tf.nn.relu(x - tf.matmul(x, kernel)))
+        return tf.cond(even, lambda: 1.5 * tf.tanh(tf.matmul(x, kernel)), lambda: tf.nn.relu(x - tf.matmul(x, kernel)))
 
     logits = stages.run([layer("one"), block, layer("two"), layer("head", CLASSES, tf.identity)], inputs["x"])
     loss = tf.reduce_mean(cross_entropy(inputs, logits))

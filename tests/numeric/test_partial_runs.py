@@ -49,19 +49,20 @@ def pair(annotate: bool, images: Any, noise: Any, one_call: bool = False) -> Pai
         return tf.get_variable(name, initializer=value, use_resource=True)
 
     with stage():
-        fake = tf.tanh(tf.matmul(noise, variable("generator", 3, 4)))
+        both = variable("kernel0", 4, 4)
+        fake, images_in = (tf.tanh(tf.matmul(each, both)) for each in (tf.matmul(noise, variable("generator", 3, 4)), images))
     with stage():
         kernel = variable("kernel", 4, 1)
-        real, made = tf.matmul(images, kernel), tf.matmul(fake, kernel)
-        losses = (tf.reduce_mean(tf.nn.softplus(-real)) + tf.reduce_mean(tf.nn.softplus(made)),
+        real, made = tf.matmul(images_in, kernel), tf.matmul(fake, kernel)
+        losses = (tf.reduce_mean(tf.nn.softplus(-real)) + tf.reduce_mean(tf.nn.softplus(made) ** 1.5),
                   tf.reduce_mean(tf.nn.softplus(-made)))
         if one_call:  # neither half of the sum needs the other's input
             losses = tf.reduce_mean(tf.nn.softplus(-real)), tf.reduce_mean(tf.square(fake))
-    last, first = ([one for one in tf.trainable_variables() if one.op.name == name] for name in ("kernel", "generator"))
+    last, first = ([one for one in tf.trainable_variables() if one.op.name.startswith(name)] for name in ("kernel", "generator"))
     optimizers = [tf.train.AdamOptimizer(0.1, epsilon=1e-3) for _ in losses]
     if one_call:
         grads = optimizers[0].compute_gradients(losses[0] + losses[1])
-        updates = tuple(optimizer.apply_gradients([each for each in grads if each[1] is own[0]])
+        updates = tuple(optimizer.apply_gradients([each for each in grads if each[1] is own[-1]])
                         for optimizer, own in zip(optimizers, (last, first)))
     else:
         updates = tuple(optimizer.minimize(loss, var_list=own) for optimizer, loss, own in zip(optimizers, losses, (last, first)))

@@ -30,6 +30,11 @@ def test_updates_wait_for_forward_steps_on_which_no_gradient_depends() -> None:
     check("gradient_penalty", Setting(resource=False, static_batch=True), Parallel(SHAPES["counts2:1:1"], 2, "zero_bubble_h1"))
 
 
+def test_steps_wait_for_no_branch_that_is_not_taken() -> None:
+    """They would not run then, and neither would the update."""
+    check("conditional_v1", Setting(), Parallel(SHAPES["pipeline4"], 2, "zero_bubble_h1"))
+
+
 def test_two_devices_for_each_of_two_task_graphs_on_them() -> None:
     check("mlp_sum", Setting(), Parallel(Shape((2,) * 4, 4, 2), 2, "zero_bubble_v"))
 

@@ -57,6 +57,10 @@ def model(strategy: Strategy, kind: str = "fed", resource: bool = True) -> Model
             found = tf.lookup.StaticHashTable(values, -1).lookup(tf.cast(rows[:, 0] > 0, tf.int64))
             rows += tf.one_hot(found, 6, dtype=tf.float64)
         h = tf.tanh(tf.matmul(rows, weights("first", 6, 8)) + weights("b", 8)) * keep
+        if kind == "own collection":
+            scale = tf.get_variable("scale", initializer=np.full(8, 1.5), trainable=False, collections=["own"])
+            initial.append(lambda: scale.initializer)
+            h *= scale
         loss = tf.reduce_mean(tf.square(tf.matmul(h, weights("second", 8, 4))))
     update = tf.train.AdamOptimizer(0.1, epsilon=1e-3).minimize(loss, tf.train.get_or_create_global_step())
     done = [*(each() for each in initial), tf.tables_initializer(), *([iterator.initializer] if kind == "iterator" else [])]
@@ -110,7 +114,7 @@ def test_scalar_of_unknown_rank(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan, kind", [("split", "no shape"), ("zero v1", "table"), ("split", "table"), ("offload", "iterator"),
-                                        ("split", "iterator")])
+                                        ("split", "iterator"), ("zero v1", "own collection")])
 def test_what_else_a_session_has_before_the_first_step(plan: str, kind: str) -> None:
     assert_same(trained(plan, kind), local(kind))
 

@@ -164,6 +164,16 @@ def test_buckets_travel_together() -> None:
     assert synchronised(step, plan([1], gradients=_buckets(("w2", "w0")))) == []
 
 
+@pytest.mark.parametrize("buckets", [(("w2", "w0"), ("w1",)), (("w2", "w1", "w0"),)])
+def test_gradient_of_two_variables_travels_once(buckets: Any) -> None:
+    """A sum of two variables hands its own gradient to both."""
+    step = chain(3, task_graphs=1)
+    shared, first, second = step.graph.tensor("grad2"), step.graph.op("w1").id, step.graph.op("w2").id
+    step = step._replace(gradients=tuple((shared if variable in (first, second) else tensor, variable)
+                                         for tensor, variable in step.gradients))
+    assert synchronised(step, plan([2], gradients=_buckets(*buckets))) == [["grad2:0", "grad0:0"], ["grad1:0"]]
+
+
 @pytest.mark.parametrize("change", [{"dtype": "float64"}, {"shape": None}, {"shape": (None, 2)}])
 def test_gradients_that_cannot_travel_together_are_refused(change: Any) -> None:
     step = chain(2, task_graphs=1)

@@ -113,6 +113,15 @@ def test_gradients_meet_at_the_owner_of_their_variable_under_v2() -> None:
     assert names(clipped, found.left_out) == ["clipped0", "square0", "update0"]
 
 
+def test_gradient_of_two_variables_belongs_to_neither_owner() -> None:
+    """A sum of two variables hands its own gradient to both."""
+    step = drawn(2)
+    step = step._replace(gradients=tuple((step.graph.tensor("grad0"), variable) for _, variable in step.gradients))
+    for zero in ("v1", "v2"):
+        for owners in of_each(step, divided({"v0": 0, "v1": 1}, micro_batches=2, zero=zero)):
+            assert (names(step, owners.update), owners.gradients) == (["update0", "update1"], {})
+
+
 def test_no_owners() -> None:
     step = drawn(2)
     assert find_owners(step._replace(processes=1), divided({"v0": 0})) == Owners()

@@ -9,7 +9,6 @@ from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import OVERWRITES, VARIABLES
-from whale_tf.passes.communicate import is_combined
 from whale_tf.passes.outline import step_of
 from whale_tf.profiler.chain import shares_buffer
 from whale_tf.profiler.graph_profile import precision_of
@@ -39,11 +38,11 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
     used = {graph.tensors[t].op for op in graph.ops if region.contains(op) or op.id in update for t in op.inputs}
     members = [op for op in graph.ops if region.contains(op) or op.id in update or (op.type in VARIABLES and op.id in used)]
     numbers: Dict[int, int] = {}
-    costs = op_costs(graph, batch)
+    costs, combined = op_costs(graph, batch), region.batch.combined()
     rows: List[StepOp] = []
     for op in members:
         inputs = [(t, at) for at, t in enumerate(op.inputs) if graph.tensors[t].op in numbers]
-        whole = (place for place, (_, at) in enumerate(inputs) if is_combined(region.batch.conversions.get((op.id, at), ())))
+        whole = (place for place, (_, at) in enumerate(inputs) if (op.id, at) in combined)
         numbers[op.id] = len(rows)
         is_cloned = op.id in region.batch_level
         step = step_of(region, op.id) if is_cloned else ONCE if region.contains(op) else UPDATE

@@ -16,7 +16,7 @@ from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.context import Context
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.batch_axis import Reduce, Scale
 from whale_tf.ir.layout import exponents_of
 from whale_tf.ir.walk import reached
 
@@ -41,9 +41,9 @@ class Collected:
         context, nodes, communicator = self._context, self._converter.nodes, self._communicator
         graph, dtype, device = context.graph, context.dtype(tensor), context.host
         level, kind, _ = collection.split("_")
-        values, factor = self._of_clones(tensor, level == "local"), self._shares_whole(tensor)
-        count = len(values)
         name, scope = graph.tensor_name(tensor), context.name(collection, context.flat(tensor))
+        values, factor = self._of_clones(tensor, level == "local"), self._shares_whole(tensor, name, collection)
+        count = len(values)
         if not values:  # one value for all clones
             count, is_sum = self._clones_behind(tensor, name, collection)
             values, factor = [name], count if kind == "sum" and not is_sum else 1
@@ -107,23 +107,36 @@ class Collected:
             "of it is not known; use a collection of the tensor from which it is computed, or leave it out of collections, which "
             "gives the local script's value")
 
-    def _shares_whole(self, tensor: int) -> int:
+    def _shares_whole(self, tensor: int, name: str, collection: str) -> int:
         """The number of clones, of all processes, if each has its share of a mean over all examples; 1 if it has its own value.
-        So it is behind a division by the whole batch's count, as in ``tf.losses``."""
+        So it is behind a division by the whole batch's count, as in ``tf.losses``.
+
+        Raises:
+            UnsupportedOpError: each has its own value of one term, and its share of another.
+        """
         region, graph = self._context.region, self._context.graph
         producer = graph.producer(tensor)
-        if producer.id not in region.batch_level or not region.batch.layout(tensor).is_partial \
-                or exponents_of(region.batch.layout(tensor).power):
+        if producer.id not in region.batch_level or not region.batch.layout(tensor).is_partial:
             return 1
+        clones = len(self._context.clones(self._context.task_graph_of(producer))) * self._communicator.processes
+        is_sum = not exponents_of(region.batch.layout(tensor).power)
+        shared: List[str] = []
         seen, stack = {producer.id}, [producer.id]
         while stack:
             op = graph.ops[stack.pop()]
             for position, operand in enumerate(op.inputs):
                 steps = region.batch.conversions.get((op.id, position), ())
-                if position and "Div" in op.type and any(isinstance(step, Reduce) and step.kind == "sum" for step in steps):
-                    return len(self._context.clones(self._context.task_graph_of(producer))) * self._communicator.processes
+                if is_sum and position and "Div" in op.type and any(
+                        isinstance(step, Reduce) and step.kind == "sum" for step in steps):
+                    return clones
+                shared += [graph.tensor_name(operand) for step in steps if isinstance(step, Scale) and exponents_of(step.power)]
                 before = graph.producer(operand).id
                 if operand in region.batch.layouts and region.batch.layout(operand).is_partial and before not in seen:
                     seen.add(before)
                     stack.append(before)
+        if shared and clones > 1:
+            raise UnsupportedOpError(
+                f"tensor {name!r} is in the collection {collection!r}, but adds {shared[0]!r} to a sum over examples, and each "
+                "clone adds only its share of it; use collections of the terms, or leave it out of collections, which gives the "
+                "local script's value")
         return 1

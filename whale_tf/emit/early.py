@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Set, Tuple
 
-from whale_tf._tf_compat import renew, tf, v1
+from whale_tf._tf_compat import renew, tf
 from whale_tf.emit.processes import ancestors
 from whale_tf.errors import PlanError
 from whale_tf.ir.traits import RANDOM, Role, traits
@@ -110,6 +110,6 @@ def _changes_state(op: tf.Operation) -> bool:
 
 
 def _variables(graph: tf.Graph) -> Dict[str, Any]:
-    """The graph's variables, by the names of their ops."""
-    keys = v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES
-    return {variable.op.name: variable for key in keys for variable in graph.get_collection(key)}
+    """The variables in the graph's collections, by the names of their ops."""
+    items = (each for key in graph.collections for each in graph.get_collection(key))
+    return {each.op.name: each for each in items if isinstance(each, tf.Variable)}

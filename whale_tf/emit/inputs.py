@@ -21,6 +21,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.layout import Block, batch_of, rows_each
 from whale_tf.ir.traits import PULLS
+from whale_tf.ir.walk import reached
 
 
 class Inputs:
@@ -222,13 +223,16 @@ class Inputs:
         return [graph.tensor_name(tensor) for tensor in self.sources]
 
     def _pull_again(self) -> Dict[int, Op]:
-        """Clones every op that takes elements from an input pipeline, and the ops after it on the input side, once for each
-        further model replica, or micro-batch, of all steps side by side; the iterators and queues are shared."""
+        """Clones every op that takes elements from an input pipeline for the step (and not, say, for an evaluation), and the ops
+        after it on the input side, once for each further model replica, or micro-batch, of all steps side by side; the iterators
+        and queues are shared."""
         graph = self._context.graph
+        read = reached([*self._context.region.ops, *(graph.tensors[source].op for source in self.sources)], lambda index: (
+            graph.tensors[tensor].op for tensor in graph.ops[index].inputs))
         pulled: Dict[int, Op] = {}
         for op in graph.ops:
             follows = any(graph.tensors[t].op in pulled for t in op.inputs)
-            if op.type in PULLS or (op.phase is Phase.INPUT and follows):
+            if (op.type in PULLS and op.id in read) or (op.phase is Phase.INPUT and follows):
                 pulled[op.id] = op
         ops = [self._context.tf_ops[i] for i in pulled]
         for g in range(1, self._context.all_mini_batches):

@@ -24,14 +24,14 @@ It looks for no path through a Merge.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
-from whale_tf.ir.units import frame_of_outputs, frames
+from whale_tf.ir.units import frame_of_outputs, frames, may_miss
 from whale_tf.ir.walk import reached
 from whale_tf.passes.lowering.primitive import sum_scope
 from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
@@ -92,7 +92,7 @@ class Order:
     def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
         self._nodes = nodes
-        self._frames = frames(context.graph)
+        self._frames, self._missing = frames(context.graph), may_miss(context.graph)
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
         self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
@@ -211,7 +211,7 @@ class Order:
     def _ends_of(self, body: Body) -> Tuple[List[Op], List[Op]]:
         if body.name not in self._ends:
             self._ends[body.name] = _ends(
-                self._context, [self._context.graph.ops[i] for i in body.ops], self._frames, self._demand)
+                self._context, [self._context.graph.ops[i] for i in body.ops], self._frames, self._missing, self._demand)
         return self._ends[body.name]
 
     def end(self, op: Op, clone: Clone, scope: str) -> Wait:
@@ -235,16 +235,19 @@ class Order:
         return None
 
 
-def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]],
+def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]], missing: AbstractSet[int],
           demand: Demand) -> Tuple[List[Op], List[Op]]:
-    """(entries, exits) of a step: ops without predecessors in the step, and ops outside of loops without successors in it that
-    run whenever they do."""
+    """(entries, exits) of a step: ops without predecessors in the step, and ops outside of loops and branches without successors
+    in it that run whenever they do.
+
+    Args:
+        missing: ops of branches, which may not be taken.
+    """
     members = {op.id for op in ops}
-    entries: List[Op] = []
+    before = {op.id: [p for p in context.graph.predecessors(op) if p in members] for op in ops}
     followed: Set[int] = set()
-    for op in ops:
-        before = [p for p in context.graph.predecessors(op) if p in members]
-        followed.update(p for p in before if demand.follows(p, op.id))
-        if not before:
-            entries.append(op)
-    return entries, [op for op in ops if op.id not in followed and not frame_of_outputs(op, frames_of)]
+    for op in reversed(ops):
+        if op.id not in missing or op.id in followed:
+            followed.update(p for p in before[op.id] if demand.follows(p, op.id))
+    exits = [op for op in ops if op.id not in followed and op.id not in missing and not frame_of_outputs(op, frames_of)]
+    return [op for op in ops if not before[op.id]], exits

@@ -27,11 +27,13 @@ class Demand(NamedTuple):
             calls and need the same inputs.
         inputs: op of the region -> the inputs that it needs.
         of_group: the inputs that each group needs.
+        beside: op of the region that no update needs -> the groups whose runs have its inputs, and need all ops behind it.
     """
 
     updates: Mapping[int, int] = {}
     inputs: Mapping[int, int] = {}
     of_group: Sequence[int] = ()
+    beside: Mapping[int, int] = {}
 
     def of(self, ops: Sequence[int]) -> int:
         """The groups that need any of the ops.  An op that none needs may be fetched beside each of them."""
@@ -46,13 +48,9 @@ class Demand(NamedTuple):
         return (1 << len(self.of_group)) - 1
 
     def implies(self, groups: int, op: int) -> bool:
-        """Whether every run of one of these groups of updates needs an op.  An op that no update needs counts if it needs no
-        further input."""
-        needed = self.updates.get(op, 0)
-        if needed:
-            return not groups & ~needed
-        more = self.inputs.get(op, 0)
-        return all(not more & ~own for group, own in enumerate(self.of_group) if groups >> group & 1)
+        """Whether every run of one of these groups of updates needs an op.  An op that no update needs counts if it makes no
+        further one run, which may have to wait for what the run is not fed."""
+        return not groups & ~(self.updates.get(op, 0) or self.beside.get(op, self.every))
 
     def follows(self, op: int, later: int) -> bool:
         """Whether every run that needs an op for its updates needs a later one, too."""
@@ -86,8 +84,14 @@ def find_demand(region: Region) -> Demand:
                     updates[before] |= updates[op.id]
                     changed = True
         changed = changed and graph.has_any(NEXT_ITERATIONS)
-    return Demand({op: updates[op] for op in region.ops}, {op: behind[op] for op in region.ops},
-                  tuple(needed for _, needed in groups))
+    of_group, beside = tuple(needed for _, needed in groups), {}  # type: Tuple[int, ...], Dict[int, int]
+    for index in region.ops:
+        if not updates[index]:
+            beside[index] = sum(1 << group for group, own in enumerate(of_group) if not behind[index] & ~own)
+            for source in graph.predecessors(graph.ops[index]):
+                if region.contains(graph.ops[source]):
+                    beside[index] &= updates[source] or beside.get(source, -1)  # -1: a back edge
+    return Demand({op: updates[op] for op in region.ops}, {op: behind[op] for op in region.ops}, of_group, beside)
 
 
 def _is_input(op: Op) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import BatchAxis, Reduce
+from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.holder import Holder
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, VariableUse, traits
@@ -206,8 +206,7 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Se
     loop_of = {index: loop for loop in loops for index in loop}
     members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
     starts = sections.union(_behind(graph, writes, members), returning(graph, batch_level), (
-        graph.tensors[graph.ops[op].inputs[position]].op for (op, position), conversions in batch.conversions.items()
-        if any(isinstance(conversion, Reduce) for conversion in conversions)))
+        graph.tensors[graph.ops[op].inputs[position]].op for op, position in batch.combined()))
 
     def before(index: int) -> Set[int]:
         return batch_level.intersection(graph.predecessors(graph.ops[index])) | (batch_level & loop_of.get(index, set()))

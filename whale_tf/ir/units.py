@@ -97,6 +97,20 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
     return list({id(unit): unit for unit in unit_of.values()}.values())
 
 
+def may_miss(graph: OpGraph) -> Set[int]:
+    """Ops in branches of v1 conditions.  If a branch is not taken, they have no results, and nothing runs that waits for one."""
+    depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
+    if graph.has_any(SWITCHES):
+        in_loop = frames(graph)
+        for op in graph.ops:
+            inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)
+            if op.id not in in_loop:
+                inside += (op.type in SWITCHES) - (op.type in MERGES and inside > 0)
+            if inside:
+                depth[op.id] = inside
+    return set(depth)
+
+
 def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
     """Ops that cannot be separated from their version 1 loop or condition, or from the users of the same stack or tensor array:
     a copy of such an op alone would be outside the loop's frame, or would run although its branch is not taken.  A copy of a

@@ -226,7 +226,9 @@ def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
         PlanError: some of them cannot: a gradient is sparse or of unknown size, or their types differ.
     """
     graph = step.graph
-    tensors = {graph.ops[variable].name: tensor for tensor, variable in step.gradients}
+    gradient_of = {graph.ops[variable].name: tensor for tensor, variable in step.gradients}
+    named = [name for sync in plan.gradients for bucket in sync.buckets for name in bucket if name in gradient_of]
+    tensors = {name: tensor for tensor, name in {gradient_of[name]: name for name in reversed(named)}.items()}
     found = []
     for sync in plan.gradients:
         for bucket in sync.buckets:

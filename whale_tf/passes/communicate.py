@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import Conversion, Reduce
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.replicate import clones, is_bridged
 from whale_tf.plan import Plan
@@ -59,10 +58,10 @@ def dividing(step: TrainingStep, plan: Plan) -> float:
 def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """Adds bridges between TaskGraphs that cut a micro-batch at different places.  A bridge makes the parts that the consumer's
     clones read."""
-    crossing = _crossing(program, step, plan)
+    through = crossing(program, step, plan)
     numbers: Dict[Tuple[int, int], int] = {}  # (producing body, consumer) -> body of the bridge
     tensors: Dict[Tuple[int, int], Set[int]] = {}
-    for (reader, tensor), source in crossing.items():
+    for (reader, tensor), source in through.items():
         key = source, program.bodies[reader].task_graph
         numbers.setdefault(key, len(program.bodies) + len(numbers))
         tensors.setdefault(key, set()).add(tensor)
@@ -77,8 +76,8 @@ def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
         body = program.bodies[call.body]
         values = {value.tensor: value for value in call.takes}
         for tensor in body.inputs:
-            if (call.body, tensor) in crossing:
-                number = numbers[crossing[call.body, tensor], body.task_graph]
+            if (call.body, tensor) in through:
+                number = numbers[through[call.body, tensor], body.task_graph]
                 if (number, call.clone) not in bridges:
                     bridges[number, call.clone] = len(program.calls) + len(calls)
                     calls.append(Call(number, call.clone, call.devices))
@@ -90,7 +89,7 @@ def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
     return program._replace(calls=tuple(changed)).with_calls(bodies, calls)
 
 
-def _crossing(program: Program, step: TrainingStep, plan: Plan) -> Dict[Tuple[int, int], int]:
+def crossing(program: Program, step: TrainingStep, plan: Plan) -> Dict[Tuple[int, int], int]:
     """(body, tensor) that a body reads through a bridge -> the body that computes the tensor."""
     body_of, combined = program.body_of(), combined_in(program, step)
     found: Dict[Tuple[int, int], int] = {}
@@ -130,14 +129,13 @@ def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 def combined_in(program: Program, step: TrainingStep) -> Dict[Tuple[int, int], bool]:
     """(body, tensor) if the body reads the value of all clones together -> whether it also reads the clone's own value."""
-    conversions = step.region.batch.conversions
+    combined = step.region.batch.combined()
     runs = {number: frozenset(body.runs) for number, body in enumerate(program.bodies) if body.functions}  # none, if all are dead
     body_of = {op: body for op, body in program.body_of().items() if body not in runs or op in runs[body]}
-    found = {(body_of[op], step.graph.ops[op].inputs[position]): False
-             for (op, position), asked in conversions.items() if op in body_of and is_combined(asked)}
+    found = {(body_of[op], step.graph.ops[op].inputs[position]): False for op, position in combined if op in body_of}
     for tensor in {tensor for _, tensor in found}:
         for op, position in step.graph.consumers(tensor):
-            if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):
+            if (body_of.get(op, -1), tensor) in found and (op, position) not in combined:
                 found[body_of[op], tensor] = True
     return found
 
@@ -146,7 +144,3 @@ def unique(name: str, bodies: Sequence[Body]) -> str:
     """A name for an additional body, numbered from the second one on."""
     count = sum(body.name == name or body.name.startswith(name + "_") for body in bodies)
     return f"{name}_{count}" if count else name
-
-
-def is_combined(conversions: Tuple[Conversion, ...]) -> bool:
-    return any(isinstance(conversion, Reduce) for conversion in conversions)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import AbstractSet, FrozenSet, Mapping, Sequence, Set
 
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.plan import TaskGraphPlan
@@ -46,7 +45,5 @@ def donate(region: Region, body: Body, donated: AbstractSet[int]) -> Body:
 def _read(region: Region, ops: Sequence[int]) -> Set[int]:
     """Tensors whose values ops of a clone read.  They do not where the clone has a number of its own, or the mini-batch's value,
     in their place."""
-    batch = region.batch
-    return {tensor for op in ops for position, tensor in enumerate(region.graph.ops[op].inputs)
-            if (op, position) not in batch.localise
-            and not any(isinstance(one, Reduce) for one in batch.conversions.get((op, position), ()))}
+    others = region.batch.combined().union(region.batch.localise)
+    return {tensor for op in ops for position, tensor in enumerate(region.graph.ops[op].inputs) if (op, position) not in others}

@@ -20,7 +20,6 @@ from typing import Iterator, Sequence, Tuple
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.walk import reached
-from whale_tf.passes.communicate import is_combined
 from whale_tf.passes.schedule import STEPS, orders_of
 from whale_tf.plan import Plan
 from whale_tf.program import BACKWARD, FORWARD, WEIGHT, Body
@@ -51,12 +50,12 @@ def _is_back_to_back(order: Sequence[Step], task_graph: int) -> bool:
 
 def _comes_between(step: TrainingStep, forward: Body, backward: Body) -> bool:
     """Whether the backward body needs what is made elsewhere from results of the forward body."""
-    graph, conversions = step.graph, step.region.batch.conversions
+    graph, combined = step.graph, step.region.batch.combined()
     own = {*forward.ops, *backward.ops}
     starts = {before for index in backward.ops for before in graph.predecessors(graph.ops[index])} - own
     for index in backward.ops:
         starts.update(graph.tensors[tensor].op for position, tensor in enumerate(graph.ops[index].inputs)
-                      if is_combined(conversions.get((index, position), ())))
+                      if (index, position) in combined)
     return not reached(starts, lambda index: graph.predecessors(graph.ops[index])).isdisjoint(forward.ops)
 
 

@@ -20,8 +20,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import GATHER_ATTR
 from whale_tf.ir.training_step import TrainingStep, owned
-from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, first_argument, traits
-from whale_tf.ir.units import frames
+from whale_tf.ir.traits import VARIABLES, first_argument, traits
+from whale_tf.ir.units import frames, may_miss
 from whale_tf.plan import Plan
 
 PREFETCH = 2  # number of ops that read variables between the op after which a value is sent and the op that reads it
@@ -153,7 +153,7 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
     first: Dict[int, List[int]] = {}  # reader -> tensors
     for tensor, reader in reader_of.items():
         first.setdefault(reader, []).append(tensor)
-    readers, may_wait = sorted(first), own - _dead_or_looped(graph, ops)
+    readers, may_wait = sorted(first), own.difference(frames(graph), may_miss(graph))
     found, before = [], -1  # type: List[Tuple[int, int]], int
     for place, reader in enumerate(readers):
         if place >= PREFETCH:
@@ -183,14 +183,3 @@ def is_value_at_home(graph: OpGraph, homes: Homes, tensor: int) -> bool:
     """Whether a tensor is a value, not a handle, of an op that runs at a variable's home."""
     record = graph.tensors[tensor]
     return record.op in homes.ops and record.dtype != "resource" and not record.dtype.endswith("_ref")
-
-
-def _dead_or_looped(graph: OpGraph, ops: Sequence[int]) -> Set[int]:
-    """Ops for which nothing outside may wait: ops of loops, and of branches of conditions that may not be taken."""
-    in_loops = frames(graph)
-    found: Set[int] = set()
-    for index in ops:
-        op = graph.ops[index]
-        if op.id in in_loops or op.type in SWITCHES or (op.type not in MERGES and not found.isdisjoint(graph.predecessors(op))):
-            found.add(index)
-    return found

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable, returning, without_groups
 from whale_tf.ir.training_step import TrainingStep
@@ -70,7 +69,7 @@ def _cloned(region: Region, is_split: bool) -> List[Body]:
     bodies = []
     for task_graph, place, number in sorted(members):
         ops, kind = members[task_graph, place, number], BATCH_LEVEL[place]
-        outputs = [t for i in ops for t in graph.ops[i].outputs if t in read or _is_result(region, graph.ops[i], t)]
+        outputs = [t for i in ops for t in graph.ops[i].outputs if t in read or is_result(region, t)]
         name = f"t{task_graph}_{kind}" + (f"_{number}" if number else "")
         bodies.append(_body(graph, name, task_graph, kind, ops, outputs))
     return bodies
@@ -107,8 +106,7 @@ def _weight(region: Region) -> Set[int]:
 
 def _rounds(region: Region) -> Dict[int, int]:
     """Early op, or op of a section -> length of the chain of whole-mini-batch values and updates from which it follows."""
-    combined = {key for key, conversions in region.batch.conversions.items()
-                if any(isinstance(conversion, Reduce) for conversion in conversions)}
+    combined = region.batch.combined()
     if not region.early and not region.sections:
         return {}
     returned = returning(region.graph, region.batch_level)
@@ -192,11 +190,8 @@ def read_elsewhere(region: Region) -> FrozenSet[int]:
 
 
 def _read_elsewhere(region: Region) -> FrozenSet[int]:
-    found = set(region.leaving()).union(*(region.graph.ops[index].inputs for index in region.sections))
-    for (op, position), conversions in region.batch.conversions.items():
-        if any(isinstance(conversion, Reduce) for conversion in conversions):
-            found.add(region.graph.ops[op].inputs[position])
-    return frozenset(found)
+    return frozenset(region.leaving()).union(*(region.graph.ops[index].inputs for index in region.sections), (
+        region.graph.ops[op].inputs[position] for op, position in region.batch.combined()))
 
 
 def reads_by_handle(graph: OpGraph, tensor: int) -> bool:
@@ -204,11 +199,11 @@ def reads_by_handle(graph: OpGraph, tensor: int) -> bool:
     return any(graph.tensors[t].dtype == "resource" for t in graph.producer(tensor).inputs)
 
 
-def _is_result(region: Region, op: Op, tensor: int) -> bool:
+def is_result(region: Region, tensor: int) -> bool:
     """The tensors that a user is likely to fetch: results that nothing reads, and scalars that no gradient function made.
     Tensors that are read through a variable's handle are included, since a fetch through another read could see the updated
     variable."""
-    record = region.graph.tensors[tensor]
+    record, op = region.graph.tensors[tensor], region.graph.producer(tensor)
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
     if (record.shape == () and op.forward < 0) or reads_by_handle(region.graph, tensor):

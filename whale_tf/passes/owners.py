@@ -29,6 +29,7 @@ and written by each, whatever it follows from: the loss scale itself, or a movin
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
@@ -151,7 +152,8 @@ def _owners(step: TrainingStep, plan: Plan) -> Owners:
     if not process:
         return Owners()
     itself = {variable: variable for variable in process}
-    gradients = {tensor: variable for tensor, variable in step.gradients if variable in process}
+    count = Counter(tensor for tensor, _ in step.gradients)  # of two, if they are added and nothing else
+    gradients = {tensor: variable for tensor, variable in step.gradients if variable in process and count[tensor] == 1}
     of, variables = owned(graph, following(step, itself), itself, gradients)
     everywhere = _read_in_passes(graph).difference(process)
     variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}

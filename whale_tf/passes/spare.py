@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Optional, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, groups
 from whale_tf.ir.training_step import TrainingStep
@@ -28,7 +27,7 @@ from whale_tf.passes.donate import donatable, donate
 from whale_tf.passes.form import choose_form
 from whale_tf.passes.functions import fits_in_one, in_functions, taken_bytes
 from whale_tf.passes.fuse import joinable
-from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
+from whale_tf.passes.outline import UNSENT, is_result, read_elsewhere, reads_by_handle
 from whale_tf.passes.redo import Redo, in_order, one_example, waits
 from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -81,15 +80,7 @@ def _live(program: Program, region: Region) -> Set[int]:
 def _is_shown(region: Region, tensor: int) -> bool:
     """Whether a body returns a tensor only for the user.  It does not if a gradient function made the tensor and nothing reads
     it."""
-    graph, record = region.graph, region.graph.tensors[tensor]
-    op = graph.ops[record.op]
-    if record.dtype in UNSENT or record.dtype.endswith("_ref"):
-        return False
-    if reads_by_handle(graph, tensor):
-        return True
-    if op.forward >= 0:
-        return False
-    return record.shape == () or not any(graph.consumers(t) for t in op.outputs)
+    return is_result(region, tensor) and (region.graph.producer(tensor).forward < 0 or reads_by_handle(region.graph, tensor))
 
 
 def _with_runs(region: Region, body: Body, runs: Sequence[int], waits: Sequence[Tuple[int, int]] = ()) -> Body:
@@ -116,8 +107,7 @@ def _in_backward(step: TrainingStep, plan: Plan, sizes: OpGraph, forward: Option
 def _repeating(region: Region, sizes: OpGraph, forward: Body, backward: Body) -> Body:
     """The backward body with the ops that it repeats."""
     graph, batch, members = region.graph, region.batch, set(forward.runs)
-    reduced = {op for (op, _), steps in batch.conversions.items() if any(isinstance(step, Reduce) for step in steps)}
-    refused = reduced.union(batch.own_seed, (op for op, _ in batch.attributes), (op for op, _ in batch.bodies))
+    refused = {op for op, _ in (*batch.combined(), *batch.attributes, *batch.bodies)}.union(batch.own_seed)
 
     def may(op: Op) -> bool:
         return op.id in members and op.id not in refused and _is_cheap(graph, op)

@@ -7,8 +7,8 @@ from typing import Callable, Dict, List, NamedTuple, Set, Tuple
 import networkx as nx
 
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.passes.communicate import combined_in
-from whale_tf.passes.replicate import copies, is_bridged
+from whale_tf.passes.communicate import combined_in, crossing
+from whale_tf.passes.replicate import copies
 from whale_tf.plan import Plan
 from whale_tf.program import ACCUMULATE, ALL, BRIDGE, BROADCAST, CLONED, DIVIDE, UPDATE, WHOLE, Body, Program
 
@@ -92,16 +92,8 @@ def _divided(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
 
 
 def _bridged(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
-    body_of, combined = program.body_of(), combined_in(program, step)
-    numbers = {body.name: number for number, body in enumerate(program.bodies)}
-
-    def crosses(reader: Body, tensor: int) -> bool:
-        source = body_of.get(step.graph.tensors[tensor].op)
-        return (source is not None and reader.step in CLONED and program.bodies[source].step in CLONED
-                and combined.get((numbers[reader.name], tensor), True)
-                and is_bridged(plan, program.bodies[source].task_graph, reader.task_graph))
-
-    return _takers(program, crosses, BRIDGE)
+    through = {(program.bodies[reader].name, tensor) for reader, tensor in crossing(program, step, plan)}
+    return _takers(program, lambda body, tensor: (body.name, tensor) in through, BRIDGE)
 
 
 def _whole(program: Program, step: TrainingStep, plan: Plan) -> List[str]:

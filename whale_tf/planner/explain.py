@@ -13,7 +13,6 @@ from rich.table import Table
 
 from whale_tf.cluster.processes import JOB, process_of
 from whale_tf.errors import PlanError, seconds_text
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import pulls_behind
@@ -313,8 +312,7 @@ def _sections(plan: Plan, region: Region, devices: Sequence[str]) -> List[str]:
     graph, whole = region.graph, region.batch.whole
     if not region.sections:
         return []
-    taken = {graph.ops[op].inputs[position] for (op, position), steps in region.batch.conversions.items()
-             if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
+    taken = {graph.ops[op].inputs[position] for op, position in region.batch.combined() if op in region.sections}
     held = {t for index in region.early for t in graph.ops[index].outputs
             if any(user in region.late for user, _ in graph.consumers(t))}
     tasks = [plan.task_graphs[number] for number in sorted({region.task_graph[index] for index in region.sections})]

@@ -25,7 +25,6 @@ import numpy as np
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import SHAPE_ONLY, Role, VariableUse, traits
@@ -54,7 +53,7 @@ class Readers:
         self.region, graph = region, region.graph
         needed = needed_by_updates(graph)
         self.backward = {index for index in region.late if index in needed and graph.ops[index].type not in SHAPE_ONLY}
-        whole = {op for (op, _), steps in region.batch.conversions.items() if any(isinstance(step, Reduce) for step in steps)}
+        whole = {op for op, _ in region.batch.combined()}
         refused = whole.union(region.early, region.sections, region.late, region.batch.own_seed, *inseparable(region))
         self.may = {index for index in region.ops
                     if index in region.batch_level and index not in refused and _gives_the_same(region, graph.ops[index])}

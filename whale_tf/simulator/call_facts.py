@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Set, Tuple
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
-from whale_tf.passes.communicate import dividing, is_combined
+from whale_tf.passes.communicate import dividing
 from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
@@ -107,7 +107,7 @@ class CallFacts:
         self._divided = {tensor for tensor, layout in self.batch.layouts.items() if layout.is_sharded}
         self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
         self.gradients = {tensor for tensor, _ in step.gradients}
-        combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
+        combined = self.batch.combined()
         self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []
         self.readers: Dict[Tuple[int, int], int] = {}
         for call in program.calls:

@@ -172,6 +172,10 @@ class BatchAxis:
             raise self.unsupported(tensor)
         return self.layouts.get(tensor, replicated())
 
+    def combined(self) -> Set[Tuple[int, int]]:
+        """The operands (op, position) that are combined over all clones."""
+        return {key for key, steps in self.conversions.items() if any(isinstance(step, Reduce) for step in steps)}
+
     def depends_on_variables(self, tensor: int) -> bool:
         return bool(self.variable_dependent[tensor])
 

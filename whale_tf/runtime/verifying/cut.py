@@ -19,8 +19,8 @@ from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTu
 
 from whale_tf.ir.graph import Op, OpGraph, Phase, bytes_of, elements_of, inner_ops
 from whale_tf.ir.layout import Layout
-from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SAME_BUFFER, SWITCHES, VARIABLES, Gives, Role, VariableUse, traits
-from whale_tf.ir.units import bound, frame_of_outputs, frames
+from whale_tf.ir.traits import EXITS, MERGES, RANDOM, SAME_BUFFER, VARIABLES, Gives, Role, VariableUse, traits
+from whale_tf.ir.units import bound, frame_of_outputs, frames, may_miss
 from whale_tf.ir.walk import reached
 
 SAMPLES = 48  # tensors inside the step that are compared besides its results
@@ -316,19 +316,5 @@ def _closed(graph: OpGraph) -> AbstractSet[int]:
     """Ops inside of version 1 loops and conditions: some of their results are those of one iteration, or of an untaken branch,
     and nobody can fetch them."""
     in_loop = frames(graph)
-    found: Set[int] = set()
-    if not in_loop and not graph.has_any(SWITCHES):
-        return found
-    depth: Dict[int, int] = {}
-    for op in graph.ops:
-        if op.id in in_loop:
-            if frame_of_outputs(op, in_loop) or op.type not in EXITS:
-                found.add(op.id)
-            continue
-        inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)
-        inside += op.type in SWITCHES
-        inside -= op.type in MERGES and inside > 0
-        if inside:
-            found.add(op.id)
-            depth[op.id] = inside
-    return found | (bound(graph, graph.ops) - {op.id for op in graph.ops if op.type in EXITS | MERGES})
+    looped = {index for index in in_loop if frame_of_outputs(graph.ops[index], in_loop)}
+    return looped | may_miss(graph) | (bound(graph, graph.ops) - {op.id for op in graph.ops if op.type in EXITS | MERGES})
