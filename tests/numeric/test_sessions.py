@@ -229,13 +229,15 @@ def test_variables_initialised_before_the_optimizer_exists(variables: str, calls
 
 
 @pytest.mark.slow
-def test_uneven_slices_of_an_edited_plan() -> None:
-    """A person gives the first replica three times the work of the second, and unequal micro-batches."""
+@pytest.mark.parametrize("batch, unit", [(BATCH, 1), (None, 2 ** 28)])
+def test_uneven_slices_of_an_edited_plan(batch: Optional[int], unit: int) -> None:
+    """A person gives the first replica three times the work of the second, and unequal micro-batches; also in numbers whose
+    products with the examples do not fit 32 bits."""
     def run(plan: Any = None) -> Any:
         wh.init(CONFIG, cluster="cpu:4", plan=plan)
         try:
             with tf.Graph().as_default():
-                model = small(annotate=True)
+                model = small(annotate=True, batch=batch)
                 with tf.Session() as session:
                     session.run(tf.global_variables_initializer())
                     return [step(model, session) for _ in range(5)], wh.current_plan()
@@ -245,9 +247,9 @@ def test_uneven_slices_of_an_edited_plan() -> None:
     even, plan = run()
     data = json.loads(plan.to_json())
     data["micro_batch_slices"] = [2, 1]
-    data["task_graphs"][0]["slices"] = [3, 1]
+    data["task_graphs"][0]["slices"] = [3 * unit, unit]
     uneven, used = run(wh.Plan.parse(data).to_json())
-    assert used.micro_batch_slices == (2, 1) and used.task_graphs[0].slices == (3, 1)
+    assert used.micro_batch_slices == (2, 1) and used.task_graphs[0].slices == (3 * unit, unit)
     np.testing.assert_allclose(uneven, even, rtol=1e-10)
 
 
