@@ -225,6 +225,30 @@ def test_variables_initialised_before_the_optimizer_exists(variables: str, calls
     assert_same(answers)
 
 
+@pytest.mark.parametrize("config, parts", [({"variables": "mirrored"}, lambda: wh.replicate(2)), ({}, lambda: wh.split(2))])
+def test_values_and_callables_made_before_the_optimizer_exists(config: Dict[str, Any], parts: Callable[[], Any]) -> None:
+    """They follow the training, although the Session has had their ops before these changed."""
+    answers = []
+    for annotate in (False, True):
+        if annotate:
+            wh.init(config, cluster="cpu:2")
+        with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
+            with parts() if annotate else contextlib.nullcontext():
+                loss = tf.reduce_mean(tf.square(dense(tf.placeholder_with_default(ROWS, [BATCH, WIDTH]), WIDTH, "one")))
+            metric = 2.0 * loss
+            with tf.Session() as session:
+                initialise, read, read_loss = map(session.make_callable, (
+                    tf.global_variables_initializer(), tf.trainable_variables()[0].read_value(), metric))
+                initialise()
+                answers.append([*read().ravel()])
+                update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+                for _ in range(2):
+                    answers[-1].append(session.run([update, metric])[1])
+                answers[-1] += [*read().ravel(), read_loss()]
+        wh.shutdown()
+    assert_same(answers)
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 

@@ -163,5 +163,5 @@ def test_planning_ahead_says_that_it_can_wait() -> None:
         message = r"'keep:0' is not known.* or leave out wh.parallelize\(\): planning then waits for the first training step"
         with pytest.raises(wh.UnknownShapeError, match=message):
             wh.parallelize()
-        with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match="or leave out make_callable"):
-            session.make_callable(made.update)
+        with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match="or leave out partial_run"):
+            session.partial_run_setup(made.update)

@@ -61,7 +61,7 @@ class Waiting(NamedTuple):
     graph: tf.Graph
     tensors: Tuple[str, ...]
 
-    def learn(self, original: Callable, note: Callable[[Iterable[tf.Operation], Any], None], fetches: Any,
+    def learn(self, original: Callable, note: Callable[[Sequence[tf.Operation], Any], None], fetches: Any,
               feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
         """Learns the shapes of a run.  Shapes of fed tensors are known before it.  Others (an iterator's, a Python function's)
         are known only from the run itself, which is then local: the graph is as the script built it.
