@@ -283,3 +283,14 @@ def test_fed_training_without_a_loop_is_said(tmp_path: Any, capfd: Any) -> None:
         with v1.train.MonitoredTrainingSession() as session:
             session.run(train, {x: X})
     assert "what it feeds a run that goes on is its own affair" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_shuffle_in_a_function_of_a_dataset_is_said(tmp_path: Any, recwarn: Any, seed: Optional[int]) -> None:
+    """Its seed is in the function, where it gets none from its name."""
+    with tf.Graph().as_default():
+        wh.init({"snapshot.path": str(tmp_path)}, cluster="cpu:1")
+        data = tf.data.Dataset.range(2).flat_map(lambda _: tf.data.Dataset.from_tensor_slices(X).shuffle(10, seed))
+        v1.data.make_one_shot_iterator(data.shuffle(10))
+    assert ["is shuffled without a seed" in str(one.message) for one in recwarn if "snapshot" in str(one.message)] == [True] * (
+        seed is None)
