@@ -179,6 +179,9 @@ class SessionTriggers:
                 is_made, result = waiting.learn(original, before.note, *arguments)
                 if waiting.is_over:
                     state.looked_at.pop(graph)
+                elif trains(elements(graph, fetches)[1]):
+                    state.say(f"a training run of a graph does not need {waiting.unknown[0]!r}, an input of unknown rank. "
+                              "Until one does, the graph is not divided and trains on one device; give the input its shape")
                 if is_made:
                     return result
                 if state.may_move(graph):
