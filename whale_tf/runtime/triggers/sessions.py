@@ -248,11 +248,11 @@ class SessionTriggers:
             self._catch_up(session, known, own_run)
             return sessions.make_callable(known, session, original, own_run, fetches, accept_options)
 
-        known = self._fetches(graph)
+        known, is_noted = self._fetches(graph), False
         found = made(known)
 
         def call(**kwargs: Any) -> Any:
-            nonlocal known, found
+            nonlocal known, found, is_noted
             if known is None and (graph in self._state.waiting or observer() is not None):
                 return session.run(fetches, **kwargs)
             if known is None and graph in self._state.fetches:  # rewritten since then
@@ -260,7 +260,9 @@ class SessionTriggers:
                 found = made(known)
             with self._state.termination.between(session, fetches), self._followed(session, fetches), named_errors():
                 if known is None:
-                    self._early(session, fetches, None)
+                    if not is_noted:
+                        self._early(session, fetches, None)
+                        is_noted = True
                     return found(**kwargs)
                 proof = self._proof(graph, fetches)
                 if proof is not None:
