@@ -25,7 +25,6 @@ from whale_tf.emit.draws import LOCAL
 from whale_tf.emit.early import Early, check_renewable
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.steps import own_step
-from whale_tf.errors import PlanError
 from whale_tf.ir.region import Region
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering
@@ -52,7 +51,7 @@ class Parallelized(NamedTuple):
 
 
 def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None,
-                processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, early: Optional[Sequence[Early]] = None,
+                processes: Processes = ONE_PROCESS, keys: Optional[Keys] = None, early: Sequence[Early] = (),
                 warn: Callable[[str, Type[Warning]], None] = warnings.warn,
                 keeps_decision: bool = False) -> Optional[Parallelized]:
     """Rewrite a graph in place.
@@ -61,7 +60,7 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process's collectives, if there are several processes.
-        early: Sessions into which the graph has already been extended; None: there are none.
+        early: Sessions into which the graph has already been extended.
         warn: gives the warnings of inexact ops and idle devices.
         keeps_decision: return the decision, too; its recording takes the memory of another graph.
 
@@ -80,17 +79,14 @@ def parallelize(graph: tf.Graph, cluster: Cluster, config: Config, plan: Optiona
                         too_large=division.too_large, decision=decision if keeps_decision else None)
     if plan.is_local:
         return done
-    if plan.spans_processes and early is not None:
-        raise PlanError("a model replica spans processes, but a Session ran before the ranks of all inputs were known; give the "
-                        "inputs their shapes")
     if processes.is_chief:
         tell_inexact(region, plan, config.on_inexact, warn)
         tell_idle(region, plan, parameters(captured), config.on_idle, warn)
-    renews = early is not None and (division.variables is not None or any(task.homes for task in plan.task_graphs))
+    renews = bool(early) and (division.variables is not None or any(task.homes for task in plan.task_graphs))
     if renews:
         drawing = [captured.graph.ops[index].name for index in region.batch.own_seed] if plan.random == LOCAL else []
-        check_renewable(early or (), drawing)
-    has_run = early is not None and not renews
+        check_renewable(early, drawing)
+    has_run = bool(early) and not renews
     hosts = range(processes.count) if plan.spans_processes else [processes.rank]
     devices = (*device_names(cluster, processes), *(host_name(cluster, processes, rank) for rank in hosts))
     backend = plan.gradients[0].backend if plan.gradients else "local"

@@ -6,12 +6,14 @@ import runpy
 from pathlib import Path
 from typing import Any, Dict, List
 
+import numpy as np
 import pytest
 
 import whale_tf as wh
 from tests.command_line import call
 from tests.multiprocess.launch import RUN_S, WHALE_RUN, Starter
 from whale_tf._tf_compat import v1
+from whale_tf.capture.captured import capture
 from whale_tf.cli import app
 from whale_tf.diagnosis.record import MESSAGE, Record, parse
 from whale_tf.errors import PlanError
@@ -191,3 +193,14 @@ def test_steps_that_something_else_disturbed_are_left_out() -> None:
     assert [trace[0].seconds for trace in usual(traces)] == [1.0, 1.1, 1.2]
     profile = [traces[0], [], []]  # three steps in one trace
     assert usual(profile) == profile
+
+
+def test_rows_of_which_an_example_has_several() -> None:
+    with v1.Graph().as_default() as graph:
+        words, x = v1.placeholder("float64", [None], name="words"), v1.placeholder("float64", [None, 5, 3], name="x")
+        w = v1.get_variable("w", initializer=np.ones([3]), use_resource=True)
+        wh.init(cluster="cpu:2")
+        v1.train.GradientDescentOptimizer(0.1).minimize(v1.reduce_mean(v1.square(v1.reshape(x, [-1, 3]) * w - words[:, None])))
+        found = capture(graph)
+        wh.shutdown()
+    assert [found.examples_of(given) for given in ({"words:0": (40,)}, {"x:0": (8, 5, 3)}, {})] == [8, 8, None]

@@ -427,3 +427,25 @@ def test_variable_that_is_an_argument() -> None:
 
     with pytest.raises(wh.PlanError, match="variables 'stage' moves a variable that .*'step' gets as its argument .'w:0'."):
         step(tf.Variable(tf.ones([3])), tf.ones([4, 3]))
+
+
+def test_updates_wait_for_a_check_of_all_gradients() -> None:
+    """A refused step changes no variable: IdentityN, which joins the gradients and waits, gives way to what it reads."""
+    wh.init({"zero": "v1"}, cluster="cpu:2")
+    w, b = tf.Variable(tf.ones([4, 4])), tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def step(x: tf.Tensor, most: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b))
+        gradients = tape.gradient(loss, [w, b])
+        with tf.control_dependencies([tf.debugging.assert_less(loss, most)]):
+            gradients = tf.identity_n(gradients)
+        for variable, gradient in zip((w, b), gradients):
+            variable.assign_sub(0.1 * gradient)
+
+    for _ in range(3):  # else they race
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.ones([4, 4]), tf.constant(-1.0))
+    np.testing.assert_array_equal(w, np.ones([4, 4]))
+    np.testing.assert_array_equal(b, np.ones([4]))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any, List
 
 import numpy as np
@@ -12,6 +13,7 @@ import whale_tf as wh
 from tests.functions.conftest import DEVICES
 from tests.functions.equality import Scope, batches
 from tests.functions.test_training_steps import cross_entropy, logits_of, perceptron
+from whale_tf.processes.functions import Functions
 
 NOWHERE: List[Scope] = [contextlib.nullcontext, contextlib.nullcontext]
 
@@ -311,3 +313,21 @@ def test_after_shutdown_functions_are_local() -> None:
     step(weights)
     graph = step.get_concrete_function(weights).graph
     assert not [op for op in graph.get_operations() if op.name.startswith("whale")]
+
+
+def test_a_function_that_processes_refuse_is_refused_again(monkeypatch: Any) -> None:
+    """A script may catch the first refusal."""
+    def refused(*_: Any) -> None:
+        raise wh.PlanError("another graph")
+
+    job = Functions(SimpleNamespace(processes=SimpleNamespace(host_device="/device:CPU:0")), lambda: False)  # type: ignore
+    w, b = tf.Variable(1.0), tf.Variable(2.0)
+    function = tf.function(lambda: w + b).get_concrete_function()
+    monkeypatch.setattr(job, "_agree", refused)
+    job.traced(function.graph)
+    job._staged[function.graph] = ""
+    job._inside[function.graph] = {function.graph}  # type: ignore
+    monkeypatch.setattr(job._runtime, "training", contextlib.nullcontext, raising=False)
+    for _ in range(2):
+        with pytest.raises(wh.PlanError, match="another graph"):
+            job.prepare(function)

@@ -90,7 +90,7 @@ def test_what_is_not_known_is_refused_with_the_remedy() -> None:
             with pytest.raises(wh.UnknownShapeError, match=message):
                 wh.parallelize()
             with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match=message):
-                session.make_callable(train, [x])
+                session.partial_run_setup(train, [x])
             with pytest.raises(wh.AnnotationError, match="from 0 to 1, or None"):
                 wh.batch_axis(w.read_value(), 2)
     finally:

@@ -107,11 +107,12 @@ def fed_loop(made: Script, end: Any, after: int) -> Tuple[Record, Any]:
         return steps.record, session.run(v1.global_variables())
 
 
-def epoch_loop(made: Script, end: Any, after: int) -> Tuple[Record, Any]:
+def epoch_loop(made: Script, end: Any, after: int,
+               run_of: Callable[[v1.Session], Callable[..., Any]] = lambda session: session.run) -> Tuple[Record, Any]:
     """The script initialises its iterator in each epoch."""
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
-        steps = Recorder(session.run, made, end, after)
+        steps = Recorder(run_of(session), made, end, after)
         for _, batches in wh.resume(range(STEPS), epochs=EPOCHS):
             session.run(made.iterator.initializer)
             for _ in batches:
@@ -119,12 +120,22 @@ def epoch_loop(made: Script, end: Any, after: int) -> Tuple[Record, Any]:
         return steps.record, session.run(v1.global_variables())
 
 
+def called_loop(made: Script, end: Any, after: int) -> Tuple[Record, Any]:
+    """TensorFlow makes calls with feeds by runs."""
+    rate = v1.placeholder(tf.float32, [])
+
+    def calls(session: v1.Session) -> Callable[..., Any]:
+        call = session.make_callable(made.fetches, [rate])
+        return lambda fetches, feeds: call(0.1)
+    return epoch_loop(made, end, after, calls)
+
+
 def trained(kind: Callable[..., Tuple[Record, Any]], path: str, way: Way, end: Optional[Callable[[], Any]] = None, after: int = 0,
             every: int = 3) -> Tuple[Record, Any]:
     config, cluster, parts = way
     with tf.Graph().as_default():
         wh.init({**config, "snapshot.path": path, "snapshot.every_steps": every}, cluster=cluster)
-        made = script(parts, feeds=kind in (fed_loop, monitored_loop), repeats=1 if kind is epoch_loop else None)
+        made = script(parts, feeds=kind in (fed_loop, monitored_loop), repeats=1 if kind in (epoch_loop, called_loop) else None)
         return kind(made, end, after)
 
 
@@ -143,7 +154,7 @@ COPIES: Way = ({"variables": "mirrored"}, "cpu:2", lambda number: wh.replicate()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, first, second, after", [
     (monitored, PIPELINE, DIVIDED, 8), (epoch_loop, DIVIDED, COPIES, 7), (fed_loop, COPIES, PIPELINE, 4),
-    (monitored_loop, PLAIN, PLAIN, 8), (monitored, NESTED, NESTED, 8),
+    (monitored_loop, PLAIN, PLAIN, 8), (monitored, NESTED, NESTED, 8), (called_loop, PLAIN, PLAIN, 8),
     pytest.param(epoch_loop, PLAIN, PLAIN, 9, marks=pytest.mark.full)])
 def test_goes_on_at_the_next_example(tmp_path: Any, capfd: Any, kind: Any, first: Way, second: Way, after: int) -> None:
     """In the middle and at the end of an epoch."""
@@ -272,3 +283,14 @@ def test_fed_training_without_a_loop_is_said(tmp_path: Any, capfd: Any) -> None:
         with v1.train.MonitoredTrainingSession() as session:
             session.run(train, {x: X})
     assert "what it feeds a run that goes on is its own affair" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_shuffle_in_a_function_of_a_dataset_is_said(tmp_path: Any, recwarn: Any, seed: Optional[int]) -> None:
+    """Its seed is in the function, where it gets none from its name."""
+    with tf.Graph().as_default():
+        wh.init({"snapshot.path": str(tmp_path)}, cluster="cpu:1")
+        data = tf.data.Dataset.range(2).flat_map(lambda _: tf.data.Dataset.from_tensor_slices(X).shuffle(10, seed))
+        v1.data.make_one_shot_iterator(data.shuffle(10))
+    assert ["is shuffled without a seed" in str(one.message) for one in recwarn if "snapshot" in str(one.message)] == [True] * (
+        seed is None)

@@ -225,17 +225,43 @@ def test_variables_initialised_before_the_optimizer_exists(variables: str, calls
     assert_same(answers)
 
 
+@pytest.mark.parametrize("config, parts", [({"variables": "mirrored"}, lambda: wh.replicate(2)), ({}, lambda: wh.split(2))])
+def test_values_and_callables_made_before_the_optimizer_exists(config: Dict[str, Any], parts: Callable[[], Any]) -> None:
+    """They follow the training, although the Session has had their ops before these changed."""
+    answers = []
+    for annotate in (False, True):
+        if annotate:
+            wh.init(config, cluster="cpu:2")
+        with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
+            with parts() if annotate else contextlib.nullcontext():
+                loss = tf.reduce_mean(tf.square(dense(tf.placeholder_with_default(ROWS, [BATCH, WIDTH]), WIDTH, "one")))
+            metric = 2.0 * loss
+            with tf.Session() as session:
+                initialise, read, read_loss = map(session.make_callable, (
+                    tf.global_variables_initializer(), tf.trainable_variables()[0].read_value(), metric))
+                initialise()
+                answers.append([*read().ravel()])
+                update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+                for _ in range(2):
+                    answers[-1].append(session.run([update, metric])[1])
+                answers[-1] += [*read().ravel(), read_loss()]
+        wh.shutdown()
+    assert_same(answers)
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_uneven_slices_of_an_edited_plan() -> None:
-    """A person gives the first replica three times the work of the second, and unequal micro-batches."""
+@pytest.mark.parametrize("batch, unit", [(BATCH, 1), (None, 2 ** 28)])
+def test_uneven_slices_of_an_edited_plan(batch: Optional[int], unit: int) -> None:
+    """A person gives the first replica three times the work of the second, and unequal micro-batches; also in numbers whose
+    products with the examples do not fit 32 bits."""
     def run(plan: Any = None) -> Any:
         wh.init(CONFIG, cluster="cpu:4", plan=plan)
         try:
             with tf.Graph().as_default():
-                model = small(annotate=True)
+                model = small(annotate=True, batch=batch)
                 with tf.Session() as session:
                     session.run(tf.global_variables_initializer())
                     return [step(model, session) for _ in range(5)], wh.current_plan()
@@ -245,9 +271,9 @@ def test_uneven_slices_of_an_edited_plan() -> None:
     even, plan = run()
     data = json.loads(plan.to_json())
     data["micro_batch_slices"] = [2, 1]
-    data["task_graphs"][0]["slices"] = [3, 1]
+    data["task_graphs"][0]["slices"] = [3 * unit, unit]
     uneven, used = run(wh.Plan.parse(data).to_json())
-    assert used.micro_batch_slices == (2, 1) and used.task_graphs[0].slices == (3, 1)
+    assert used.micro_batch_slices == (2, 1) and used.task_graphs[0].slices == (3 * unit, unit)
     np.testing.assert_allclose(uneven, even, rtol=1e-10)
 
 

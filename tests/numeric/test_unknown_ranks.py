@@ -167,5 +167,27 @@ def test_planning_ahead_says_that_it_can_wait() -> None:
         message = r"'keep:0' is not known.* or leave out wh.parallelize\(\): planning then waits for the first training step"
         with pytest.raises(wh.UnknownShapeError, match=message):
             wh.parallelize()
-        with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match="or leave out make_callable"):
-            session.make_callable(made.update)
+        with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match="or leave out partial_run"):
+            session.partial_run_setup(made.update)
+
+
+def test_training_runs_that_do_not_need_all_inputs() -> None:
+    """Of two models, each is trained by runs of its own, which feed nothing to the other."""
+    def losses() -> List[float]:
+        with tf.Graph().as_default():
+            made = []
+            for name in ("one", "other"):
+                x = tf.placeholder("float64", name=name)
+                w = tf.get_variable("w_" + name, initializer=ROWS[:6], use_resource=True)
+                loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+                made.append((x, loss, tf.train.GradientDescentOptimizer(0.01).minimize(loss)))
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                return [session.run([loss, update], {x: ROWS[:BATCH]})[0] for _ in range(2) for x, loss, update in made]
+
+    expected = losses()
+    wh.init(cluster="cpu:2")
+    with pytest.warns(UserWarning, match="a training run of a graph does not need 'other:0', an input of unknown rank"):
+        found = losses()
+    assert wh.current_plan() is not None
+    np.testing.assert_allclose(found, expected, 1e-12)

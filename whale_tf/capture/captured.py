@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
@@ -76,10 +76,13 @@ class Captured(_Fields, Holder):
     def examples(self) -> Optional[int]:
         """The number of examples of a mini-batch, according to the graph's shapes; else that of the first one, if the shapes of
         its inputs were learned."""
+        return self.examples_of(self.definitions.given)
+
+    def examples_of(self, given: Mapping[str, Sequence[Any]]) -> Optional[int]:
+        """The same of a mini-batch of which these are the shapes of inputs, by name."""
         known = self.static_examples
-        given = self.definitions.given
         names = {self.graph.tensor_name(tensor): (dim, self._rows(tensor)) for tensor, dim in self.sources.items()}
-        fed = [given[name][dim] // rows for name, (dim, rows) in names.items() if name in given]  # type: ignore[operator]
+        fed = [given[name][dim] // rows for name, (dim, rows) in names.items() if name in given]
         return known if known is not None else next(iter(fed), None)
 
     def sized(self, batch: int) -> OpGraph:

@@ -1,4 +1,4 @@
-"""Sessions that ran before their graph was rewritten, because the ranks of its inputs were not known then.
+"""Sessions that ran before their graph was rewritten: it had no optimizer yet, or the ranks of its inputs were not known.
 
 The graph has already been extended into such a session, which has the variables on their old devices.  If the plan only clones
 ops, the session goes on: ops whose edges move are replaced with copies (``StagedEdit.copy_instead``).  If the plan divides
@@ -12,7 +12,7 @@ Some states cannot be taken along, such as an iterator's position or a queue's e
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import renew, tf
 from whale_tf.emit.processes import ancestors
@@ -31,21 +31,21 @@ class Early:
     def __init__(self) -> None:
         self.kept = ""
         self.drawn: Set[str] = set()
-        self._initialised: List[Tuple[List[str], Any]] = []  # tables and iterators, and what was fed
+        self._initialised: Dict[Tuple[str, ...], Any] = {}  # tables and iterators, in this order -> what was fed
+        self._noted: Dict[Tuple[str, ...], Tuple[str, ...]] = {}  # what was fetched -> what that initialises
         self._values: Optional[Dict[str, Any]] = None
 
-    def note(self, fetched: Iterable[tf.Operation], feed_dict: Any) -> None:
+    def note(self, fetched: Sequence[tf.Operation], feed_dict: Any) -> None:
         """Call before each run."""
-        initialised = []
-        for op in ancestors(fetched):
-            if traits(op.type).role is Role.INITIALIZE:
-                initialised.append(op.name)
-            elif not self.kept and _changes_state(op):
-                self.kept = op.name
-            elif op.type in RANDOM:
-                self.drawn.add(op.name)
-        if initialised:
-            self._initialised.append((sorted(initialised), feed_dict))
+        asked = tuple(op.name for op in fetched)
+        if asked not in self._noted:
+            needed = ancestors(fetched)
+            self._noted[asked] = tuple(sorted(op.name for op in needed if traits(op.type).role is Role.INITIALIZE))
+            self.kept = self.kept or next((op.name for op in needed if _changes_state(op)), "")
+            self.drawn.update(op.name for op in needed if op.type in RANDOM)
+        if self._noted[asked]:
+            self._initialised.pop(self._noted[asked], None)
+            self._initialised[self._noted[asked]] = feed_dict
 
     def read(self, graph: tf.Graph, run: Callable) -> None:
         """Keeps the variables' values.
@@ -71,11 +71,11 @@ class Early:
         if session._target:
             raise PlanError(
                 f"this Session ran before its graph was divided, and the server {session.sess_str!r} has the variables on their "
-                "old devices; give all inputs their shapes")
+                "old devices; build the optimizer before the first run, and give all inputs their shapes")
         if self._values is None:
             self.read(session.graph, original)
         renew(session)
-        for names, feed_dict in self._initialised:
+        for names, feed_dict in self._initialised.items():
             original([session.graph.get_operation_by_name(name) for name in names], feed_dict)
         variables = _variables(session.graph)
         for name, value in (self._values or {}).items():
@@ -97,16 +97,17 @@ def check_renewable(early: Collection[Early], drawing: Collection[str]) -> None:
         changed = each.kept or min(each.drawn.intersection(drawing), default="")
         if changed:
             raise PlanError(
-                f"a Session ran {changed!r} before the first training step, when the ranks of inputs were not known yet. The "
-                "plan divides variables or moves them (wh.split, zero, offload), so the Session has to begin anew, and would "
-                f"lose the state of {changed!r}; give all inputs their shapes")
+                f"a Session ran {changed!r} before the first training step. The plan divides variables or moves them (wh.split, "
+                f"zero, offload), so the Session has to begin anew, and would lose the state of {changed!r}; build the optimizer "
+                "before the first run, and give all inputs their shapes")
 
 
 def _changes_state(op: tf.Operation) -> bool:
     """Whether an op changes something that is no variable: it takes an element, or writes to a queue or table."""
     row = traits(op.type)
     handles = any(tensor.dtype.base_dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
-    return row.role is Role.PULL or (handles and not op.outputs and not row.is_write and row.role is not Role.SAVE)
+    is_known = row.is_write or row.role in (Role.SAVE, Role.INITIALIZE)
+    return row.role is Role.PULL or (handles and not op.outputs and not is_known)
 
 
 def _variables(graph: tf.Graph) -> Dict[str, Any]:

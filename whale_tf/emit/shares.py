@@ -322,11 +322,13 @@ class BatchShares:
     def _divide_at_run_time(self, sizes: str, level: Sequence[int], scope: str, device: str) -> str:
         """Divides each of ``sizes`` (a vector) as ``level`` says; the result is again a vector."""
         nodes = self._nodes
-        column = nodes.expand_dims(sizes, 1, scope + "/column", tf.int32, device)
-        running_totals = nodes.const([level], scope + "/running", tf.int32, device)
-        products = nodes.binary("Mul", column, running_totals, scope + "/products", tf.int32, device)
-        slices = nodes.const(level[-1], scope + "/slices", tf.int32, device)
-        bounds = nodes.binary("FloorDiv", products, slices, scope + "/bounds", tf.int32, device)
+        column = nodes.cast(nodes.expand_dims(sizes, 1, scope + "/column", tf.int32, device), scope + "/wide", tf.int32, tf.int64,
+                            device)  # products of examples and slices may not fit 32 bits
+        running_totals = nodes.const([level], scope + "/running", tf.int64, device)
+        products = nodes.binary("Mul", column, running_totals, scope + "/products", tf.int64, device)
+        slices = nodes.const(level[-1], scope + "/slices", tf.int64, device)
+        quotients = nodes.binary("FloorDiv", products, slices, scope + "/quotients", tf.int64, device)
+        bounds = nodes.cast(quotients, scope + "/bounds", tf.int64, tf.int32, device)
         count = len(level) - 1
         high = nodes.slice_dim(bounds, 1, 2, 1, count, scope + "/high", tf.int32, device)
         low = nodes.slice_dim(bounds, 1, 2, 0, count, scope + "/low", tf.int32, device)

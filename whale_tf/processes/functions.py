@@ -167,7 +167,7 @@ class Functions:
         Raises:
             PlanError: it is not the same, or another process does not reach it.
         """
-        held = [reference() for reference in self._variables.pop(graph)]
+        held = [reference() for reference in self._variables[graph]]
         variables = [variable for variable in held if variable is not None and variable.dtype != tf.string]
         described = [f"{one.dtype.name} {one.shape}" for one in [*variables, *graph.inputs]]
         with tf.device(self._runtime.processes.host_device):
@@ -177,6 +177,7 @@ class Functions:
                     self._take(variable)
                     self._equal.add(variable._unique_id)
         self._started.add(graph)
+        del self._variables[graph]
 
     def _agree(self, text: str, name: str) -> None:
         group, instance = self._runtime.keys.agreement()

@@ -92,7 +92,7 @@ class Collector:
         self._done: Optional[Parallelized] = None
         self._fed: Dict[str, Tuple[int, ...]] = {}
         self._mini_batches = 1  # that a step takes from its input pipeline
-        self._seen, self._is_counted, self._is_inside, self._has_finished = 0, False, False, False
+        self._seen, self._is_counted, self._has_finished = 0, False, False
         self._profile, self._in_profile = "", 0  # folder, and calls that it has
         self._pending: Optional[Tuple[float, Optional[int], bool]] = None  # start of a step, its examples, whether it is traced
         self.is_over = False
@@ -105,15 +105,6 @@ class Collector:
             fed: shapes of the values of its feeds.
             run: makes it with options and run metadata; is_free: whether the script has not asked for these itself.
         """
-        if self._is_inside:  # TensorFlow makes a run of the call of a callable with feeds
-            return run(None, None)
-        self._is_inside = True
-        try:
-            return self._run(done, fed, run, is_free)
-        finally:
-            self._is_inside = False
-
-    def _run(self, done: Parallelized, fed: Dict[str, Tuple[int, ...]], run: Callable[[Any, Any], Any], is_free: bool) -> Any:
         if not self._begins(done, fed):
             return self._tried(lambda: run(None, None))
         traced = is_free and self._is_traced(self._seen, (self._seen - WARM_UP) % EVERY == 1)
@@ -285,9 +276,7 @@ class Collector:
             given: shapes of feeds or arguments.
         """
         captured = (done.decision or done).captured
-        rows = [given[name][dim] for name, dim in ((captured.graph.tensor_name(tensor), dim)
-                                                   for tensor, dim in captured.sources.items()) if name in given]
-        return self._batch or captured.static_examples or next(iter(rows), None) or captured.examples or self._data_batch()
+        return self._batch or captured.examples_of(given) or captured.examples or self._data_batch()
 
 
 def _middle(traces: Sequence[List[Event]]) -> List[Event]:

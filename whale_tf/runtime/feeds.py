@@ -61,7 +61,7 @@ class Waiting(NamedTuple):
     graph: tf.Graph
     tensors: Tuple[str, ...]
 
-    def learn(self, original: Callable, note: Callable[[Iterable[tf.Operation], Any], None], fetches: Any,
+    def learn(self, original: Callable, note: Callable[[Sequence[tf.Operation], Any], None], fetches: Any,
               feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
         """Learns the shapes of a run.  Shapes of fed tensors are known before it.  Others (an iterator's, a Python function's)
         are known only from the run itself, which is then local: the graph is as the script built it.
@@ -78,21 +78,30 @@ class Waiting(NamedTuple):
             note(ops, feed_dict)
             return True, original(fetches, feed_dict, *arguments)
         shapes = {tensor.name: shape_of(value) for tensor, value in fed(self.graph, feed_dict).items()}
-        rest = [name for name in self.tensors if shapes.get(name) is None]
-        result = None
-        if rest:
-            note(ops, feed_dict)
-            values = original([*wanted, *(self.graph.get_tensor_by_name(name) for name in rest)], feed_dict, *arguments)
-            result = mapper.build_results(values[:len(wanted)])
-            shapes.update((name, shape_of(value)) for name, value in zip(rest, values[len(wanted):]))
         known = annotations_of(self.graph).shapes
         known.update((name, shape) for name, shape in shapes.items() if name in self.tensors and shape is not None)
-        return bool(rest), result
+        if self.is_over:
+            return False, None
+        needed = ancestors(ops)
+        rest = [tensor for tensor in map(self.graph.get_tensor_by_name, self.unknown) if tensor.op in needed]
+        note(ops, feed_dict)
+        values = original([*wanted, *rest], feed_dict, *arguments)
+        for tensor, value in zip(rest, values[len(wanted):]):
+            shape = shape_of(value)
+            if shape is not None:
+                known[tensor.name] = shape
+        return True, mapper.build_results(values[:len(wanted)])
+
+    @property
+    def unknown(self) -> List[str]:
+        """Those whose shapes are not known yet."""
+        known = annotations_of(self.graph).shapes
+        return [name for name in self.tensors if name not in known]
 
     @property
     def is_over(self) -> bool:
         """Whether all shapes are known."""
-        return not set(self.tensors).difference(annotations_of(self.graph).shapes)
+        return not self.unknown
 
 
 def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[str, Sequence[int]]) -> None:

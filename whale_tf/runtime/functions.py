@@ -23,7 +23,7 @@ from whale_tf.emit.emit import Emitted
 from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
-from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor import add_control_inputs, consumers
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import kept_in_bodies
@@ -121,7 +121,7 @@ def untag(graph: tf.Graph) -> None:
 
 
 def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
-    """Makes the ops that read an IdentityN read its operands instead.
+    """Makes the ops that read an IdentityN read its operands instead, and wait for what it waits for.
 
     Keras sends the gradients of all variables through one IdentityN, which is of no use outside tf.distribute.  It would bring
     all gradients to one device, and no op after it would belong to a single variable.  Those that a tape has recorded stay.
@@ -137,6 +137,7 @@ def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
         for inside, outside in zip(op.inputs, op.outputs) if op.name not in seen else ():
             for user, position in consumers(outside):
                 user._update_input(position, inside)
+                add_control_inputs(user, op.control_inputs)
 
 
 def makes_variables(graph: tf.Graph) -> bool:

@@ -398,8 +398,8 @@ class Fetches:
             if current.name in self._instead:
                 raise UnsupportedOpError(
                     f"{op.name!r} was added after the first training run and needs {current.name!r}, which another op has "
-                    "replaced since then, because the ranks of inputs were not known before; build it before the first training "
-                    "run, or give the inputs their shapes")
+                    "replaced since then, because a Session had run before the graph was divided; build it before the first "
+                    "training run, or let no Session run before the optimizer is built and the ranks of inputs are known")
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:
                 known = current.name in self._after
@@ -446,8 +446,8 @@ def run(fetch_map: Fetches, session: Any, original: Callable, fetches: Any, feed
 
 
 def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Callable, fetches: Any,
-                  feed_list: Optional[Sequence], accept_options: bool) -> Callable:
-    """``Session.make_callable`` on a rewritten graph.
+                  accept_options: bool) -> Callable:
+    """``Session.make_callable`` on a rewritten graph, without feeds.
 
     Args:
         run: TensorFlow's own ``session.run``.
@@ -455,50 +455,43 @@ def make_callable(fetch_map: Fetches, session: Any, original: Callable, run: Cal
     fetch_map.prepare()
     fetch_map.initialise(session, run)
     mapper, wanted = elements(session.graph, fetches)
-    feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
-    substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
+    substitutes = fetch_map.substitutes(wanted, {})
     if fetch_map.parts is not None:
         own = fetch_map.own_run(substitutes)
-        part = _called(functools.partial(fetch_map.parts.make, session, run, own), list(own.fetches), feeds, own.closed)
-        return lambda *args, **kwargs: mapper.build_results(part(*args, **kwargs)[:len(substitutes)])
+        part = _called(functools.partial(fetch_map.parts.make, session, run, own), list(own.fetches), own.closed)
+        return lambda **kwargs: mapper.build_results(part(**kwargs)[:len(substitutes)])
     kind = fetch_map.kind(substitutes)
     own_fetches = fetches if substitutes == wanted else substitutes
     if kind.waits:
-        inner = _called(functools.partial(fetch_map.step, session, run), own_fetches, feeds, kind.alone)
+        inner = _called(functools.partial(fetch_map.step, session, run), own_fetches, kind.alone)
+    elif kind.alone:
+        inner = _called(run, own_fetches, kind.alone)
     else:
-        alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
-        inner = original(own_fetches, list(feed_list or ()) + alone or None, accept_options)
-        if alone:
-            inner = _with_values(inner, len(feeds), [False] * len(alone))
-        if kind.elsewhere or kind.written:
-            inner = _after(functools.partial(fetch_map.bring, kind), inner)
+        inner = original(own_fetches, None, accept_options)
+    if (kind.elsewhere or kind.written) and not kind.waits:
+        inner = _after(functools.partial(fetch_map.bring, kind), inner)
     if substitutes == wanted:
         return inner
-    return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+    return lambda **kwargs: mapper.build_results(inner(**kwargs))
 
 
-def _called(step: Callable, fetches: Any, feeds: Sequence[tf.Tensor], closed: Sequence[str]) -> Callable:
-    """What :func:`make_callable` returns for a run of several processes.
+def _called(step: Callable, fetches: Any, closed: Sequence[str]) -> Callable:
+    """A function that makes a run.
 
     Args:
         step: makes it, with the arguments of ``session.run``.
         closed: names of booleans that are fed with False.
     """
-    others = {name + ":0": False for name in closed}
-    return lambda *args, options=None, run_metadata=None: step(fetches, dict(zip(feeds, args), **others), options, run_metadata)
+    feeds = {name + ":0": False for name in closed}
+    return lambda options=None, run_metadata=None: step(fetches, feeds, options, run_metadata)
 
 
 def _after(before: Callable[[], None], function: Callable) -> Callable:
     """``function``, with a call of ``before`` before each of its calls."""
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(**kwargs: Any) -> Any:
         before()
-        return function(*args, **kwargs)
+        return function(**kwargs)
     return call
-
-
-def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:
-    """``function`` with further values after its first ``count`` arguments."""
-    return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
 def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any) -> None:

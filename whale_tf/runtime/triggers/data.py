@@ -7,7 +7,7 @@ from typing import Any, Callable, MutableMapping, Optional, Tuple
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.cluster import ONE_PROCESS, Processes, process_speeds
-from whale_tf.processes.datasets import Adapter, seed_shuffles, share, whole_rounds
+from whale_tf.processes.datasets import SHUFFLED_ANEW, Adapter, is_shuffled_anew, seed_shuffles, share, whole_rounds
 from whale_tf.runtime.active import Active
 
 
@@ -21,12 +21,14 @@ class DataTriggers:
 
     def dataset(self, given: Any) -> Any:
         state = self._state
+        is_apart = v1.get_default_graph() in state.estimators.apart
+        if state.snapshots is not None and not (is_apart or tf.executing_eagerly()):
+            seed_shuffles(given)
+            if is_shuffled_anew(given):
+                state.say(f"snapshot.path: an iterator is of {SHUFFLED_ANEW}")
         if state.joins_input:
             return share(given, Processes(most=state.processes.most))
-        is_apart = v1.get_default_graph() in state.estimators.apart
         if not state.may_share_input or is_apart:
-            if state.snapshots is not None and not (is_apart or tf.executing_eagerly()):
-                seed_shuffles(given)
             return given
         state.shares_input = True
         return share(given, state.processes, state.sharing, state.config.io.slicing == "file")

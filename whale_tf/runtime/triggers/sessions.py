@@ -76,8 +76,8 @@ class SessionTriggers:
         with sessions.unfinalized(graph), garbage_collection_paused():
             script = script_of(graph) if is_trained and state.verifies else None
             try:
-                has_run = bool(annotations_of(graph).shapes)  # it was extended into a Session before its first training step
-                early = [known for session, known in state.early.items() if session.graph is graph] if has_run else None
+                early = [known for session, known in state.early.items()
+                         if session.graph is graph and not session._closed and state.runtime is None]
                 done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, state.keys, early, state.say,
                                    state.keeps_decisions)
             except UnknownShapeError as error:
@@ -119,13 +119,6 @@ class SessionTriggers:
         """What the rewritten graph's runs need; None: it is as the script made it."""
         self.rewrite(graph)
         return self._state.fetches.get(graph)
-
-    def _planned(self, graph: tf.Graph, wanted: Any, caller: str) -> Optional[Fetches]:
-        """Refuses by name a graph that waits for shapes, for functions that prepare training runs without feeds."""
-        fetches = self._fetches(graph)
-        if graph in self._state.waiting and trains(elements(graph, wanted)[1]):
-            self.rewrite_now(graph, caller)
-        return fetches
 
     def _is_left_alone(self, graph: tf.Graph) -> bool:
         return graph in own_graphs or graph in self._state.estimators.apart
@@ -186,13 +179,16 @@ class SessionTriggers:
                 is_made, result = waiting.learn(original, before.note, *arguments)
                 if waiting.is_over:
                     state.looked_at.pop(graph)
+                elif trains(elements(graph, fetches)[1]):
+                    state.say(f"a training run of a graph does not need {waiting.unknown[0]!r}, an input of unknown rank. "
+                              "Until one does, the graph is not divided and trains on one device; give the input its shape")
                 if is_made:
                     return result
                 if state.may_move(graph):
                     before.read(graph, original)
                 known = self._fetches(graph)
             if known is None:
-                state.early.setdefault(session, Early())
+                self._early(session, fetches, feed_dict)
                 return original(*arguments)
             self._catch_up(session, known, original)
             with named_errors():
@@ -203,6 +199,13 @@ class SessionTriggers:
                     known, session, fetches, feed_dict, options is None and run_metadata is None,
                     lambda own_options, own_metadata: sessions.run(
                         known, session, original, fetches, feed_dict, options or own_options, run_metadata or own_metadata))
+
+    def _early(self, session: Any, fetches: Any, feed_dict: Any) -> None:
+        """Before a run of a graph that has not been rewritten."""
+        known = self._state.early.setdefault(session, Early())
+        if self._state.runtime is None:
+            wanted = elements(session.graph, fetches)[1]
+            known.note([fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in wanted], feed_dict)
 
     def _catch_up(self, session: Any, known: Fetches, original: Callable) -> None:
         """Before the first run of a rewritten graph in a session that ran before the rewrite."""
@@ -235,30 +238,47 @@ class SessionTriggers:
 
     def make_callable(self, session: Any, original: Callable, fetches: Any, feed_list: Any = None,
                       accept_options: bool = False) -> Callable:
-        known = self._planned(session.graph, fetches, "make_callable")
-        arguments = (fetches, feed_list, accept_options)
-        if known is not None:
-            self._catch_up(session, known, hooks.original_run(session))
-        found = original(*arguments) if known is None else sessions.make_callable(
-            known, session, original, hooks.original_run(session), *arguments)
+        if feed_list:  # then TensorFlow's own makes runs of the session
+            return original(fetches, feed_list, accept_options)
+        graph, own_run = session.graph, hooks.original_run(session)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def made(known: Optional[Fetches]) -> Callable:
+            if known is None:
+                return original(fetches, None, accept_options)
+            self._catch_up(session, known, own_run)
+            return sessions.make_callable(known, session, original, own_run, fetches, accept_options)
+
+        known, is_noted = self._fetches(graph), False
+        found = made(known)
+
+        def call(**kwargs: Any) -> Any:
+            nonlocal known, found, is_noted
+            if known is None and (graph in self._state.waiting or observer() is not None):
+                return session.run(fetches, **kwargs)
+            if known is None and graph in self._state.fetches:  # rewritten since then
+                known = self._state.fetches[graph]
+                found = made(known)
             with self._state.termination.between(session, fetches), self._followed(session, fetches), named_errors():
-                proof, own_run = self._proof(session.graph, fetches), hooks.original_run(session)
-                fed_values = dict(zip(feed_list or (), args))
-                if proof is not None:
-                    return proof.run(session, own_run, fetches, fed_values, **kwargs)
                 if known is None:
-                    return found(*args, **kwargs)
+                    if not is_noted:
+                        self._early(session, fetches, None)
+                        is_noted = True
+                    return found(**kwargs)
+                proof = self._proof(graph, fetches)
+                if proof is not None:
+                    return proof.run(session, own_run, fetches, **kwargs)
                 return self._watched(  # a callable that can be traced is slower, so that traced steps are runs
-                    known, session, fetches, fed_values, all(value is None for value in kwargs.values()),
-                    lambda options, metadata: found(*args, **kwargs) if options is None else sessions.run(
-                        known, session, own_run, fetches, fed_values, options, metadata))
+                    known, session, fetches, None, all(value is None for value in kwargs.values()),
+                    lambda options, metadata: found(**kwargs) if options is None else sessions.run(
+                        known, session, own_run, fetches, None, options, metadata))
 
         return call
 
     def partial_run_setup(self, session: Any, original: Callable, fetches: Any, feeds: Any = None) -> Any:
-        known = self._planned(session.graph, fetches, "partial_run")
+        graph = session.graph
+        known = self._fetches(graph)
+        if graph in self._state.waiting and trains(elements(graph, fetches)[1]):  # its feeds come one by one
+            self.rewrite_now(graph, "partial_run")
         if known is not None:
             sessions.check_partial_run(known, session, fetches)
         return original(fetches, feeds)
