@@ -39,13 +39,13 @@ def test_two_devices_for_each_of_two_task_graphs_on_them() -> None:
     check("mlp_sum", Setting(), Parallel(Shape((2,) * 4, 4, 2), 2, "zero_bubble_v"))
 
 
-def layers(count: int, width: int = 64) -> Any:
+def layers(count: int, width: int = 64, each: int = 1) -> Any:
     x = v1.placeholder(v1.float64, [32, width])
     h = x
     for number in range(count):
         with wh.replicate(1):
-            kernel = v1.get_variable(f"kernel{number}", [width, width], v1.float64, use_resource=True)
-            h = v1.tanh(v1.matmul(h, kernel))
+            for kernel in range(number * each, (number + 1) * each):
+                h = v1.tanh(v1.matmul(h, v1.get_variable(f"kernel{kernel}", [width, width], v1.float64, use_resource=True)))
             loss = v1.reduce_mean(h) if number == count - 1 else None
     return x, loss
 
@@ -82,3 +82,25 @@ def test_auto_takes_the_fastest_and_names_the_others(count: int, allowed: Any) -
 def test_refusals(schedule: str, counts: Any, message: str) -> None:
     with pytest.raises(wh.WhaleError, match=message):
         check("mlp_mean", Setting(), Parallel(Shape(counts, 2, 2), 2, schedule))
+
+
+@pytest.mark.parametrize("schedule", FOLDED)
+def test_no_backward_pass_waits_for_what_an_earlier_stage_repeats(schedule: str) -> None:
+    """The gradient of a kernel reads what the stage before sent: the tensor, not its repetition in that stage's backward pass."""
+    found = []
+    for config in ({"recompute": "none"}, {"recompute": "full"}):
+        wh.init({"num_micro_batch": 4, "pipeline.schedule": schedule, **config}, cluster="cpu:2")
+        with v1.Graph().as_default():
+            x, loss = layers(4, each=2)
+            train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            values = {kernel: np.random.RandomState(number).randn(64, 64) / 8 for number, kernel in
+                      enumerate(v1.trainable_variables())}
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for kernel, value in values.items():
+                    kernel.load(value, session)
+                for _ in range(3):
+                    session.run([loss, train], {x: np.random.RandomState(9).randn(32, 64)})
+                found.append(session.run(v1.trainable_variables()))
+        wh.shutdown()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-10)

@@ -59,11 +59,15 @@ class Readers:
                     if index in region.batch_level and index not in refused and _gives_the_same(region, graph.ops[index])}
 
     def wanted(self, task_graph: int) -> Set[int]:
-        """Tensors of a TaskGraph's forward ops whose values backward ops read, one per micro-batch."""
+        """Tensors of a TaskGraph's forward ops whose values its backward ops read, one per micro-batch.
+
+        Backward ops of another TaskGraph read what its forward ops were sent: they would wait for this backward pass, which
+        comes after their own.
+        """
         region, graph = self.region, self.region.graph
         found = set()
         for index in self.backward:
-            for tensor in graph.ops[index].inputs:
+            for tensor in graph.ops[index].inputs if region.task_graph[index] == task_graph else ():
                 producer = graph.tensors[tensor].op
                 if producer in region.batch_level and producer not in region.late \
                         and region.task_graph[producer] == task_graph and graph.ops[producer].phase is Phase.FORWARD:

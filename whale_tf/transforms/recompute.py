@@ -49,8 +49,8 @@ def recompute(captured: Captured, region: Region, plan: Plan) -> Captured:
             raise PlanError(f"TaskGraph {task.name!r} of the plan keeps tensor {missing[0]!r}, which the graph does not have")
         redo = redone(readers, number, {graph.tensor(name) for name in task.kept})
         reads = [(reader, position, tensor) for tensor in redo.wanted for reader, position in graph.consumers(tensor)
-                 if reader in readers.backward]
-        again.copy(redo.waits, sorted({reader for reader, _, _ in reads if region.task_graph[reader] == number}))
+                 if reader in readers.backward and region.task_graph[reader] == number]
+        again.copy(redo.waits, sorted({reader for reader, _, _ in reads}))
         for reader, position, tensor in reads:
             edit.move_input(graph.ops[reader].name, position, again.names[tensor])
     recording = captured.recording.after(
