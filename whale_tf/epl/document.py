@@ -133,8 +133,8 @@ replica) would compute alone:
 Values over several processes are computed in runs that train; a run without the update has this process's part. A loss that
 divides by a count of examples (`tf.losses`) has the mean that equal counts in all clones give. A tensor that is not part of
 what is differentiated (a metric) is computed once, from all examples: a mean or a sum in it is recognised by its ops, and
-anything else is refused by name, as is the concatenation of scalars. So is a collection under a plan whose model replicas span
-processes.
+anything else is refused by name, as is the concatenation of scalars, and a sum over examples to which something else is added (a
+penalty on weights). So is a collection under a plan whose model replicas span processes.
 
 ## Processes
 
