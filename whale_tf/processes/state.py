@@ -22,8 +22,8 @@ from whale_tf.emit.own_part import HOST
 from whale_tf.emit.owners import Kept
 from whale_tf.processes.runtime import Runtime
 
-PRESERVED = "preserved"  # names, with the variable's, what an owner had before it wrote between two steps
-AFTER_STEP = "after_step"  # and after which step that was
+PRESERVED = "preserved"  # beside a variable: its value before the owner wrote it between two steps
+AFTER_STEP = "after_step"  # the number of steps before that
 
 
 class StateElsewhere:
@@ -49,10 +49,10 @@ class StateElsewhere:
         if wanted:
             homes = [self._kept[name].home for name in wanted]
             steps = self._runtime.run_beside(homes, lambda: list(map(self._take, wanted)))
-            written = [name for name, step in zip(wanted, steps) if step == self._steps]
+            written = [self._kept[name] for name, step in zip(wanted, steps) if step == self._steps]
             if written:
                 self._runtime.run_beside(homes, lambda: [
-                    self._assign(self._kept[name], self._read_preserved(self._kept[name])) for name in written])
+                    self._assign(one, self._get(one, PRESERVED, self._dtype(one.name))) for one in written])
             self._gone.difference_update(wanted)
 
     def drop(self) -> None:
@@ -63,7 +63,7 @@ class StateElsewhere:
                 self._assign(self._kept[name], tf.zeros([0], self._dtype(name))) for name in wanted])
             self._gone.update(wanted)
         if self._own and not self._steps:
-            self._runtime.run_beside([], lambda: [self._mark(one, self._steps) for one in self._own.values()])
+            self._runtime.run_beside([], lambda: list(map(self._mark, self._own.values())))
         self._steps += 1
 
     def preserve(self, names: Collection[str]) -> None:
@@ -78,21 +78,24 @@ class StateElsewhere:
         if self._preserved:
             names = sorted(self._preserved)
             self._runtime.run_beside([], lambda: [
-                self._assign_preserved(self._own[name], tf.zeros([0], self._dtype(name))) for name in names])
+                self._set(self._own[name], PRESERVED, tf.zeros([0], self._dtype(name))) for name in names])
             self._preserved.clear()
 
     def _take(self, name: str) -> tf.Tensor:
         """Copies the owner's value of this moment, and returns after which step the owner has preserved one."""
         one = self._kept[name]
         with tf.control_dependencies([self._assign(one, self._read(one))]):  # the owner preserves before it writes
-            return self._mark_of(one)
+            return self._get(one, AFTER_STEP, tf.int64)
 
     def _copy(self, one: Kept) -> tf.Operation:
         value = self._read(one)
         with tf.device(_host_of(one)):
             value = tf.raw_ops.DeepCopy(x=value)  # writes of variables that are references change the value itself
-        with tf.control_dependencies([self._assign_preserved(one, value)]):
-            return self._mark(one, self._steps)
+        with tf.control_dependencies([self._set(one, PRESERVED, value)]):
+            return self._mark(one)
+
+    def _mark(self, one: Kept) -> tf.Operation:
+        return self._set(one, AFTER_STEP, tf.constant(self._steps, tf.int64))
 
     def _read(self, one: Kept) -> tf.Tensor:
         with tf.device(one.home):
@@ -108,30 +111,20 @@ class StateElsewhere:
                 return tf.raw_ops.AssignVariableOp(resource=variable, value=value)
             return tf.raw_ops.Assign(ref=variable, value=value, validate_shape=False).op
 
-    def _beside(self, one: Kept, suffix: str, dtype: tf.DType) -> tf.Tensor:
-        """A further variable of the owner of this one, on the current device: that of its host."""
+    def _set(self, one: Kept, what: str, value: tf.Tensor) -> tf.Operation:
+        with tf.device(_host_of(one)):
+            return tf.raw_ops.AssignVariableOp(resource=self._beside(one, what, value.dtype), value=value)
+
+    def _get(self, one: Kept, what: str, dtype: tf.DType) -> tf.Tensor:
+        with tf.device(_host_of(one)):
+            return tf.raw_ops.ReadVariableOp(resource=self._beside(one, what, dtype), dtype=dtype)
+
+    def _beside(self, one: Kept, what: str, dtype: tf.DType) -> tf.Tensor:
+        """What an owner has beside a variable, on its host: the current device."""
         node = self._definitions[one.name]
         name = node.attr["shared_name"].s.decode() or one.name
-        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=f"whale/{suffix}/{name}",
+        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=f"whale/{what}/{name}",
                                       container=node.attr["container"].s.decode())
-
-    def _assign_preserved(self, one: Kept, value: tf.Tensor) -> tf.Operation:
-        with tf.device(_host_of(one)):
-            return tf.raw_ops.AssignVariableOp(resource=self._beside(one, PRESERVED, value.dtype), value=value)
-
-    def _read_preserved(self, one: Kept) -> tf.Tensor:
-        dtype = self._dtype(one.name)
-        with tf.device(_host_of(one)):
-            return tf.raw_ops.ReadVariableOp(resource=self._beside(one, PRESERVED, dtype), dtype=dtype)
-
-    def _mark(self, one: Kept, step: int) -> tf.Operation:
-        with tf.device(_host_of(one)):
-            return tf.raw_ops.AssignVariableOp(
-                resource=self._beside(one, AFTER_STEP, tf.int64), value=tf.constant(step, tf.int64))
-
-    def _mark_of(self, one: Kept) -> tf.Tensor:
-        with tf.device(_host_of(one)):
-            return tf.raw_ops.ReadVariableOp(resource=self._beside(one, AFTER_STEP, tf.int64), dtype=tf.int64)
 
     def _dtype(self, name: str) -> tf.DType:
         return tf.as_dtype(self._definitions[name].attr["dtype"].type)

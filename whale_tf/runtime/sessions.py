@@ -155,7 +155,7 @@ class Fetches:
 
     def bring(self, kind: Optional[Kind] = None) -> None:
         """Call before each run by itself: brings the state that other processes keep and the run needs, by default all, and
-        preserves for them what it writes."""
+        preserves the values of the last step that the run writes over."""
         if self._elsewhere is not None and (kind is None or kind.elsewhere):
             self._elsewhere.bring(() if kind is None else kind.elsewhere)
         if self._elsewhere is not None and kind is not None and kind.written:
