@@ -55,6 +55,7 @@ class Converter:
         self._rows: Dict[Tuple[str, int], str] = {}
         self._elements = Elements(self)
         self._compared: Dict[Tuple, Tuple[str, ...]] = {}
+        self._tables: Dict[str, List[str]] = {}  # batch -> checks that it has the rows of a tensor of static size
         self._frames: Optional[Dict[int, Tuple[str, ...]]] = None
 
     def convert(self, name: str, tensor: int, conversion: Conversion, task_graph: int, clone: Clone, op: Op) -> str:
@@ -199,7 +200,11 @@ class Converter:
         message = (f"{graph.tensor_name(tensor)!r} has {{0}} rows along dimension {conversion.dim}, but the examples to which "
                    f"they belong have {{1}}{of_inputs(self.context, conversion.blocks)}; give each example its row, or declare "
                    "with wh.batch_axis(tensor, None) that the rows of an input are not examples")
-        return (check_equal(self.nodes, found, expected, message, scope, host),)
+        check = check_equal(self.nodes, found, expected, message, scope, host)
+        if self.has_static_rows(tensor, conversion):
+            for batch in totals:
+                self._tables.setdefault(batch, []).append(check)
+        return (check,)
 
     def is_static(self, tensor: int, conversion: Slice, totals: Mapping[str, Number]) -> bool:
         """Whether a whole tensor and the examples that it is cut into have sizes that are known now."""
@@ -230,7 +235,8 @@ class Converter:
         return name
 
     def _whole_extent(self, tensor: int, conversion: Whole, task_graph: int, clone: Clone, scope: str, op: Op) -> str:
-        """A clone's extent, converted to the whole batch's."""
+        """A clone's extent, converted to the whole batch's.  It waits for the checks of tables with a row for each example: an op
+        that compares both extents would fail with a message that says less."""
         def number_of(batch: str) -> Number:
             if is_grouped_batch(batch):
                 return self._elements.total(batch, task_graph, clone)
@@ -240,7 +246,13 @@ class Converter:
                 total = self.plus(total, each, f"{scope}{_suffix(batch)}/{index}")
             return total
 
-        return self._sizes(tensor, conversion.components, number_of, task_graph, clone, scope)
+        sizes = self._sizes(tensor, conversion.components, number_of, task_graph, clone, scope)
+        batches = {batch for size in conversion.components if isinstance(size, Size) for batch in size.counts or {}}
+        checks = [check for batch in sorted(batches) for check in self._tables.get(batch, ())]
+        if not checks:
+            return sizes
+        return self.nodes.identity(sizes, scope + "/checked", self.context.dtype(tensor), self.context.device(task_graph, clone),
+                                   list(dict.fromkeys(checks)))
 
     def extent(self, tensor: int, task_graph: int, clone: Clone, scope: str) -> str:
         """An extent that another TaskGraph computed for its own share, converted to this clone's."""
