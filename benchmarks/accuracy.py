@@ -36,6 +36,10 @@ STARTS = 3  # of every script: a process may be slower than another one of the s
 ROUNDS = 4  # turns of every script, each time
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
+# TensorFlow takes every op for long at first: its estimate of an op's time is 1e8 cycles, and each run replaces a tenth of it, so
+# that after 90 runs, 7,600 of the 8,000 cycles that make an op long are still left of that.  Until then ops run in another order,
+# and the MLP's pipelines hold 1 MB less (of 8.7) than from the 110th step on
+SETTLED = 130  # runs
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
 # glibc's malloc keeps what is freed, whole heaps of threads, too: some steps would give memory back and take it again, up to
@@ -165,6 +169,8 @@ class Chains:
             config.use_per_session_threads = True
             self.session = tf.Session(config=config)
             self.session.run(tf.global_variables_initializer())
+        for _ in range(SETTLED if count > 1 else 0):  # on one thread, all ops are in one order
+            self.run()
 
     def _add(self, workload: Workload, batch: int, steps: int, chain: int) -> None:
         """The first chain's first step has the names of the local script."""
@@ -200,7 +206,7 @@ class Chains:
 
 def profile(model: str, batch: int) -> None:
     """Answers with seconds of every op of the local script while ops run one at a time, and of runs of one chain and of two."""
-    from whale_tf.simulator.trace import op_name
+    from whale_tf.simulator.trace import kernel_memory
 
     steps = max(1, min(CHAIN, BATCH[model] // batch))
     one, two = (Chains(model, batch, steps, count) for count in (1, 2))
@@ -209,10 +215,9 @@ def profile(model: str, batch: int) -> None:
         run_s, empty_s, both_empty_s = one.run_s(), one.empty_s(), two.empty_s()
         both_s = [((value - both_empty_s) / steps, shared) for value, shared in step_seconds(two.run, BURSTS)]
         traces = [traced(one.session, one.fetches, one.feed) for _ in range(TRACES)]
-        nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
         return {"step_s": (run_s - empty_s) / steps, "both_s": both_s, "empty_s": empty_s,
                 "seconds": [{name: value / steps for name, value in op_seconds(trace).items()} for trace in traces],
-                "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
+                "memory": kernel_memory(traces[0])}
 
     answer({"turn": turn})
 
@@ -244,6 +249,8 @@ def run(case: Case, folder: str) -> None:
     here = case.devices // case.processes
     with tf.Session(config=session_config(here, inter=case.threads, intra=1)) as session:
         session.run(tf.global_variables_initializer())
+        for _ in range(SETTLED):
+            session.run([script.loss, script.update], script.feed)
 
         def turn() -> Result:
             return {"step_s": step_seconds(lambda: session.run([script.loss, script.update], script.feed), BURSTS)}
@@ -311,13 +318,15 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
     from whale_tf.simulator.calibration import COMMUNICATION
+    from whale_tf.simulator.step_graph import KernelMemory
 
     # Proteus profiles gamma by machine and model; of small batches it would mostly be that of the updates
     factor = max(1.0, statistics.mean(profiles[batch]["slow_down"] for batch in sorted(profiles)[-3:]))
     step = StepGraph.parse(os.path.join(folder, "step.json"))
     for batch, found in profiles.items():
         beside = factor if case.processes > 1 else 1.0  # the other process' ops, which are of a node of their own
-        step = step.measured(batch, {name: beside * value for name, value in found["seconds"].items()}, found["scratch"])
+        memory = {name: KernelMemory(*one) for name, one in found["memory"].items()}
+        step = step.measured(batch, {name: beside * value for name, value in found["seconds"].items()}, memory)
     plan = Plan.parse(os.path.join(folder, "plan.json"))
     run_s = np.interp(BATCH[case.model], list(profiles), [found["run_s"] for found in profiles.values()])  # with its inputs
     slow_down = {pair: value if COMMUNICATION in pair else factor for pair, value in calibration.slow_down.items()}
@@ -344,7 +353,7 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
     for batch in PROFILED:
         found = [start[0][batch] for start in starts]
         middle = {key: statistics.median(one[key] for one in found) for key in ("run_s", "slow_down")}
-        profiles[batch] = dict(middle, seconds=medians([one["seconds"] for one in found]), scratch=found[0]["scratch"],
+        profiles[batch] = dict(middle, seconds=medians([one["seconds"] for one in found]), memory=found[0]["memory"],
                                shared=all(one["shared"] for one in found))  # fmt: skip
     return profiles, [
         Measured(same[-1].folder, statistics.median(one.step_s for one in same), all(one.shared for one in same),
@@ -383,7 +392,7 @@ def profiled(turns: Sequence[Result]) -> Result:
     traced_s = sum(seconds.values())
     factor, less_s = max(1.0, step_s / traced_s), max(0.0, traced_s - step_s) / len(seconds)
     return {"seconds": {name: max(0.0, factor * value - less_s) for name, value in seconds.items()},
-            "scratch": turns[0]["scratch"], "run_s": empty_s, "slow_down": both_s / step_s, "shared": shared}
+            "memory": turns[0]["memory"], "run_s": empty_s, "slow_down": both_s / step_s, "shared": shared}
 
 
 def median_of(turns: Sequence[Sequence[Tuple[float, bool]]]) -> Tuple[float, bool]:

@@ -90,7 +90,7 @@ def profile() -> Result:
     between them; and the bytes that each needs while it runs."""
     import tensorflow.compat.v1 as tf
 
-    from whale_tf.simulator.trace import op_name
+    from whale_tf.simulator.trace import kernel_memory
 
     fetches = build(EXAMPLES, [lambda count: contextlib.nullcontext()])
     session = tf.Session(config=session_config(1, inter=1, intra=1))
@@ -99,9 +99,8 @@ def profile() -> Result:
     traces = [traced(session, fetches, {}) for _ in range(STEPS)]
     seconds = medians([op_seconds(trace) for trace in traces])
     factor = step_s / sum(seconds.values())
-    nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
     return {"seconds": {name: factor * value for name, value in seconds.items()},
-            "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
+            "memory": kernel_memory(traces[0])}
 
 
 def files(folder: str, system: System) -> Tuple[str, str]:
@@ -137,9 +136,11 @@ def predicted_s(folder: str, system: System, calibration: Any, profiled: Result)
     from whale_tf.cluster import Cluster
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
+    from whale_tf.simulator.step_graph import KernelMemory
 
     plan, step = files(folder, system)
-    graph = StepGraph.parse(step).measured(EXAMPLES, profiled["seconds"], profiled["scratch"])
+    memory = {name: KernelMemory(*one) for name, one in profiled["memory"].items()}
+    graph = StepGraph.parse(step).measured(EXAMPLES, profiled["seconds"], memory)
     simulator = Simulator(Cluster.parse(f"{system.processes}xcpu:1"), Options(calibration=replace(calibration, cores=1)))
     return simulator.run_step(Plan.parse(plan), graph).step_time_s
 

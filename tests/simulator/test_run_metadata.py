@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow
 
 from whale_tf.simulator import to_chrome, trace_of_run_metadata
+from whale_tf.simulator.trace import kernel_memory
 from whale_tf.viz.timeline import memory_figure, timeline_figure
 
 tf = tensorflow.compat.v1
@@ -36,6 +37,20 @@ def test_real_step_on_two_devices() -> None:
     assert max(trace.memory[on["stage0/MatMul"].device][1]) >= 64 * 64 * 4
     assert len(to_chrome([trace])["traceEvents"]) > len(trace.events)
     assert timeline_figure(trace).axes and memory_figure(trace, {}).axes
+
+
+def test_memory_of_kernels() -> None:
+    """Each kernel has the op's results, and oneDNN's pooling the places of the largest values."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [4, 8, 8, 2], name="x")
+        pooled = tf.nn.max_pool(tf.nn.relu(x), 2, 2, "SAME", name="pooled")
+        gradient = tf.gradients(tf.nn.l2_loss(pooled), [x])[0]
+        metadata = tf.RunMetadata()
+        with tf.Session() as session:
+            session.run(gradient, {x: [[[[0.5] * 2] * 8] * 8] * 4}, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+    kernels = [node.timeline_label for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    of_one_dnn = any("_MklNativeMaxPool(" in label for label in kernels)
+    assert kernel_memory(metadata)["pooled"].results == (4 * 4 * 4 * 2 * 4,) + (4 * 4 * 4 * 2,) * of_one_dnn
 
 
 def test_ops_that_the_graph_optimizer_replaced_keep_their_names() -> None:

@@ -16,7 +16,7 @@ from whale_tf.program import BACKWARD, FORWARD, ONCE, UPDATE
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.instructions import COMPUTATION, FEATURE
 from whale_tf.simulator.memory import lifetimes
-from whale_tf.simulator.step_graph import StepOp, StepTensor, StepVariable, interpolated_from_zero
+from whale_tf.simulator.step_graph import KernelMemory, StepOp, StepTensor, StepVariable, interpolated_from_zero
 
 BATCH = 8
 KB = 1000.0
@@ -387,6 +387,15 @@ def test_memory_counts_variables_kept_tensors_and_sums() -> None:
     assert static + 16 * KB <= whole.peak_memory_bytes[0] <= static + 28 * KB
     parts = played(plan([0], names=ONE, micro_batches=4), step(), cores=1)
     assert parts.peak_memory_bytes[0] < whole.peak_memory_bytes[0]
+
+
+def test_what_a_kernel_keeps_beside_its_results_is_freed_with_the_first_one() -> None:
+    """forward_a's kernel makes a second result of 2 KB that the op does not have."""
+    kernels = {"forward_a": KernelMemory(0.0, (8 * KB, 2 * KB)), "unknown": KernelMemory(1.0, (1.0, 1.0))}
+    without, graph = step(), step().measured(BATCH, {}, kernels)
+    assert graph.workspace == {"forward_a": ((BATCH, 2 * KB),)} and StepGraph.parse(graph.to_json()) == graph
+    peaks = [played(plan([0], names=ONE), one, cores=1).peak_memory_bytes[0] for one in (without, graph)]
+    assert peaks[1] - peaks[0] == 2 * KB
 
 
 def test_trace_has_every_clone() -> None:

@@ -184,7 +184,7 @@ def _seconds(record: Record) -> Tuple[Dict[Tuple[str, int], float], Dict[str, fl
 def measured_step(record: Record) -> StepGraph:
     """The step with the times that its ops took on average over all devices."""
     graph, (_, anywhere) = record.step, _seconds(record)
-    return graph._replace(seconds={}, scratch={}).measured(graph.batch, {
+    return graph._replace(seconds={}, scratch={}, workspace={}).measured(graph.batch, {
         op.origin: anywhere[op.name] for op in graph.ops if anywhere.get(op.name, 0.0) > 0})
 
 

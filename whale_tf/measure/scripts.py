@@ -40,8 +40,8 @@ from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.runtime.verifying.compare import Comparison
 from whale_tf.runtime.verifying.divided import Step
-from whale_tf.simulator.step_graph import StepGraph
-from whale_tf.simulator.trace import executed_s, op_name
+from whale_tf.simulator.step_graph import KernelMemory, StepGraph
+from whale_tf.simulator.trace import executed_s, kernel_memory, op_name
 
 WARM_UP_STEPS = 2  # before the traced one
 _TRAINING = ("a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), or calling a tf.function "
@@ -238,14 +238,14 @@ class _Profiler(api.Observer):
         if any(name in seconds for name in self._updates):
             self._steps += 1
             if self._steps > WARM_UP_STEPS:
-                self._finish(OpTimes(self.measure, seconds), op_scratch(metadata))
+                self._finish(OpTimes(self.measure, seconds), kernel_memory(metadata))
         return result
 
-    def _finish(self, times: Optional[OpTimes], scratch: Optional[Dict[str, float]] = None) -> None:
+    def _finish(self, times: Optional[OpTimes], memory: Optional[Dict[str, KernelMemory]] = None) -> None:
         assert self._chain is not None
         self.profile = graph_profile(self._chain, self._source, measured=times)
         if times is not None and self.step is not None:
-            self.step = self.step.measured(self.step.batch, times.seconds, scratch)
+            self.step = self.step.measured(self.step.batch, times.seconds, memory)
         raise _Done()
 
 
@@ -257,12 +257,6 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
             name = op_name(node.node_name)
             found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
-
-
-def op_scratch(metadata: Any) -> Dict[str, float]:
-    """Bytes that every op's kernel took only while it ran (such as a convolution's rearranged image)."""
-    return {op_name(node.node_name): float(node.memory_stats.temp_memory_size)
-            for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 
 def verify_script(path: str, arguments: Sequence[str]) -> Tuple[Comparison, str]:

@@ -53,6 +53,7 @@ class Result(NamedTuple):
         shared: the tensor whose buffer it shares; -1: none.
         category: of its own buffer; empty: it needs none.
         size: bytes of a call's share.
+        workspace: bytes that its kernel keeps with it.
     """
 
     tensor: int
@@ -62,6 +63,7 @@ class Result(NamedTuple):
     shared: int
     category: str
     size: float
+    workspace: float = 0.0
 
 
 class Task(NamedTuple):
@@ -162,7 +164,7 @@ class _Builder:
             if op.outputs[0] == tensor and op.inputs and self.kernels[op.id].shares:
                 shared = self.passed_on.get(op.inputs[0], op.inputs[0])
         return Result(tensor, op.name, self.places.get(op.id, -1), piece.shard, shared, category,
-                      self.facts.size_of(self.number, tensor))
+                      self.facts.size_of(self.number, tensor), self.kernels[op.id].workspace if op.outputs[0] == tensor else 0.0)
 
     def _task(self, piece: Piece) -> Task:
         kernel = self.kernels[piece.op.id]

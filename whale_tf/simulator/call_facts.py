@@ -38,6 +38,7 @@ class Kernel(NamedTuple):
         limit: what limits its speed.
         matrix_flops: FLOPs on the device's matrix units.
         scratch: bytes that it needs while it runs.
+        workspace: bytes that it keeps for its gradient, as long as its first result.
         shares: whether its first result is in the buffer of its first operand.
         overwrites: whether a result may overwrite an operand of its size that has no later readers.
     """
@@ -46,6 +47,7 @@ class Kernel(NamedTuple):
     limit: str = MEMORY
     matrix_flops: float = 0.0
     scratch: float = 0.0
+    workspace: float = 0.0
     shares: bool = False
     overwrites: bool = False
 

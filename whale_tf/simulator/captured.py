@@ -112,9 +112,9 @@ class StepCosts(OpCosts):
         elif row.origin.startswith(NEW_OPS) and row.size_bytes > 0:
             one = self.cluster.devices[device]
             seconds = self.estimator.roofline(one, row.flops * part, row.size_bytes * part, row.contraction)
-        scratch = of_op * self.graph.scratch_of(row, self.graph.batch * part) if is_cloned else 0.0
+        scratch, workspace = self.graph.memory_of(row, self.graph.batch * part) if is_cloned else (0.0, 0.0)
         return Kernel(seconds or 0.0, ARITHMETIC if row.contraction else MEMORY, row.flops * part if row.contraction else 0.0,
-                      scratch, row.alias, row.overwrites)
+                      of_op * scratch, of_op * workspace, row.alias, row.overwrites)
 
     def moving(self, device: int, size: float) -> float:
         return self.estimator.roofline(self.cluster.devices[device], 0.0, size)

@@ -215,5 +215,5 @@ class _Reader(Recipes):
             buffer = next((part.buffer for part in self.value(number, result.shared).parts
                            if part.buffer >= 0 and part.tensor == result.shared and part.device == device), -1)
         if result.category and buffer < 0:
-            buffer = self.tasks.buffer(result.name, result.category, task, device, result.size)
+            buffer = self.tasks.buffer(result.name, result.category, task, device, result.size + result.workspace)
         return PlayedValue((TensorPart(task, device, buffer, result.tensor, result.size, self.program.calls[number].clone.m),))

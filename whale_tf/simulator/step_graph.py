@@ -26,6 +26,8 @@ from whale_tf.simulator.calibration import Points, interpolated
 VERSION = 2
 PHASES = {BACKWARD: Phase.BACKWARD, UPDATE: Phase.APPLY}  # all other steps: forward
 
+MEASURED = ("seconds", "scratch", "workspace")  # attributes
+
 NUMBER_BYTES = 8  # at most
 
 
@@ -80,6 +82,17 @@ class StepVariable(NamedTuple):
     slots: float = 0.0
 
 
+class KernelMemory(NamedTuple):
+    """Attributes:
+    scratch: bytes that an op's kernel took only while it ran (such as a convolution's rearranged image).
+    results: bytes of each of its outputs, of which a kernel may have more than the op (such as the places that oneDNN's pooling
+        keeps for its gradient).
+    """
+
+    scratch: float
+    results: Tuple[float, ...]
+
+
 class StepGraph(NamedTuple):
     """Attributes:
     batch: number of examples in the mini-batch for which shapes and costs hold.
@@ -87,6 +100,7 @@ class StepGraph(NamedTuple):
     ops: in topological order, with the variables that they read or write.
     gradients: (variable, op number, which of its outputs) of every gradient.
     scratch: op of the local script -> (batch, bytes that its kernel takes while it runs), ordered by batch.
+    workspace: the same of bytes that its kernel keeps for its gradient, as long as its first result.
     seconds: op of the local script -> (batch, seconds of one run), ordered by batch.  Ops that no traced run had (because they
         were folded or fused into others) are missing here and cost nothing.
     """
@@ -101,12 +115,17 @@ class StepGraph(NamedTuple):
     gradients: Tuple[Tuple[str, int, int], ...] = ()
     seconds: Mapping[str, Points] = {}
     scratch: Mapping[str, Points] = {}
+    workspace: Mapping[str, Points] = {}
 
-    def measured(self, batch: float, seconds: Mapping[str, float], scratch: Optional[Mapping[str, float]] = None) -> StepGraph:
+    def measured(self, batch: float, seconds: Mapping[str, float],
+                 memory: Optional[Mapping[str, KernelMemory]] = None) -> StepGraph:
         """The graph with the measurements of another traced run, at a mini-batch of ``batch``."""
-        return self._replace(
-            seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
-            scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}))
+        outputs = {op.origin: len(op.outputs) for op in self.ops}
+        scratch = {name: one.scratch for name, one in (memory or {}).items()}
+        workspace = {name: sum(one.results[outputs[name]:]) for name, one in (memory or {}).items() if name in outputs}
+        tables = [(self.seconds, seconds), (self.scratch, _not_zero(scratch)), (self.workspace, _not_zero(workspace))]
+        both = [_merged(known, {name: ((float(batch), value),) for name, value in more.items()}) for known, more in tables]
+        return self._replace(seconds=both[0], scratch=both[1], workspace=both[2])
 
     def resized(self, batch: int) -> StepGraph:
         """The same step with mini-batches of another size; everything that follows the examples grows with them."""
@@ -123,12 +142,14 @@ class StepGraph(NamedTuple):
         """The other recording of the same graph, with this one's times added to its own; if it is of another graph, without."""
         if not same_graph(self.fingerprint, other.fingerprint):
             return other
-        return other._replace(seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
+        return other._replace(seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch),
+                              workspace=_merged(self.workspace, other.workspace))
 
-    def scratch_of(self, op: StepOp, batch: float) -> float:
-        """Bytes that an undivided op's kernel takes while it runs on ``batch`` examples."""
-        points = self.scratch.get(op.origin)
-        return interpolated_from_zero(points, batch) if points else 0.0
+    def memory_of(self, op: StepOp, batch: float) -> Tuple[float, float]:
+        """Bytes that an undivided op's kernel takes while it runs on ``batch`` examples, and that it keeps for its gradient."""
+        scratch, workspace = (table.get(op.origin) for table in (self.scratch, self.workspace))
+        return (interpolated_from_zero(scratch, batch) if scratch else 0.0,
+                interpolated_from_zero(workspace, batch) if workspace else 0.0)
 
     def time_of(self, op: StepOp, batch: float) -> Optional[float]:
         """Measured seconds of an undivided op for ``batch`` examples; None: no traced run had it.
@@ -149,7 +170,7 @@ class StepGraph(NamedTuple):
         head = {"version": VERSION, "name": self.name, "fingerprint": self.fingerprint, "batch": self.batch,
                 "precision": self.precision, "pulls": self.pulls,
                 "variables": self.variables, "gradients": self.gradients,
-                "seconds": self.seconds, "scratch": self.scratch}
+                **{key: getattr(self, key) for key in MEASURED}}
         return "{},\n \"ops\": [\n  {}\n ]\n}}\n".format(json.dumps(head)[:-1], ",\n  ".join(rows))
 
     @classmethod
@@ -164,6 +185,10 @@ class StepGraph(NamedTuple):
             return _parsed(value)
         except (ValueError, KeyError, TypeError) as error:
             raise PlanError(f"the step graph is not what `whale profile --ops` writes: {type(error).__name__}: {error}")
+
+
+def _not_zero(table: Mapping[str, float]) -> Dict[str, float]:
+    return {name: value for name, value in table.items() if value}
 
 
 def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:
@@ -199,13 +224,13 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
                 raise ValueError(f"op {op.name!r} reads output {output} of op {source}, which is not before it")
         if any(not 0 <= before < number for before in op.waits):
             raise ValueError(f"op {op.name!r} waits for ops {list(op.waits)}, which are not all before it")
-    seconds, scratch = (
-        {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
-        for key in ("seconds", "scratch"))
+    measured = {
+        key: {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
+        for key in MEASURED if key in data}  # "workspace" is not in older files
     variables = tuple(StepVariable(*row) for row in data["variables"])
     gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
     return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
-                     variables, gradients, seconds, scratch)
+                     variables, gradients, **measured)
 
 
 def under(graph: StepGraph, plan: Plan) -> StepGraph:

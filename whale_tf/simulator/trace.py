@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from whale_tf.errors import PlanError, seconds_text
 from whale_tf.simulator.instructions import LANES
 from whale_tf.simulator.result import Simulation
+from whale_tf.simulator.step_graph import KernelMemory
 
 
 class TraceEvent(NamedTuple):
@@ -130,6 +131,17 @@ _REPLACED = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_(?=[^/]+$)")
 def op_name(node_name: str) -> str:
     """The op that an executed node stands for: ``mul`` for ``ArithmeticOptimizer/ReplaceMulWithSquare_mul``."""
     return _REPLACED.sub("", node_name.split(":")[0])
+
+
+def kernel_memory(run_metadata: Any) -> Dict[str, KernelMemory]:
+    """What the kernel of every op took in a run with ``trace_level=FULL_TRACE``."""
+    found = {}
+    for node in (node for device in run_metadata.step_stats.dev_stats for node in device.node_stats):
+        results = [0.0] * max([output.slot + 1 for output in node.output], default=0)
+        for output in node.output:
+            results[output.slot] = float(output.tensor_description.allocation_description.requested_bytes)
+        found[op_name(node.node_name)] = KernelMemory(float(node.memory_stats.temp_memory_size), tuple(results))
+    return found
 
 
 def executed_s(node: Any) -> Tuple[float, float]:
