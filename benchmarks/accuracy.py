@@ -45,6 +45,7 @@ CHAIN = 8  # steps at most in a run of the local script
 # glibc's malloc keeps what is freed, whole heaps of threads, too: some steps would give memory back and take it again, up to
 # 2,134 pages in one
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TOP_PAD_": str(1 << 28)}
+UPDATES = re.compile(r" = Resource\w*Apply\w*\(")
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
@@ -271,11 +272,12 @@ def _span(metadata: Any) -> float:
 
 
 def _peaks(metadata: Any, devices: int) -> List[float]:
-    """Most that a traced step holds at a time on each device; its variables are not of it."""
+    """Most that a traced step holds at a time on each device; its variables are not of it, nor is the new value of one that an
+    update makes because another op still reads the old one: the old one's end is in no trace."""
     events: List[List[Tuple[int, int]]] = [[] for _ in range(devices)]
     for device in metadata.step_stats.dev_stats:
         number = device.device.rsplit(":", 1)[1]
-        for node in device.node_stats if number.isdigit() else ():
+        for node in (one for one in device.node_stats if number.isdigit() and not UPDATES.search(one.timeline_label)):
             for memory in node.memory:
                 events[int(number)] += [(r.alloc_micros, r.alloc_bytes) for r in memory.allocation_records]
     return [float(max(np.cumsum([change for _, change in sorted(rows)]), default=0)) for rows in events]

@@ -30,10 +30,9 @@ from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.instructions import COMPUTATION, GRADIENT
 
 # Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
-# At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan, operands from another core
-# included.  In traced steps of plans of `python -m benchmarks.accuracy`, such ops take 1.3 to 1.9 times as long as in the local
-# script, whose times are used here: ReluGrads of 2.6 us take 3.5 to 5.  No calibration measures this.
-SHORT_S = 8000 / 2.6e9 / 1.3
+# At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us, operands from another core included.
+# TensorFlow finds out in the first hundred runs of a session, in which it takes all ops for long.
+SHORT_S = 8000 / 2.6e9
 
 
 class Hosts(NamedTuple):
