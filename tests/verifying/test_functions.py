@@ -125,6 +125,50 @@ def test_function_that_is_called_in_a_loop_is_refused(said: List[str]) -> None:
         wh.shutdown()
 
 
+@pytest.mark.parametrize("what, told", [
+    ("alone", ""), ("twice", "op 'StatefulPartitionedCall_1' of 'outer', which calls it, may write them, too"),
+    ("clips", "op 'AssignVariableOp' of 'outer', which calls it, may write them, too"),
+    ("noise", "'outer', which calls it, draws random numbers for its arguments anew")])
+def test_function_that_another_one_calls_beside_other_ops(what: str, told: str, said: List[str]) -> None:
+    """What these leave in the variables was taken for a fault of the step."""
+    wh.init({"verify": "first_step"}, cluster="cpu:2")
+    try:
+        w = tf.Variable(np.linspace(-1, 1, 6).reshape(6, 1))
+
+        @tf.function
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.matmul(x, w) - 1) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+
+        @tf.function
+        def outer(x: Any) -> None:
+            step(x + 9 * tf.random.normal(tf.shape(x), dtype=x.dtype) if what == "noise" else 2 * x)
+            if what == "twice":
+                step(x)
+            if what == "clips":
+                w.assign(w / 2)
+
+        outer(tf.constant(batches((16,))[0][0]))
+    finally:
+        wh.shutdown()
+    assert len(said) == 1 and "tf.function 'step' equals the local one in" in said[0]
+    assert said[0].endswith(f"all variables, as the call itself left them ({told})") if told else "Not compared" not in said[0]
+
+
+def test_function_whose_arguments_follow_from_a_variable_is_refused(said: List[str]) -> None:
+    wh.init({"verify": "first_step"}, cluster="cpu:2")
+    try:
+        step, variables = model()
+        outer = tf.function(lambda x, y: step(x * tf.reduce_mean(variables[0]), y)[0])
+        x, y = batches((16,))[0]
+        for _ in range(2):  # and is not called without a comparison then
+            with pytest.raises(wh.PlanError, match="with arguments that do not follow from its own arguments alone"):
+                outer(tf.constant(x), tf.constant(y))
+    finally:
+        wh.shutdown()
+
+
 # -- Keras ---------------------------------------------------------------------------------------------------------------
 def compiled() -> Any:
     tf.keras.utils.set_random_seed(0)

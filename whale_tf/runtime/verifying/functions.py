@@ -24,8 +24,9 @@ from whale_tf.capture.hooks import original_run
 from whale_tf.capture.recording import recording_of
 from whale_tf.emit.recipes import Recipes
 from whale_tf.errors import PlanError
+from whale_tf.graph_editor import backward
 from whale_tf.ir.graph import Phase
-from whale_tf.ir.traits import CALLS, PULLS
+from whale_tf.ir.traits import CALLS, CONDITIONALS, PULLS, RANDOM, WHILES
 from whale_tf.parallelize import Parallelized
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.processes.functions import Functions
@@ -153,8 +154,10 @@ class FunctionProofs:
         if new is None:
             return run(*pulled)
         known = {**_named(function.graph, new, captured), **pulled}
+        operands = _operands(function.graph, site, known)
         proof = self._open.pop(site.graph)
-        return self._made(proof, _operands(function.graph, site, known), lambda: run(new, captured))
+        proof.note_others(function.graph, site.op)
+        return self._made(proof, operands, lambda: run(new, captured))
 
     def _made(self, proof: _Proof, given: Values, run: Callable[[], Any]) -> Any:
         if self._shown is not None:
@@ -267,6 +270,7 @@ class _Proof:
     """
 
     is_open = True
+    _others = ""  # what else decides what a call leaves in the variables
 
     def __init__(self, graph: tf.Graph, before: Traced, done: Parallelized, parts: VariableParts, config: Callable[[], Any],
                  say: Callable[[str], None], runtime: Optional[Runtime] = None) -> None:
@@ -292,6 +296,18 @@ class _Proof:
         self._whole = _WholeStep(cut, definition, {one.op.name: (one.names, one.spread) for one in moved},
                                  {name: tensor.name for name, tensor in observed.items()},
                                  tuple(op.name for op in graph.control_outputs if writes(op)), len(context.devices))
+
+    def note_others(self, graph: tf.Graph, call: str) -> None:
+        """Call before a function is called whose graph calls the divided one: the variables may not be what this call by itself
+        leaves in them."""
+        op, known = graph.get_operation_by_name(call), {id(handle) for handle in self._before.captures.values()}
+        handles = [*(inner for outer, inner in graph.captures if id(outer) in known), *op.inputs]
+        users = (user for tensor in handles if tensor.dtype == tf.resource for user in tensor.consumers())
+        writer = next((user.name for user in users if writes(user) and user.name != call), None)
+        if writer is not None:
+            self._others = f"op {writer!r} of {graph.name!r}, which calls it, may write them, too"
+        elif _draws(graph, [tensor for tensor in op.inputs if tensor.dtype not in (tf.resource, tf.variant)]):
+            self._others = f"{graph.name!r}, which calls it, draws random numbers for its arguments anew"
 
     def call(self, given: Values, run: Callable[[], Any]) -> Any:
         """The first call.
@@ -320,7 +336,7 @@ class _Proof:
         step = self._replayed(given, False)
         timed()
         own = {name: value for name, value in step.after.items() if name not in kept_elsewhere(self._done)}
-        if not step.draws:
+        if self._is_told_by_call(step):
             own[AGREES] = self._agrees([name for name in own if step.is_float(name)], step)
         parts = self._job.collected(Part({**given, **step.found}, own))
 
@@ -354,7 +370,8 @@ class _Proof:
             if errors:
                 raise errors[0]
             step = steps[0]
-            own = {} if step.draws else {AGREES: self._agrees([name for name in step.after if step.is_float(name)], step)}
+            names = [name for name in step.after if step.is_float(name)]
+            own = {AGREES: self._agrees(names, step)} if self._is_told_by_call(step) else {}
             found, missing = self._beside(step, given, False, None, [Part({}, own)])
             return self._judged(found, missing, delayed_s)
 
@@ -451,18 +468,23 @@ class _Proof:
             agrees = [part.variables[AGREES] for part in parts if AGREES in part.variables]
             if run is not None:
                 run()
-                if not step.draws:  # else it draws numbers of its own
+                if self._is_told_by_call(step):
                     names = [item.name for item in items if item.what == VALUE and item.dtype in TOLERANCE]
                     agrees = [self._agrees(names, step)]
             items += [Item(AGREES, VALUE, len(script.ops.ops), "", "in the call", "agreement", value, np.array(True))
                       for value in agrees]
-            return comparison(script, cut, items, local, before, {**found, **given})
+            compared, missing = comparison(script, cut, items, local, before, {**found, **given})
+            return compared, {**missing, **({AGREES: self._others} if self._others else {})}
         finally:
             local.close()
 
     @property
     def _job(self) -> Optional[Job]:
         return None if self._runtime is None else Job(self._runtime, self._whole is not None)
+
+    def _is_told_by_call(self, step: _Replayed) -> bool:
+        """Whether the values that a call leaves in the variables tell what it has computed: it draws no numbers of its own."""
+        return not step.draws and not self._others
 
     def _agrees(self, names: Sequence[str], step: _Replayed) -> np.ndarray:
         """Whether all changes of variables that the call made agree with those of the Session, but for a tenth.  Where a gradient
@@ -630,8 +652,22 @@ def _operands(graph: tf.Graph, site: _Site, known: Values) -> Values:
               if inner.dtype not in (tf.resource, tf.variant)}
     computed = [outer for outer in wanted.values() if outer.name not in known]
     if computed:
-        known = {**known, **_evaluated(graph, computed, known)}
+        try:
+            known = {**known, **_evaluated(graph, computed, known)}
+        except tf.errors.OpError as error:
+            raise PlanError(
+                f"verify is 'first_step', but tf.function {graph.name!r} calls {site.graph.name!r} with arguments that do not "
+                "follow from its own arguments alone, but from a variable, for example, so that they are not known before it "
+                f"runs; call {site.graph.name!r} directly, or set verify to 'off'") from error
     return {name: known[outer.name] for name, outer in wanted.items()}
+
+
+def _draws(graph: tf.Graph, tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether tensors of a function may follow from random numbers."""
+    kinds = {op.type for op in backward(tensors)}
+    if not kinds.isdisjoint(CALLS | CONDITIONALS | WHILES):
+        kinds.update(node.op for function in graph.as_graph_def().library.function for node in function.node_def)
+    return not kinds.isdisjoint(RANDOM)
 
 
 def _evaluated(graph: tf.Graph, tensors: Sequence[tf.Tensor], known: Values) -> Values:
