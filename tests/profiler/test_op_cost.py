@@ -102,12 +102,14 @@ def test_product_of_unknown_rank_costs_its_weights_once_for_each_example() -> No
     assert assumed_ops(graph, [product.id]) == ["matmul_2"] and not assumed_ops(draft.graph, [product.id])
 
 
-def loop(start: int, limit: int, comparison: str = "Less", through: str = "") -> Tuple[Draft, int]:
+def loop(start: int, limit: int, comparison: str = "Less", through: str = "", step: int = 1) -> Tuple[Draft, int]:
     """A v1 loop around a product, the limit behind an op of type ``through``; returns the loop's exit."""
     draft = Draft()
     frame = {"frame_name": "loop"}
     enter = draft.op("Enter", [draft.const(start)], (), dtype="int32", attrs=frame)
-    merge = draft.op("Merge", [enter], (), (), dtype="int32")
+    merge = draft.op("Merge", [enter], (), (), dtype="int32", name="counter")
+    following = draft.op("AddV2", [draft.const(step), merge], (), dtype="int32")
+    draft.graph.op("counter").inputs = (enter, draft.op("NextIteration", [following], (), dtype="int32"))
     constant = draft.const(limit)
     limit_in = draft.op("Enter", [draft.op(through, [constant], (), dtype="int32") if through else constant], (), dtype="int32",
                         attrs=frame)
@@ -117,9 +119,11 @@ def loop(start: int, limit: int, comparison: str = "Less", through: str = "") ->
     return draft, draft.op("Exit", [merge], (), dtype="int32")
 
 
-@pytest.mark.parametrize("start,limit,comparison,count", [(0, 7, "Less", 7), (2, 7, "Less", 5), (1, 7, "LessEqual", 7)])
-def test_loops_ops_run_as_often_as_its_counter_says(start: int, limit: int, comparison: str, count: int) -> None:
-    graph = loop(start, limit, comparison)[0].graph
+@pytest.mark.parametrize("start,limit,comparison,step,count", [
+    (0, 7, "Less", 1, 7), (2, 7, "Less", 1, 5), (1, 7, "LessEqual", 1, 7), (0, 7, "Less", 3, 3), (1, 7, "LessEqual", 3, 3),
+    (7, 1, "Greater", -2, 3)])
+def test_loops_ops_run_as_often_as_its_counter_says(start: int, limit: int, comparison: str, step: int, count: int) -> None:
+    graph = loop(start, limit, comparison, step=step)[0].graph
     assert op_costs(graph)[graph.op("product").id].flops == count * 2 * 4 * 5 * 6
 
 
@@ -141,11 +145,14 @@ def test_gradients_loop_runs_as_often_as_the_forward_loop() -> None:
     assert op_costs(draft.graph)[draft.graph.op("backward").id].flops == 7 * 2 * 4 * 5 * 6
 
 
-def test_functional_loop_costs_its_body_each_time() -> None:
+@pytest.mark.parametrize("step, count", [(1, 3), (2, 2)])
+def test_functional_loop_costs_its_body_each_time(step: int, count: int) -> None:
     condition, body, draft = Draft(), Draft(), Draft()
     counter = condition.op("_Arg", (), (), dtype="int32", attrs={"index": 0})
     condition.op("_Retval", [condition.op("Less", [counter, condition.const(3)], (), dtype="bool")], attrs={"index": 0})
     body.op("MatMul", [body.source(4, 5), body.source(5, 6)], (4, 6))
+    own = body.op("_Arg", (), (), dtype="int32", attrs={"index": 0})
+    body.op("_Retval", [body.op("AddV2", [own, body.const(step)], (), dtype="int32")], attrs={"index": 0})
     draft.graph.add("while", "While", [draft.const(0)], [((), "int32")],
                     body={"cond": condition.graph, "body": body.graph})
-    assert op_costs(draft.graph)[-1].flops == 3 * 2 * 4 * 5 * 6
+    assert op_costs(draft.graph)[-1].flops == count * 2 * 4 * 5 * 6
