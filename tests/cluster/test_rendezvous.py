@@ -1,6 +1,7 @@
 """Hosts that meet learn of each other, and are told who is missing."""
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -64,6 +65,24 @@ def test_host_that_comes_again_counts_once(monkeypatch: Any) -> None:
         assert b"here" in broken.makefile("rb").readline()
         with pytest.raises(ClusterError, match="1 of 2 are there"):
             room.meet(host, 0.5)
+    room.close()
+
+
+def test_serves_on_after_a_host_that_could_not_be_accepted(monkeypatch: Any) -> None:
+    """Nobody was let in any more, and all waited in vain."""
+    monkeypatch.setattr(rendezvous, "TELL_S", 0.1)
+    accept, errors = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accepted(listening: socket.socket) -> Any:
+        found = accept(listening)
+        if errors:
+            found[0].close()
+            raise errors.pop()
+        return found
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    room = Room(("127.0.0.1", free_ports(1)[0]), 1)
+    assert room.meet(Host("a", (1,), 1), 5).own == 0 and not errors
     room.close()
 
 

@@ -144,9 +144,12 @@ class Room:
             threading.Thread(target=self._accept, args=(listening,), name="whale_tf rendezvous", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
+        while self._listening is listening:
+            try:
                 connection, peer = listening.accept()
+            except OSError:  # closed; or no more files can be opened now, or a host has left before it was accepted
+                time.sleep(TELL_S / 5)
+            else:
                 threading.Thread(target=self._welcome, args=(connection, peer[0]), daemon=True).start()
 
     def _welcome(self, connection: socket.socket, peer: str) -> None:
