@@ -150,6 +150,14 @@ def dilated(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(tf.batch_to_space_nd(h, [2, 2], [[0, 0], [0, 0]])))
 
 
+def positions_in_pixels(x: tf.Tensor) -> tf.Tensor:
+    """Each example weighs as much as its position says."""
+    positions = tf.tile(tf.reshape(tf.range(tf.shape(x)[0]), [-1, 1, 1, 1]), [1, 2, 2, 1])
+    wide = tf.cast(tf.space_to_batch_nd(positions, [2, 2], [[0, 0], [0, 0]]), F)
+    weights = tf.batch_to_space_nd(wide, [2, 2], [[0, 0], [0, 0]])
+    return tf.reduce_mean(tf.square(dense(x, 3, "a")) * weights[:, 0, 1])
+
+
 def embedding(i: tf.Tensor) -> tf.Tensor:
     table = variable("table", 9, 4)
     h = tf.nn.embedding_lookup(table, i)
@@ -386,6 +394,7 @@ PROGRAMS: List[Program] = [
     Program("convolution", convolution, [(F, (6, 6, 2))]), Program("dilated", dilated, [(F, (4, 4, 2))]),
     Program("embedding", embedding, [(I, (4,))], integers=9),
     Program("partitioned_embedding", partitioned_embedding, [(I, (4,))], integers=9),
+    Program("positions_in_pixels", positions_in_pixels, [X]),
     Program("positions", positions, [SEQUENCE, (I, (2,))]), Program("pick_by_row", pick_by_row, [X, LABEL]),
     Program("mask_rows", mask_rows, [X, LABEL]), Program("by_class", by_class, [X, LABEL]),
     Program("two_batches", two_batches, [X, X]), Program("static_halves", static_halves, [X, X], "static"),

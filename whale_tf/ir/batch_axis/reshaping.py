@@ -411,4 +411,7 @@ def space_to_batch(state: Propagation, op: Op) -> None:
         blocks = (first,)
     else:
         raise Refuse("its batch dimension consists of other blocks")
+    plan = Operands(state, op, "mnn", [layout, *(state.layout(tensor) for tensor in op.inputs[1:])])
+    carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(0, blocks, layout.power), state.sources(op))
+    plan.record()
