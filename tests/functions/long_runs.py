@@ -35,6 +35,23 @@ class Steps(tf.keras.callbacks.Callback):
             self._end()
 
 
+class Counts(tf.keras.callbacks.Callback):
+    """Keeps variables of its own, and lists the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.totals = tf.Variable(0), [tf.keras.Variable(0.0)]
+        self.rows = tf.ragged.constant([[1, 2], [3]])
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.weights = model.trainable_variables
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps.assign_add(1)
+        self.totals[0].assign(self.totals[0] + tf.cast(tf.reduce_sum(self.weights[-1]), "float32"))
+
+
 class Outcome(NamedTuple):
     """Logs of each step, those of each epoch, and all variables at the end."""
 

@@ -90,6 +90,23 @@ def test_goes_on_from_ends_of_epochs(float64: None, tmp_path: Any) -> None:
     check(again._replace(epochs={}), whole._replace(epochs={}))
 
 
+@pytest.mark.slow
+def test_variables_of_callbacks_remain_variables(float64: None, tmp_path: Any) -> None:
+    def run(name: str, **options: Any) -> Any:
+        counts = long_runs.Counts()
+        fitted({"snapshot.path": str(tmp_path / name), "snapshot.every_steps": 2}, "cpu:2", "arrays", epochs=1,
+               make=plain, callbacks=[counts], **options)
+        return counts
+
+    whole = run("whole")
+    with pytest.raises(Stop):
+        run("ends", end=stop, after=3)
+    again = run("ends")
+    assert int(again.steps) == int(whole.steps) == long_runs.STEPS
+    assert float(again.totals[0]) == pytest.approx(float(whole.totals[0]), 1e-6)
+    assert all(hasattr(one, "assign") for one in (again.steps, *again.totals, *again.weights))
+
+
 def plain(is_built: bool = True) -> Any:
     layers = tf.keras.layers
     return compiled(tf.keras.Sequential(([layers.Input((5,))] if is_built else []) + [

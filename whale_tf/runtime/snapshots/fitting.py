@@ -27,7 +27,7 @@ from whale_tf.processes.datasets import SHUFFLED_ANEW, Adapter, is_shuffled_anew
 from whale_tf.runtime.snapshots.backups import Backup
 from whale_tf.runtime.snapshots.joining import PLACES, places_of
 from whale_tf.runtime.snapshots.run import Run
-from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, to_json
+from whale_tf.runtime.snapshots.values import GONE, NotData, attributes, changed, from_json, put_back, to_json
 from whale_tf.runtime.snapshots.variables import OR_ELSE, Variables
 from whale_tf.runtime.snapshots.writing import Job
 
@@ -283,8 +283,9 @@ class Fit:
         arrays: Dict[str, Any] = {}
         position = self._position if position is None else position
         state: Dict[str, Any] = {"position": to_json(position._asdict(), arrays, "position")}
+        known = self.variables.keys()
         state["callbacks"] = [
-            [type(one).__name__, changed(given, attributes(one, arrays, f"callbacks/{number}"))]
+            [type(one).__name__, changed(given, attributes(one, arrays, f"callbacks/{number}", known))]
             for number, (one, given) in enumerate(zip(self._others(), self._given))]
         if self.run.is_chief:
             state[PLACES] = self._places_in_file()
@@ -340,7 +341,7 @@ class Fit:
                 callback._set_monitor_op()  # at its first epoch's end Keras chose how to compare, and changed min_delta
             for name, value in state.items():
                 if value != GONE:
-                    setattr(callback, name, from_json(value, self._arrays))
+                    put_back(callback, name, value, self._arrays)
         self._logs = from_json(self._told.get("logs"), self._arrays)
         self._skips = True
         self.run.begins(self._start.step)

@@ -185,7 +185,8 @@ class Loop:
         except NotData:
             raise ConfigError(
                 f"wh.resume(state=...) has {name!r}: {value!r}, but a snapshot can hold None, numbers, texts, arrays of numbers, "
-                "tensors, and lists, tuples and dicts of these; leave it out, or keep it in a tf.Variable") from None
+                "tensors, and lists, tuples and dicts of these; keep it in a tf.Variable, and leave that out: variables go on by "
+                "themselves") from None
 
 
 class _Batches:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any, Container, Dict, List
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def to_json(value: Any, arrays: Dict[str, Any], name: str) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"numpy": value.dtype.name, "value": value.item()}
     are_numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype != np.longdouble
-    if are_numbers or tf.is_tensor(value) and hasattr(value, "numpy"):
+    if are_numbers or isinstance(value, tf.Tensor) and hasattr(value, "numpy"):  # variables and ragged tensors are none
         arrays[name] = value
         return {"array": name, "is_tensor": not isinstance(value, np.ndarray)}
     if type(value) in (list, tuple):
@@ -58,19 +58,45 @@ def from_json(told: Any, arrays: Dict[str, np.ndarray]) -> Any:
     return {from_json(key, arrays): from_json(each, arrays) for key, each in told["dict"]}
 
 
-def attributes(thing: Any, arrays: Dict[str, Any], name: str) -> Dict[str, Any]:
-    """The attributes of an object that are data, by name, as JSON."""
+def attributes(thing: Any, arrays: Dict[str, Any], name: str, known: Container[int] = ()) -> Dict[str, Any]:
+    """The attributes of an object that are data, or variables, by name, as JSON.
+
+    Args:
+        known: ``id`` of TensorFlow's variables whose values are kept elsewhere.
+    """
     found = {}
     for attribute, value in vars(thing).items():
         if attribute == "params":  # what ``fit`` was called with
             continue
         kept: Dict[str, Any] = {}
         try:
-            found[attribute] = to_json(value, kept, f"{name}/{attribute}")
+            variables = _variables(value)
+            if variables:  # the object keeps them, and they get their values
+                found[attribute] = {"variables": [
+                    None if id(one) in known else to_json(tf.convert_to_tensor(one), kept, f"{name}/{attribute}/{number}")
+                    for number, one in enumerate(variables)]}
+            else:
+                found[attribute] = to_json(value, kept, f"{name}/{attribute}")
         except NotData:
             continue
         arrays.update(kept)
     return found
+
+
+def put_back(thing: Any, attribute: str, told: Any, arrays: Dict[str, np.ndarray]) -> None:
+    """Gives an object the attribute that :func:`attributes` has told."""
+    if not isinstance(told, dict) or "variables" not in told:
+        setattr(thing, attribute, from_json(told, arrays))
+        return
+    for variable, value in zip(_variables(getattr(thing, attribute, None)), told["variables"]):
+        if value is not None:
+            variable.assign(from_json(value, arrays))
+
+
+def _variables(value: Any) -> List[Any]:
+    """TensorFlow's variables, if a value is a variable, or a list or tuple of nothing else."""
+    found = [getattr(one, "_value", one) for one in (value if type(value) in (list, tuple) else [value])]  # Keras 3 wraps them
+    return found if all(isinstance(one, tf.Variable) for one in found) else []
 
 
 def changed(before: Dict[str, Any], now: Dict[str, Any]) -> Dict[str, Any]:
