@@ -139,7 +139,7 @@ def shutdown() -> None:
 def observing(observer: Observer) -> Iterator[None]:
     """Show graphs that would be rewritten to ``observer`` and leave them unchanged, even if the script calls ``wh.init``."""
     observe(observer)
-    init(Config(), cluster="cpu:1")
+    init(Config(), cluster=whole_cluster(Cluster.parse("cpu:1"), find_processes()))
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import pytest
 import whale_tf as wh
 from tests.command_line import Called, call
 from whale_tf.cli import app
+from whale_tf.cluster.processes import free_ports, tf_configs
 
 SCRIPT = '''
 import os
@@ -156,3 +157,24 @@ def test_script_without_training_is_refused(tmp_path: Path) -> None:
 def test_arguments_that_say_too_little(arguments: List[str], part: str) -> None:
     result = explain(*arguments)
     assert result.exit_code == 2 and part in result.output
+
+
+@pytest.mark.slow
+def test_step_in_the_environment_of_one_of_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without wh.init, too: the command's own took one device for both, which is refused."""
+    monkeypatch.setenv("TF_CONFIG", tf_configs(free_ports(2))[0]["TF_CONFIG"])
+    path = tmp_path / "train.py"
+    path.write_text(PLAIN)
+    shown = explain("--program", str(path), "--cluster", "2xcpu:2")
+    assert shown.exit_code == 0 and "t0_synchronise" in shown.stdout and "CPU:1" in shown.stdout, shown.output
+
+
+PLAIN = """\
+import tensorflow.compat.v1 as tf
+
+with tf.Graph().as_default(), tf.Session() as session:
+    x, w = tf.placeholder(tf.float32, [8, 4]), tf.get_variable("w", [4, 1])
+    train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, w) ** 2))
+    session.run(tf.global_variables_initializer())
+    session.run(train)
+"""

@@ -141,8 +141,8 @@ class SessionTriggers:
 
     def session_target(self, target: str, graph: Optional[tf.Graph], config: v1.ConfigProto) -> str:
         runtime = self._state.runtime
-        if runtime is None or self._is_left_alone(graph or v1.get_default_graph()):
-            return target
+        if runtime is None or observer() is not None or self._is_left_alone(graph or v1.get_default_graph()):
+            return target  # a script that is only looked at waits for no other process
         return runtime.target(target, config)
 
     def create_session(self, creator: Any, original: Callable) -> Any:
