@@ -35,8 +35,9 @@ def test_steps_wait_for_no_branch_that_is_not_taken() -> None:
     check("conditional_v1", Setting(), Parallel(SHAPES["pipeline4"], 2, "zero_bubble_h1"))
 
 
-def test_two_devices_for_each_of_two_task_graphs_on_them() -> None:
-    check("mlp_sum", Setting(), Parallel(Shape((2,) * 4, 4, 2), 2, "zero_bubble_v"))
+@pytest.mark.parametrize("schedule, stages, devices", [("zero_bubble_v", 4, 4), ("interleaved", 2, 2)])
+def test_two_devices_for_each_of_two_task_graphs_on_them(schedule: str, stages: int, devices: int) -> None:
+    check("mlp_sum", Setting(), Parallel(Shape((2,) * stages, devices, 2), 2, schedule))
 
 
 def layers(count: int, width: int = 64, each: int = 1) -> Any:

@@ -235,12 +235,14 @@ def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Lis
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
     """Whether processes run parts of one step: they are told to, have different numbers of devices, or a model replica spans
     them, because its TaskGraphs ask for more devices than a process has or span nodes."""
+    if not processes:
+        return False  # one process, which has all devices
     if len(set(map(len, processes))) > 1:
         return True
     stages = stages_of(specs, sum(map(len, processes)), config)
     asked = sum(spec.device_count or 0 for spec in stages)
     told = any(spec.one_step for spec in specs)
-    return bool(processes) and (told or asked > len(processes[0]) or goes_across(specs, config))
+    return told or asked > len(processes[0]) or goes_across(specs, config)
 
 
 def devices_for_all(processes: Sequence[Tuple[int, ...]], cluster: Cluster) -> int:
