@@ -191,6 +191,24 @@ def test_default_strategy_takes_what_is_not_annotated(graph: Any) -> None:
     assert detour is not None  # legal without micro-batches; who plans decides
 
 
+def test_default_strategy_takes_nothing_that_a_gradient_adds_to_a_loop(graph: Any) -> None:
+    """The forward loop counts its iterations and keeps tensors for the backward one."""
+    before = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        set_default_strategy(graph, "replicate", 2)
+        h = dense(placeholder(), 8, "first")
+        with annotate(graph, "split", 2, "experts"):
+            h = v1.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(dense(h, 8, "second"))), (0, h))[1]
+        minimize(tf.reduce_mean(dense(h, 2, "third"), name="loss"))
+    finally:
+        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+    ops, task_graphs = assigned(graph)
+    of, added = by_name(ops, task_graphs), [op for op in ops.ops if op.name.startswith("gradients") and op.phase is Phase.FORWARD]
+    assert {"StackV2", "StackPushV2", "Enter", "Merge", "Const"} <= {op.type for op in added}
+    assert {of[op.name] for op in added} == {of["while/second/MatMul"]} != {of["third/MatMul"]}
+
+
 def test_default_strategy_that_was_taken_back_takes_nothing(graph: Any) -> None:
     set_default_strategy(graph, "replicate", 2)
     h = dense(placeholder(), 8, "first")

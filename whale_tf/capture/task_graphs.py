@@ -1,7 +1,8 @@
 """To which TaskGraph each forward and backward op belongs (Whale 3.1: a TaskGraph is what one primitive annotates).
 
 * A forward op is in the TaskGraph under which it was created.  Outside all annotations it is in the default strategy's
-  TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.
+  TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.  What a gradient
+  call adds to a version 1 loop joins the loop, also under a default strategy.
 * A backward op is in its forward op's TaskGraph, regardless of where it was created.  Backward ops without a forward op
   (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
   those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say to which
@@ -19,6 +20,7 @@ from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.traits import CALLS, READS, VARIABLES, Cost, Role, traits
+from whale_tf.ir.units import frames
 from whale_tf.ir.walk import reached
 
 
@@ -164,11 +166,24 @@ def _annotated(graph: OpGraph, annotations: Annotations, blocks: Sequence[Annota
     places = {item.index: -1 for item in annotations.items}
     places.update((item.index, place) for place, item in enumerate(blocks))
     default = places[annotations.default.index] if annotations.default is not None else -1
+    of_loops = _added_to_loops(graph)
     for op in graph.ops:
-        if op.phase is not Phase.FORWARD:
+        if op.phase is not Phase.FORWARD or op.id in of_loops:
             continue
         of[op.id] = default if _block(op) is None else places.get(op.task_graph, default)
     return of
+
+
+def _added_to_loops(graph: OpGraph) -> Set[int]:
+    """Forward ops that a gradient call added to version 1 loops (a counter of iterations, stacks): they are in the loop's
+    TaskGraph, whatever the default strategy is."""
+    inside, found = frames(graph), set()  # type: Dict[int, Tuple[str, ...]], Set[int]
+    for op in reversed(graph.ops) if inside else ():
+        if op.phase is Phase.FORWARD and op.attrs.get(PHASE_ATTR):
+            users = [user for output in op.outputs for user, _ in graph.consumers(output)]
+            if op.id in inside or (users and all(user in inside or user in found for user in users)):
+                found.add(op.id)
+    return found
 
 
 def _block(op: Op) -> Optional[int]:
