@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -148,6 +149,43 @@ def test_optimizer_of_rows() -> None:
 def test_elements_in_any_order() -> None:
     ops = check("product", config={}, cluster="cpu:2", is_sorted=False)
     assert ops["SparseTensorDenseMatMul"] >= 4
+
+
+def between_stages(replicas: Sequence[int]) -> List[np.ndarray]:
+    """Looked-up rows, one for each element, which the next stage weighs and adds up.  Losses and variables."""
+    if replicas:
+        wh.init({"num_micro_batch": 2}, cluster=f"cpu:{sum(replicas)}")
+    stages = [functools.partial(wh.replicate, count) for count in replicas] or [NONE, NONE]
+    with tf.Graph().as_default():
+        words, weights = tf.sparse_placeholder(tf.int64), tf.placeholder(tf.float64, [None])
+        x = tf.placeholder(tf.float64, [None, 4])
+        with stages[0]():
+            rows, (ids, places_of) = tf.cast(words.indices[:, 0], tf.int32), tf.unique(words.values)
+            found = tf.gather(tf.nn.embedding_lookup(variable("table", WORDS, 4), ids), places_of)
+        with stages[1]():
+            h = tf.tanh(tf.math.segment_sum(found * weights[:, tf.newaxis], rows) + x)
+            loss = tf.reduce_mean(tf.square(tf.matmul(h, variable("last", 4, 1))))
+        train = tf.train.AdamOptimizer(0.1).minimize(loss)
+        rng, losses = np.random.RandomState(0), []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for size in SIZES:
+                where = places(rng, size, False)
+                losses.append(session.run([loss, train], {
+                    words: (where, rng.randint(0, WORDS, len(where)), [size, COLUMNS]), weights: rng.rand(len(where)),
+                    x: rng.randn(size, 4)})[0])
+            return [np.array(losses), *session.run(tf.trainable_variables())]
+
+
+def test_elements_between_stages() -> None:
+    for one, other in zip(between_stages(()), between_stages((1, 1))):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [(1, 2), (2, 1)])
+def test_elements_between_stages_with_other_replicas_are_refused(replicas: Sequence[int]) -> None:
+    with pytest.raises(wh.UnsupportedOpError, match="which of its rows belong to whose examples; use equal replica"):
+        between_stages(replicas)
 
 
 @pytest.mark.parametrize("change, message", [

@@ -13,7 +13,8 @@ from tests.passes.programs import PROGRAMS
 from tests.passes.test_owners import add, drawn, with_norms
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, Reduce
-from whale_tf.ir.layout import REFERENCE, Layout, partial, replicated, sharded
+from whale_tf.ir.extents import batch_size
+from whale_tf.ir.layout import GROUPED, REFERENCE, Layout, Rows, partial, replicated, sharded
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program, parted
 from whale_tf.passes.lowering import Lowering, Primitive, in_order
@@ -316,6 +317,7 @@ def test_other_values_that_cross(layout: Layout) -> None:
     case, numbers = Case(step, chosen), Numbers(chosen, BATCH)
     tensor = case.tensor("layer0")
     step.region.batch.layouts[tensor] = layout
+    step.region.batch.extents[tensor] = np.array([batch_size])
     for clone in clones(chosen, 1):
         value = case.lowering.bridges.bridged(tensor, 1, clone)
         if layout == EXTENT:
@@ -334,8 +336,18 @@ def test_rows_without_known_blocks_cannot_be_cut() -> None:
     assert case.lowering.whole(case.tensor("layer0")).kind == kinds.IDENTITY
     joined = Case(step, two((2, 1), [None, None])).lowering.bridges.bridged(case.tensor("layer0"), 1, Clone(0, 0, 0))
     assert [each.kind for each in (joined, *joined.operands)] == [kinds.CONCAT, kinds.VALUE, kinds.VALUE]
-    with pytest.raises(UnsupportedOpError, match="goes from TaskGraph .* use equal replica counts, or a static shape"):
+    with pytest.raises(UnsupportedOpError, match="goes from TaskGraph .* use equal replica counts, a static shape, or the same"):
         Case(step, two((2, 3), [None, None])).lowering.bridges.bridged(case.tensor("layer0"), 1, Clone(0, 0, 0))
+
+
+@pytest.mark.parametrize("layout, unknown", [
+    (EXTENT, "how it follows from the batch size"),
+    (sharded(0, (Rows(1, f"{GROUPED}rows"),)), "which of its rows belong to whose examples")])
+def test_what_cannot_cross_is_refused(layout: Layout, unknown: str) -> None:
+    step = chain(2)
+    step.region.batch.layouts[step.graph.tensor("layer0")] = layout
+    with pytest.raises(UnsupportedOpError, match=f"does not know {unknown}; use equal replica counts"):
+        Case(step, two((2, 1), [None, None])).lowering.bridges.bridged(step.graph.tensor("layer0"), 1, Clone(0, 0, 0))
 
 
 def test_one_clone_s_blocks_stay_together() -> None:

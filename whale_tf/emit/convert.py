@@ -257,11 +257,7 @@ class Converter:
     def extent(self, tensor: int, task_graph: int, clone: Clone, scope: str) -> str:
         """An extent that another TaskGraph computed for its own share, converted to this clone's."""
         sizes = self.context.region.batch.counted(tensor)
-        if sizes is None:
-            raise UnsupportedOpError(
-                f"{self.context.graph.tensor_name(tensor)!r} goes to a TaskGraph with other replicas, and whale_tf does not know "
-                "how it follows from the batch size; use equal replica counts, or static shapes"
-            )
+        assert sizes is not None, "no bridge is lowered for others"
         return self._sizes(tensor, sizes, lambda batch: self.size(tensor, task_graph, clone, batch), task_graph, clone, scope)
 
     def _sizes(self, tensor: int, sizes: Sequence[SizeLike], number_of: Callable[[str], Number], task_graph: int, clone: Clone,

@@ -79,6 +79,8 @@ class Operands:
         if producer.id in context.region.drawn_once:
             return context.tensor_in(tensor, ORIGINAL)
         if context.region.contains(producer) and producer.id not in context.variables:
+            if isinstance(at, Clone) and producer.id not in context.region.batch_level:
+                at = context.copy_for(context.task_graph_of(producer), at)  # only a conversion of an operand reads it here
             return context.tensor_in(tensor, at)
         if at.g == ALL and tensor in self.inputs.sources:
             return self.converter.input_of_all(tensor, task_graph)

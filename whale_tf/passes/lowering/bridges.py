@@ -8,7 +8,7 @@ from typing import Dict, Sequence, Tuple
 from whale_tf.bridges import crossing
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES, negative
-from whale_tf.ir.layout import Layout
+from whale_tf.ir.layout import Layout, is_grouped
 from whale_tf.passes.lowering.primitive import CUT, EXTENT_OF, SHARE, TENSOR, Cut, Primitive, name_of
 from whale_tf.passes.lowering.values import Values
 from whale_tf.passes.replicate import cuts_of, device_at, pieces_of
@@ -37,6 +37,8 @@ class Bridges:
         device = device_at(plan, consumer, clone, shard)
         scope = f"bridge/{name_of(clone)}/t{consumer}" + (f"_{shard}" if shard else "") + f"/{TENSOR}"
         if layout.kind == EXTENT.kind:
+            if self._batch.counted(tensor) is None:
+                raise self._refusal(tensor, consumer, "how it follows from the batch size")
             return Primitive(EXTENT_OF, tensor, device, (), scope, clone, consumer)
         pieces = pieces_of(self._step, plan, tensor, consumer, clone)
         if layout.is_sharded:
@@ -56,16 +58,15 @@ class Bridges:
     def _bridge_rows(self, tensor: int, layout: Layout, pieces: Sequence[Clone], consumer: int, clone: Clone, device: int,
                      scope: str) -> Primitive:
         producer, blocks = self._step.task_graph_of(tensor), layout.blocks
+        if is_grouped(blocks):  # replicas have elements of their own rows in the input's order, which rows need not follow
+            raise self._refusal(tensor, consumer, "which of its rows belong to whose examples")
         offset = self._batch.offsets.get(tensor, 0)  # positions travel as those in the mini-batch
         values = self._values.comparable(tensor, pieces, layout.power, offset, scope)
         covers = crossing(cuts_of(self._plan, producer), cuts_of(self._plan, consumer), clone.r).covers
         if covers and (blocks is None or len(blocks) == 1):
             value = self._values.concatenated(tensor, values, device, scope + "/concat")
         elif blocks is None:
-            raise UnsupportedOpError(
-                f"tensor {self._graph.tensor_name(tensor)!r} goes from TaskGraph {self._plan.task_graphs[producer].name!r} to "
-                f"{self._plan.task_graphs[consumer].name!r}, which has other replicas, and whale_tf does not know how its "
-                f"dimension {layout.dim} follows from the batch size; use equal replica counts, or a static shape")
+            raise self._refusal(tensor, consumer, f"how its dimension {layout.dim} follows from the batch size")
         else:
             parts = []
             for index in range(len(blocks)):
@@ -79,3 +80,10 @@ class Bridges:
             value = self._values.concatenated(tensor, parts, device, scope + "/join")
         value = self._values.scaled(value, -layout.power, clone, consumer, scope + "/to", device)
         return self._values.shifted(value, negative(offset), clone, consumer, scope + "/positions", device)
+
+    def _refusal(self, tensor: int, consumer: int, unknown: str) -> UnsupportedOpError:
+        producer = self._step.task_graph_of(tensor)
+        return UnsupportedOpError(
+            f"tensor {self._graph.tensor_name(tensor)!r} goes from TaskGraph {self._plan.task_graphs[producer].name!r} to "
+            f"{self._plan.task_graphs[consumer].name!r}, which has other replicas, and whale_tf does not know {unknown}; use "
+            "equal replica counts, a static shape, or the same annotation for both")
