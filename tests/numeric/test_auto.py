@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Optional, Tuple
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -191,6 +192,22 @@ def annotated(config: Dict[str, Any], cluster: Any) -> Optional[wh.Plan]:
         return wh.current_plan()
     finally:
         wh.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{"offload": "v0"}, {"zero": "v3"}])
+def test_values_that_are_sent_after_an_op_without_a_result(config: Dict[str, Any]) -> None:
+    """A gradient call's tuple of gradients ends with an op that only waits."""
+    wh.init({"auto_parallel": "dapple", **config}, cluster="cpu:2")
+    with tf.Graph().as_default():
+        scale, kernel = (tf.get_variable(name, initializer=np.ones(shape), use_resource=True)
+                         for name, shape in (("scale", ()), ("kernel", (4, 3))))
+        errors = tf.square(tf.matmul(tf.placeholder(tf.float64, [8, 4]), kernel))
+        tf.train.AdamOptimizer(0.1).minimize(tf.exp(-scale) * tf.reduce_mean(errors) + scale)
+        try:
+            assert wh.parallelize().estimate.latency_s
+        finally:
+            wh.shutdown()
 
 
 @pytest.mark.slow

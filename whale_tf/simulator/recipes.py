@@ -150,7 +150,7 @@ class Recipes(CallFacts, abc.ABC):
         before = dict(self.body(reader).reads).get(tensor, -1)
         waits = {part.task for part in value.parts}
         if before >= 0 and reader not in self.spans:
-            waits |= self.value(reader, self.graph.ops[before].outputs[0]).tasks
+            waits |= self.after(reader, before)  # which may have no result
         gate = self.tasks.add(NOTHING, 0.0, (), sorted(waits))
         if reader in self.spans:  # sent after the calls that the schedule puts before this one
             self.gates.setdefault(reader, []).append(gate)
