@@ -87,8 +87,9 @@ class Pipeline(Record):
         "model; chosen by the search for an automatic plan.")
     num_stages: Optional[int] = field(
         None, at_least=1,
-        description="Number of TaskGraphs that an unannotated model is divided into (Whale's num_task_graph). null: no "
-        "division, or chosen by the search under auto.auto_parallel.")
+        description="Number of TaskGraphs that an unannotated model is divided into (Whale's num_task_graph), each on a device "
+        "of its own. Under the schedules interleaved and zero_bubble_v, number of stages, each of which is divided into several "
+        "TaskGraphs on the same device. null: no division, or chosen by the search under auto.auto_parallel.")
     schedule: Literal["backward_first", "gpipe", "interleaved", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v",
                       "auto"] = field(
         "backward_first",

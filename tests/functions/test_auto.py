@@ -96,6 +96,13 @@ def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [
+    {"num_task_graph": 2, "num_micro_batch": 2}, {"auto_parallel": "dapple", "num_micro_batch": 2}], ids=str)
+def test_mini_batches_that_do_not_divide_evenly(config: Dict[str, Any]) -> None:
+    equal_to_local(momentum, config, sizes=(8, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [
     {"auto_parallel": True, "num_micro_batch": 1, "recompute": "none"}, {"zero": "auto"}], ids=str)
 def test_zero_where_memory_is_short(config: Dict[str, Any]) -> None:
     """Data parallelism keeps 0.119 MiB on the fullest of two devices, ZeRO 0.106."""

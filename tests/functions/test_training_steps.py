@@ -407,9 +407,26 @@ def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w, out, each, total]
 
 
+def in_python(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loss in Python, whose gradient has no shape that TensorFlow knows."""
+    weights = perceptron()
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            operands = tf.one_hot(y, 3, dtype=tf.float64), logits_of(weights, stages, x)
+            loss = tf.ensure_shape(tf.py_function(lambda wanted, logits: tf.reduce_mean(
+                tf.nn.softmax_cross_entropy_with_logits(wanted, logits)), operands, tf.float64), [])
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step, weights
+
+
 THREE = {"nested": NESTED, "data parallel": WAYS["data parallel 2"], "pipeline": PIPELINE}
 STEPS = [momentum, keras_adam, pulling, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting,
-         adversaries, unrolled, ranked, sorted_series, until_settled, watched]
+         adversaries, unrolled, ranked, sorted_series, until_settled, watched, in_python]
 
 
 @pytest.mark.slow

@@ -225,6 +225,8 @@ def test_number_of_task_graphs_against_annotations_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("config,cluster,match", [
     ({"num_task_graph": 3}, "cpu:4", "3 TaskGraphs with a device each do not divide the 4 .* num_task_graph to 1 or 2 or 4"),
+    ({"num_task_graph": 4, "pipeline.schedule": "interleaved"}, "cpu:2",
+     r"num_task_graph to 1 or 2 \(interleaved and zero_bubble_v then divide what each device has"),
     ({"num_task_graph": 40}, equal(40), "num_task_graph is 40, but 'model' can be cut into at most"),
     ({"num_task_graph": 2}, described([(100, 0.001)] * 2), "fits? in memory"),
     ({"auto_parallel": True}, described([(100, 0.001)] * 2), "fits"),

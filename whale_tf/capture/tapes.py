@@ -168,8 +168,19 @@ def gradient_function(original: Function, callbacks: Callbacks) -> Function:
         if graph is None or not forward or not _has(graph, forward, op_name):
             return original(op_name, attrs, count, inputs, outputs, grads, skipped, forward)
         with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=forward.encode())}):
-            return original(op_name, attrs, count, inputs, outputs, grads, skipped, forward)
+            return _shaped(original(op_name, attrs, count, inputs, outputs, grads, skipped, forward),
+                           graph.get_operation_by_name(forward).inputs)
     return differentiate
+
+
+def _shaped(grads: Any, inputs: Sequence[tf.Tensor]) -> Any:
+    """Gives gradients without a rank (those of ``tf.py_function``) the shapes of what they are gradients of.  ``tf.gradients``
+    does this, but tapes do not, and a script cannot."""
+    for grad, x in zip(grads if isinstance(grads, (list, tuple)) else [grads], inputs):
+        is_of_handle = x.dtype == tf.resource  # whose shape is not the variable's
+        if isinstance(grad, tf.Tensor) and grad.shape.rank is None and not is_of_handle:
+            grad.set_shape(x.shape)
+    return grads
 
 
 def _has(graph: tf.Graph, name: str, op_type: str) -> bool:

@@ -58,8 +58,10 @@ def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:
     total = len(cluster.devices)
     if num_stages > total or total % num_stages:
         fitting = [count for count in range(1, total + 1) if total % count == 0]
-        raise PlanError("{} TaskGraphs with a device each do not divide the {} devices of {!r}; set num_task_graph to {}".format(
-            num_stages, total, cluster.name, " or ".join(str(count) for count in fitting)))
+        raise PlanError(
+            "{} TaskGraphs with a device each do not divide the {} devices of {!r}; set num_task_graph to {} (interleaved and "
+            "zero_bubble_v then divide what each device has into several TaskGraphs)".format(
+                num_stages, total, cluster.name, " or ".join(str(count) for count in fitting)))
     return dealt(cluster, num_stages, by_memory=True)
 
 

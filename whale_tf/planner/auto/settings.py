@@ -51,6 +51,14 @@ def mini_batches(config: Config, cluster: Cluster) -> int:
     return (config.pipeline.num_micro_batch or 1) * max(1, len(cluster.devices) // (config.pipeline.num_stages or 1))
 
 
+def in_equal_parts(batch: int, config: Config, cluster: Cluster) -> int:
+    """The examples of a mini-batch for which plans are searched: as many as the parts that the configuration asks for can take
+    evenly.  Steps divide any mini-batch, with parts that differ by one example; profiles of layers do not."""
+    stages = config.pipeline.num_stages
+    parts = (config.pipeline.num_micro_batch or 1) * (max(1, len(cluster.devices) // stages) if stages else 1)
+    return batch - batch % parts if batch >= parts else batch
+
+
 def request_of(config: Config, batch: int) -> Request:
     """The search for a configuration.
 
@@ -91,7 +99,8 @@ def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) ->
         raise ConfigError(
             "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
             "leave it out, or annotate the model")
-    request, more = request_of(config, chain.batch * mini_batches(config, cluster)), []  # type: Request, List[Candidate]
+    batch = in_equal_parts(chain.batch * mini_batches(config, cluster), config, cluster)
+    request, more = request_of(config, batch), []  # type: Request, List[Candidate]
     if request.method in ("all", RHINO):
         try:
             more = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
