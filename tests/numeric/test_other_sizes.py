@@ -120,6 +120,23 @@ def test_only_what_is_fetched_is_fed(plan: str) -> None:
         assert one.run(prediction, dict(list(feeds.items())[:1])).shape == (8, 2)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_follows_from_a_prediction_needs_no_labels(plan: str) -> None:
+    """Between the forward passes of a pipeline there are backward ones, and a part of a replica needs an example."""
+    train, prediction, feeds = build(plan, lambda: placeholders(8, 8))
+    (x, rows), (y, labels) = feeds.items()
+    later = [tf.nn.softmax(prediction), tf.argmax(tf.sigmoid(prediction), 1)]
+    error = tf.reduce_mean(tf.abs(later[0] - y))
+    with session() as one:
+        one.run(train, feeds)
+        expected = [np.exp(row) / np.exp(row).sum() for row in one.run(prediction, {x: rows})]
+        for some in (rows, rows[:1]):
+            shares, best, logits = one.run([*later, prediction], {x: some})
+            np.testing.assert_allclose(shares, expected[:len(some)], rtol=1e-12)
+            assert best.shape == (len(some),) and logits.shape == (len(some), 2)
+            assert one.run(error, {x: some, y: labels[:len(some)]}) == pytest.approx(np.mean(np.abs(np.array(expected) - 1)))
+
+
 @pytest.mark.parametrize("plan", ["replicas", "called"])
 def test_fed_in_proportion(plan: str) -> None:
     """Each clone gets the same share of both."""

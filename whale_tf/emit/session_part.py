@@ -445,6 +445,12 @@ class SessionPart:
         output = self._arrived.get(fetch.name) if isinstance(fetch, tf.Tensor) else None
         return fetch if output is None else self.ops[output[0]].outputs[output[1]]
 
+    def edges(self, op: tf.Operation) -> Tuple[List[str], List[str]]:
+        """(tensors, ops) that an op reads, or waits for, in the graph as written."""
+        node = self.nodes[self.indices[op.name]]
+        return ([self.ops[index].outputs[number].name for index, number in node.inputs],
+                [self.ops[wait].name for wait in node.waits])
+
     def output(self, name: str) -> Output:
         """A tensor of the graph as written."""
         op, _, index = name.partition(":")

@@ -50,7 +50,8 @@ class PartRuns:
     """
 
     def __init__(self, part: SessionPart, steps: SessionSteps, divided: Collection[str], runtime: Runtime, text: str) -> None:
-        self.part, self.steps, self.alone = part, steps, SessionAlone(part)
+        self.part, self.steps = part, steps
+        self.alone = SessionAlone(part.graph, part.context.graph, part.scope, part.is_ours, part.edges, part.commit)
         self._runtime, self._processes = runtime, part.processes
         self._start, nothing = part.stage_start(divided)
         self._numbers = StepNumbers(runtime.keys.sequence(len(part.members)) + part.number, nothing)

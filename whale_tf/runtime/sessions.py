@@ -1,7 +1,8 @@
 """What a Session needs around a rewritten graph: devices, merged fetches, and copies that are kept equal.
 
 A run that needs no update uses the original ops and is left alone.  A run that reaches the clones gets its fetches of
-original tensors from merged values, so that it neither computes the model twice nor returns one clone's part.
+original tensors from merged values, so that it neither computes the model twice nor returns one clone's part.  If it writes
+nothing, and clones would need more than is fed, it gets copies that read the originals (:mod:`whale_tf.emit.session_alone`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
+from itertools import starmap
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import eager_context, tf, v1
 from whale_tf.capture.annotations import annotations_of
@@ -18,16 +20,19 @@ from whale_tf.emit.emit import Emitted
 from whale_tf.emit.order import Gates
 from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.reroute import outside_after
+from whale_tf.emit.session_alone import SessionAlone
 from whale_tf.emit.session_part import SessionPart
 from whale_tf.emit.session_step import SessionSteps
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import tensor_name
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.traits import ENTERS, Role, traits
+from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.state import StateElsewhere
 from whale_tf.processes.step_numbers import StepNumbers
-from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed
+from whale_tf.runtime.feeds import Fetch, check_fed, elements, fed, shape_of
 from whale_tf.runtime.part_runs import PartRuns, Run
 from whale_tf.runtime.results import Results
 from whale_tf.transforms.loss_scale import INITIAL
@@ -78,6 +83,10 @@ class Fetches:
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
+        self._alone = SessionAlone(
+            self._graph, context.graph, context.name("sessions"), self._is_computed_from_clones, lambda op: (
+                [tensor.name for tensor in op.inputs], [before.name for before in op.control_inputs]), lambda edit: edit.commit())
+        self._lacking: Dict[Tuple[Tuple[str, ...], FrozenSet[str]], bool] = {}  # fetched ops, fed ones -> whether inputs lack
         self.parts: Optional[PartRuns] = None
         self._has_devices: MutableSet[Any] = weakref.WeakSet()
         self._runtime, sent = runtime, rewritten.sent
@@ -242,6 +251,10 @@ class Fetches:
                 return [self._join(fetch, [self.parts.alone.fetch(one) for one in group]) for fetch, group in zip(fetches, parts)]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
+        ops = [_op_of(part) for group in parts for part in group]
+        if self.parts is None and self._lacks_inputs(ops, feeds):
+            with unfinalized(self._graph):
+                return [self._join(fetch, [self._alone.fetch(one) for one in group]) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
         check_fed(context, feeds, annotations_of(self._graph).shapes)
         for feed in feeds:
@@ -250,8 +263,31 @@ class Fetches:
                     f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the parallel "
                     "region, once for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)")
         asks = self._shared or context.is_called or context.gathered.ops or annotations_of(self._graph).collected
-        writes = self._writes([_op_of(part) for group in parts for part in group]) if asks else set()
+        writes = self._writes(ops) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
+
+    def _lacks_inputs(self, ops: Sequence[tf.Operation], feeds: Mapping[tf.Tensor, Any]) -> bool:
+        """Whether a run writes nothing, and its clones would need inputs that are not fed, or examples that are not there."""
+        fed_ops = {tensor.op for tensor in feeds}
+        key = tuple(op.name for op in ops), frozenset(op.name for op in fed_ops)
+        if key not in self._lacking:
+            needed = reached(ops, lambda op: () if op in fed_ops else (
+                *(tensor.op for tensor in op.inputs), *op.control_inputs))
+            self._lacking[key] = any(
+                traits(op.type).role is Role.PLACEHOLDER and not op.inputs and op not in fed_ops for op in needed)
+        if not (self._lacking[key] or any(starmap(self._is_too_small, feeds.items()))) or self._runs.writes(ops):
+            return False
+        return not any(one.type in ENTERS for op in ops if self._is_computed_from_clones(op) for one in self._alone.needed(op))
+
+    def _is_too_small(self, fed_tensor: tf.Tensor, value: Any) -> bool:
+        """Whether a part of the mini-batch would get none of the examples that are fed."""
+        least = self._rewritten.least.get(fed_tensor.name)
+        shape = shape_of(value)
+        return least is not None and shape is not None and least.dim < len(shape) and shape[least.dim] < least.rows
+
+    def _is_computed_from_clones(self, op: tf.Operation) -> bool:
+        """Whether an op outside of the clones reads merged values.  The rewrite's own ops are left as they are."""
+        return not self._rewritten.context.is_own_name(op.name) and self._is_parallel(op)
 
     def _writes(self, ops: Sequence[tf.Operation]) -> Set[str]:
         """Names of the writes of variables that running ops runs."""
