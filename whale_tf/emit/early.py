@@ -17,7 +17,7 @@ from typing import Any, Callable, Collection, Dict, Optional, Sequence, Set, Tup
 from whale_tf._tf_compat import renew, tf
 from whale_tf.emit.processes import ancestors
 from whale_tf.errors import PlanError
-from whale_tf.ir.traits import RANDOM, Role, traits
+from whale_tf.ir.traits import RANDOM, VARIABLES, Role, traits
 
 
 class Early:
@@ -111,6 +111,7 @@ def _changes_state(op: tf.Operation) -> bool:
 
 
 def _variables(graph: tf.Graph) -> Dict[str, Any]:
-    """The variables in the graph's collections, by the names of their ops."""
+    """The variables in the graph's collections, by the names of their ops.  What an assignment returns is a variable, too, but
+    reading it assigns (updates of batch normalisation's averages)."""
     items = (each for key in graph.collections for each in graph.get_collection(key))
-    return {each.op.name: each for each in items if isinstance(each, tf.Variable)}
+    return {each.op.name: each for each in items if isinstance(each, tf.Variable) and each.op.type in VARIABLES}
