@@ -61,13 +61,13 @@ class SessionAlone:
             raise UnsupportedOpError(
                 f"{op.name!r} needs the while loop of {loop!r}, which follows from what a training step computes; in a run "
                 "without an update it cannot be computed. Use control flow of version 2 (tf.compat.v1.enable_control_flow_v2)")
-        edit, new = StagedEdit(self._graph), found.keys() - self._copied
+        edit, new = StagedEdit(self._graph), sorted(found.keys() - self._copied)
         for name in new:
             data, waits = self._in_script(found[name])
             edit.copy(found[name], self._copy_of(name), [self._edge(edge, found) for edge in data], device=found[name].device,
                       control_inputs=[self._edge(edge, found) for edge in waits])
         self._commit(edit)
-        self._copied |= new
+        self._copied.update(new)
         copy = self._graph.get_operation_by_name(self._copy_of(op.name))
         return copy if isinstance(fetch, tf.Operation) else copy.outputs[fetch.value_index]
 
