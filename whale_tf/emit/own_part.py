@@ -19,6 +19,7 @@ from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
+from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
@@ -27,7 +28,7 @@ from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
 from whale_tf.ir.walk import reached
 from whale_tf.passes.partition import Node, Output, before_wait, partition, unanswered
 
-SCOPE = "whale/crossing"
+SCOPE, REPEATED = "whale/crossing", "whale/repeated"
 HOST = "/device:CPU:0"  # of whichever process
 CHECK = "Assert"
 STEPS = "whale/steps"  # counts, in each process, the steps that it has finished
@@ -71,6 +72,8 @@ class _Division:
     def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Mapping[str, Optional[int]],
                  processes: Processes) -> None:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
+        ops = graph.get_operations()
+        repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED)
         self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
         self._of_several: Set[int] = set()  # ops that take variables which different processes keep
@@ -89,20 +92,22 @@ class _Division:
         edges = edges_of(node)
         inputs = tuple(map(self._output, (edge for edge in edges if edge[0] != "^")))
         waits = tuple(self._numbers[edge[1:]] for edge in edges if edge[0] == "^")
-        kept = {self._variables[edge] for edge in edges if edge in self._variables}
-        if node.name in self._pieces:
-            return Node(self._pieces[node.name], inputs, waits)
-        if len(kept) > 1:
+        if node.name not in self._pieces and len({self._variables[edge] for edge in edges if edge in self._variables}) > 1:
             self._of_several.add(self._numbers[node.name])
         if node.name in self._variables:
             return Node(None)  # a handle is no value
-        owner = next(iter(kept)) if kept else process_of(node.device)
-        is_stateful = self._graph.get_operation_by_name(node.name).op_def.is_stateful
-        if owner is None and node.op in RANDOM and is_stateful:
-            owner = self._processes.members[0]  # the processes' generators differ
-        if not edges and not is_stateful:
-            owner = None  # a constant is not worth a message
-        return Node(owner, inputs, waits)
+        return Node(self._owner(self._graph.get_operation_by_name(node.name)), inputs, waits)
+
+    def _owner(self, op: tf.Operation) -> Optional[int]:
+        """The process that runs an op; None: each that needs it."""
+        if op.name in self._pieces or op.name in self._variables:
+            return self._pieces.get(op.name)
+        kept = [self._variables[tensor.op.name] for tensor in op.inputs if tensor.op.name in self._variables]
+        owner = kept[0] if kept else process_of(op.device)
+        if owner is None and op.type in RANDOM and op.op_def.is_stateful:
+            return self._processes.members[0]  # the processes' generators differ
+        is_constant = not op.inputs and not op.control_inputs and not op.op_def.is_stateful
+        return None if is_constant else owner  # a constant is not worth a message
 
     def _cannot_travel(self, output: Output) -> bool:
         """Whether a value is a list or an iterator, which an op that has no effect makes."""

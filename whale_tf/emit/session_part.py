@@ -28,6 +28,7 @@ from whale_tf.emit.effects import divide_ops, writes_inside
 from whale_tf.emit.order import PASSED
 from whale_tf.emit.own_part import HOST, missing_in_some_steps, takes_of_several
 from whale_tf.emit.processes import variable_ops
+from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -103,7 +104,13 @@ class SessionPart:
         self._divide_conditions()
         self._copy_originals()
         readers = [op for op in self._new_ops() if op.name in self._after or self.context.is_own_name(op.name)]
-        repeat_in_branches(self.graph, readers, lambda op: self._owner(op, ()), self.context.name("branch"))
+
+        def owner(op: tf.Operation) -> Optional[int]:
+            return self._owner(op, ())
+
+        repeat_in_branches(self.graph, readers, owner, self.context.name("branch"))
+        written = [op for op in self.graph.get_operations() if op.name not in self.added]
+        repeat_where_read(self.graph, written, readers, owner, self.members, self.context.name("repeated"))
         first = len(self.ops)
         for op in self._new_ops():
             self.indices[op.name] = len(self.ops)
