@@ -1,12 +1,12 @@
-"""(e) Two training processes, each on one core with one thread, beside MultiWorkerMirroredStrategy and Horovod.
+"""(e) Two training processes, each on one core with one thread, beside MultiWorkerMirroredStrategy, Horovod and PyTorch.
 
     python -m benchmarks.processes [MODEL...]
 
 Weak scaling: every process has the same batch, and all systems start from the same parameters.  Efficiency is the time of a step
 of one such process alone, over that of the system.  ``apart`` are two processes that do not talk: what the machine itself takes.
-Horovod joins where it is installed (docs/processes.md).  The pipelines divide one process' batch into M micro-batches over two
-stages, one in each process, with warm-up PB; their efficiency is against the bubble's bound, ``(M + 1) / 2M`` of the time of one
-process.
+Horovod (docs/processes.md) and PyTorch join where they are installed; PyTorch's efficiency is against one process of its own.
+The pipelines divide one process' batch into M micro-batches over two stages, one in each process, whale_tf's with warm-up PB;
+their efficiency is against the bubble's bound, ``(M + 1) / 2M`` of the time of one process.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def multi_worker_mirrored(workload: Workload, rank: int) -> Callable[[], Any]:
     return lambda: step().numpy()
 
 
-PIPELINES = {f"pipeline, {count} micro-batches": count for count in MICRO_BATCHES}
+PIPELINES = {f"{of}pipeline, {count} micro-batches": count for of in ("", "PyTorch, ") for count in MICRO_BATCHES}
+ALONE = "one process", "PyTorch, one process"
+TORCH = "PyTorch, one process", "PyTorch, DDP", *(name for name in PIPELINES if name.startswith("PyTorch"))
 SYSTEMS: Dict[str, Callable[..., Callable[[], Any]]] = {
     "one process": local,
     "apart": local,
@@ -121,7 +123,7 @@ SYSTEMS: Dict[str, Callable[..., Callable[[], Any]]] = {
     "whale_tf, float16": lambda workload, rank: whale(workload, rank, **{"communication.fp16": True}),
     "MultiWorkerMirroredStrategy": multi_worker_mirrored,
     "Horovod": horovod,
-    **{name: functools.partial(pipeline, micro_batches=count) for name, count in PIPELINES.items()},
+    **{name: functools.partial(pipeline, micro_batches=count) for name, count in PIPELINES.items() if name not in TORCH},
 }
 
 
@@ -161,15 +163,20 @@ def measured(system: str, model: str) -> Result:
     Raises:
         RuntimeError: it failed.
     """
-    count = 1 if system == "one process" else PROCESSES
-    command = [sys.executable, os.path.abspath(__file__), "--worker"]
+    count = 1 if system in ALONE else PROCESSES
+    script = "torch_workloads.py" if system in TORCH else os.path.basename(__file__)  # in which TensorFlow comes after PyTorch
+    command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), script), "--worker"]
     alone: List[Dict[str, str]] = [{"TF_CONFIG": ""}] * count
-    variables_of = alone if system in ("one process", "apart", "Horovod") else tf_configs(free_ports(count))
-    specs = [json.dumps({"system": system, "model": model, "rank": rank}) for rank in range(count)]
+    ports = free_ports(count)
+    variables_of = alone if system in ("one process", "apart", "Horovod", *TORCH) else tf_configs(ports)
+    specs = [json.dumps({"system": system, "model": model, "rank": rank, "steps": STEPS[model], "port": ports[-1],
+                         "micro_batches": PIPELINES.get(system, 0)}) for rank in range(count)]
     commands: List[Sequence[str]] = [command + [spec] for spec in specs]
     if system == "Horovod":
         options = ["-np", str(count), "-H", f"localhost:{count}", "--gloo"]
         commands = [[sys.executable, "-m", "horovod.runner.launch"] + options + list(commands[0])]
+    if system in TORCH and system in PIPELINES:
+        commands.reverse()  # the last stage has the loss
     return first_result(commands, variables_of)
 
 
@@ -179,7 +186,8 @@ def systems() -> List[str]:
     missing = set() if tf.__version__.startswith("2") else {"MultiWorkerMirroredStrategy"}
     if importlib.util.find_spec("horovod") is None:
         missing.add("Horovod")
-    return [name for name in SYSTEMS if name not in missing]
+    torch = TORCH if importlib.util.find_spec("torch") else ()
+    return [*(name for name in SYSTEMS if name not in missing), *torch]
 
 
 def report(console: Console) -> None:
@@ -189,8 +197,8 @@ def report(console: Console) -> None:
             for name, results in found.items():
                 results.append(measured(name, model))
         rows = []
-        alone = {key: statistics.median(result[key] for result in found["one process"]) for key in ("wall_s", "cpu_s")}
         for name, results in found.items():
+            alone = {key: statistics.median(result[key] for result in found[ALONE[name in TORCH]]) for key in ("wall_s", "cpu_s")}
             wall, cpu = (statistics.median(result[key] for result in results) for key in ("wall_s", "cpu_s"))
             count = PIPELINES.get(name)
             bound = (count + 1) / (2 * count) if count else 1.0

@@ -89,11 +89,15 @@ def mlp(width: int = 1024, layers: int = 4, batch: int = 256, classes: int = 10)
 
 
 def encoder(layers: int = 4, hidden: int = 256, seq: int = 64, heads: int = 4, vocab: int = 1000,
-            batch: int = 32) -> Workload:
+            batch: int = 32, fused: bool = True) -> Workload:
+    """Args:
+        fused: one product gives queries, keys and values.
+    """
     shapes: Dict[str, Tuple[int, ...]] = {"tokens": (vocab, hidden), "positions": (seq, hidden),
                                           "head": (hidden, vocab)}
     for i in range(layers):
-        shapes.update({f"gain_a{i}": (hidden,), f"qkv_{i}": (hidden, 3 * hidden),
+        shapes.update({f"qkv_{i}": (hidden, 3 * hidden)} if fused else {f"{name}_{i}": (hidden, hidden) for name in "qkv"})
+        shapes.update({f"gain_a{i}": (hidden,),
                        f"out_{i}": (hidden, hidden), f"gain_f{i}": (hidden,),
                        f"up_{i}": (hidden, 4 * hidden), f"down_{i}": (4 * hidden, hidden)})
 
@@ -102,9 +106,13 @@ def encoder(layers: int = 4, hidden: int = 256, seq: int = 64, heads: int = 4, v
         return tf.reshape(tf.reshape(x, [-1, seq, hidden]) + p["positions"], [-1, hidden])
 
     def layer(x: Any, p: Parameters, i: int) -> Any:
-        qkv = tf.matmul(_norm(x, p[f"gain_a{i}"]), p[f"qkv_{i}"])
-        qkv = tf.transpose(tf.reshape(qkv, [-1, seq, 3, heads, hidden // heads]), [2, 0, 3, 1, 4])
-        query, key, value = tf.unstack(qkv, 3)
+        inputs = _norm(x, p[f"gain_a{i}"])
+        if fused:
+            qkv = tf.reshape(tf.matmul(inputs, p[f"qkv_{i}"]), [-1, seq, 3, heads, hidden // heads])
+            query, key, value = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]), 3)
+        else:
+            query, key, value = (tf.transpose(tf.reshape(tf.matmul(inputs, p[f"{name}_{i}"]), [-1, seq, heads, hidden // heads]),
+                                              [0, 2, 1, 3]) for name in "qkv")
         weights = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) * (hidden // heads) ** -0.5)
         context = tf.reshape(tf.transpose(tf.matmul(weights, value), [0, 2, 1, 3]), [-1, hidden])
         x = x + tf.matmul(context, p[f"out_{i}"])
