@@ -14,8 +14,8 @@ FIRST, SECOND = ("/job:worker/replica:0/task:{}/device:CPU:0".format(task) for t
 
 
 def copied(build: Callable[[Any, Any], Any]) -> Set[str]:
-    """Types of the ops that the second process gets copies of.  It reads what ``build`` makes in the first process, of a batch that
-    both have and a value of the first process."""
+    """Types of the ops that the second process gets copies of.  It reads what ``build`` makes in the first process, of a batch
+    that both have and a value of the first process."""
     with tf.Graph().as_default() as graph:
         batch = tf.placeholder(tf.float32, [8, 4], "batch")
         with tf.device(FIRST):
