@@ -10,11 +10,13 @@ import tensorflow as tf
 
 from tests.passes.test_owners import divided, with_norms
 from whale_tf._tf_compat import eager_context, global_seed, relaxed_type
-from whale_tf.cluster import Processes
+from whale_tf.cluster import Cluster, Processes
+from whale_tf.config import Config
 from whale_tf.emit.context import Gathered
-from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.errors import AnnotationError, PlanError, UnsupportedOpError
 from whale_tf.passes.owners import find_owners
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
+from whale_tf.runtime.active import Active
 from whale_tf.runtime.functions import _check_results
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
@@ -120,3 +122,11 @@ def test_results_that_follow_from_an_update_are_refused() -> None:
     check_result("all")
     with pytest.raises(PlanError, match="'step' returns what follows from op 'read0', but under zero only one process has what "):
         check_result("read0")
+
+
+def test_schedule_of_several_task_graphs_without_annotations() -> None:
+    """A graph without annotations is one TaskGraph also where it is asked whether model replicas span processes."""
+    state: Any = SimpleNamespace(
+        config=Config({"pipeline.schedule": "zero_bubble_v"}), cluster=Cluster.parse("2xcpu:1"), processes=FIRST)
+    with pytest.raises(AnnotationError, match=r"1 of 2 device\(s\) each \(replicate\(\)\) do not divide over 2 device"):
+        Active.may_span(state, tf.Graph(), None)

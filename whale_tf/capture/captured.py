@@ -22,7 +22,7 @@ from whale_tf.ir.layout import Layout, rows_each
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update, pulls_behind
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import TaskGraphSpec
+from whale_tf.planner.assemble import UNANNOTATED, TaskGraphSpec
 
 
 class _Fields(NamedTuple):
@@ -317,7 +317,7 @@ def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases, is_pipe
     else:
         check_bodies(ops)
         found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)
-        specs = (TaskGraphSpec("model", "replicate", None),)
+        specs = (UNANNOTATED,)
     if is_pipeline:
         check_convex(ops, found, [spec.name for spec in specs], phases.variables)
     return _readers_beside(found, phases.variables), specs

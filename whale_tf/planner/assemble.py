@@ -31,6 +31,9 @@ class TaskGraphSpec(NamedTuple):
     alone: bool = False
 
 
+UNANNOTATED = TaskGraphSpec("model", "replicate", None)  # all of a graph that has no annotations
+
+
 class StageStatistics(NamedTuple):
     """The facts about a TaskGraph that a plan needs.
 

@@ -20,7 +20,7 @@ from whale_tf.errors import WhaleError
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes.form import INLINE
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import TaskGraphSpec, spans
+from whale_tf.planner.assemble import UNANNOTATED, TaskGraphSpec, spans
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.homes import NONE
 from whale_tf.processes.estimators import Estimators
@@ -197,7 +197,7 @@ class Active:
         if not items and wants_search(self.config):
             return True
         specs = [TaskGraphSpec(item.name, item.strategy, item.device_count, one_step=item.one_step) for item in items]
-        return spans(specs, devices_of_processes(self.cluster, self.processes), self.config)
+        return spans(specs or [UNANNOTATED], devices_of_processes(self.cluster, self.processes), self.config)
 
     def give_default(self, graph: tf.Graph) -> None:
         """Gives a training graph the default strategy that was set in eager execution, unless it has its own."""
