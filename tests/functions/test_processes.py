@@ -17,7 +17,7 @@ from whale_tf.errors import AnnotationError, PlanError, UnsupportedOpError
 from whale_tf.passes.owners import find_owners
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 from whale_tf.runtime.active import Active
-from whale_tf.runtime.functions import _check_results
+from whale_tf.runtime.functions import _check_results, place_anywhere
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
 
@@ -130,3 +130,15 @@ def test_schedule_of_several_task_graphs_without_annotations() -> None:
         config=Config({"pipeline.schedule": "zero_bubble_v"}), cluster=Cluster.parse("2xcpu:1"), processes=FIRST)
     with pytest.raises(AnnotationError, match=r"1 of 2 device\(s\) each \(replicate\(\)\) do not divide over 2 device"):
         Active.may_span(state, tf.Graph(), None)
+
+
+def test_iterator_outside_of_a_function_is_that_of_every_process() -> None:
+    """TensorFlow places what takes its elements in the process that has made it."""
+    elements = iter(tf.data.Dataset.range(4))
+    graph = tf.function(lambda: next(elements)).get_concrete_function().graph
+    taking, = [op for op in graph.get_operations() if op.type == "IteratorGetNext"]
+    assert "/task:0/" in taking.device
+    place_anywhere(graph, SECOND)
+    assert "/task:0/" in taking.device
+    place_anywhere(graph, FIRST)
+    assert taking.device == "/device:CPU:0"

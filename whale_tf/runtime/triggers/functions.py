@@ -118,6 +118,8 @@ class FunctionTriggers:
         if functions.makes_variables(graph):
             state.drafts.add(graph)
             return
+        if state.runtime is not None:
+            functions.place_anywhere(graph, state.processes)
         note_variables(graph)
         watching = observer()
         if watching is not None:
