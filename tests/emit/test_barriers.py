@@ -1,7 +1,7 @@
 """Which ops wait for a barrier, and for which ops a barrier waits: the schedule's order, looked at node by node."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.emit.staged import context_of
 from tests.passes.drawings import chain, plan
@@ -14,9 +14,9 @@ from whale_tf.plan import Plan
 from whale_tf.program import Clone
 
 
-def ordered(step: TrainingStep, chosen: Plan, is_called: bool = False) -> Tuple[Order, Any]:
+def ordered(step: TrainingStep, chosen: Plan, is_called: bool = False, sources: Sequence[str] = ()) -> Tuple[Order, Any]:
     context = context_of(step, chosen, is_called)
-    return Order(context, Nodes(context.edit)), context.edit
+    return Order(context, Nodes(context.edit), [step.graph.tensor(name) for name in sources]), context.edit
 
 
 def barriers(edit: Any) -> Dict[str, List[str]]:
@@ -78,6 +78,17 @@ def test_ops_that_the_optimizer_does_not_fuse_wait_themselves() -> None:
     _, edit = ordered(step, chosen)
     ends = barriers(edit)["t0_g0_r0/before_forward1"]
     assert ends == ["whale/g0_m0_r0/loss:0", "whale/g0_m0_r0/count", "whale/g0_m0_r0/drawn:0"]
+
+
+def test_parts_of_the_mini_batch_are_waited_for_by_what_the_optimizer_does_not_move() -> None:
+    """It would compute an Identity, or an elementwise op, of all parts before they are divided, and so make a cycle."""
+    step = with_first(chain(1), "label", "Cast", ["x"], (None, 2), "int32")
+    order, edit = ordered(step, plan([1], 2), sources=["x"])
+    order.gate(0, Clone(0, 1, 0))
+    types = {name.rpartition("/")[2]: node.op for name, node in edit.nodes.items() if "/into/" in name}
+    assert types == {"layer0": "EnsureShape", "label": "EnsureShape", "loss_grad": "Identity"}
+    assert not order.barriers(0, Clone(0, 1, 0))
+    assert list(edit.node("whale/g0_m1_r0/label").input) == ["whale/order/into/g0_m1_r0/label"]
 
 
 def test_first_floating_operand_is_no_reference() -> None:

@@ -97,7 +97,7 @@ def emit(tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, bac
     copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums, Lowering(step, plan, context.program))
-    order = Order(context, nodes)
+    order = Order(context, nodes, captured.sources)
     if plan.reads_anew:
         operands.reads = Reads(context, nodes, order)
     if context.owners.gathered:

@@ -11,6 +11,13 @@ TensorFlow's graph optimizer does not fuse ops with control edges: a Conv2D woul
 CPU 6% to 38% longer in total).  So an Identity before the first op waits instead, and the barrier waits for an Identity after the
 last op.  The optimizer removes these after fusing, and gives their edges to the fused ops.
 
+Where an input is a part of the mini-batch, an EnsureShape of any size waits in front of it.  If the same elementwise op (or an
+Identity) reads each part, the optimizer computes it before the Split, with the control edges of all parts, and such a graph has a
+cycle, which stops all optimization::
+
+    Split ──┬──> Square ──> F0 ──> barrier ──> ...          ┌──────────────────────────┐
+            └──> Square (waits for the barrier)     =>      └──> Square ──> Split ──┬──> F0 ──> barrier
+
 A run that makes only some of the updates must not wait for ops that only the others need (:mod:`whale_tf.ir.demand`).  Such ops
 stand before a gate, a constant that a Session feeds in these runs, which cuts the edge::
 
@@ -24,13 +31,14 @@ It looks for no path through a Merge.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
+from whale_tf.ir.traits import traits
 from whale_tf.ir.units import frame_of_outputs, frames, may_miss
 from whale_tf.ir.walk import reached
 from whale_tf.passes.lowering.primitive import sum_scope
@@ -85,13 +93,15 @@ class Gates:
 class Order:
     """Barriers of every clone: staged on construction, looked up by ``barriers``.
 
+    Args:
+        sources: batch input tensors, of which clones get parts.
+
     Attributes:
         gates: gate -> the ops for which it waits.
     """
 
-    def __init__(self, context: Context, nodes: Nodes) -> None:
-        self._context = context
-        self._nodes = nodes
+    def __init__(self, context: Context, nodes: Nodes, sources: Container[int] = ()) -> None:
+        self._context, self._nodes, self._sources = context, nodes, sources
         self._frames, self._missing = frames(context.graph), may_miss(context.graph)
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
         self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
@@ -118,14 +128,18 @@ class Order:
         return [self._barrier(body, clone, ops)] if (body.name, clone) in self._waits else []
 
     def gate(self, task_graph: int, clone: Clone) -> None:
-        """Makes the other first ops of a clone's steps wait by means of an Identity before an input; call it once the inputs are
-        set."""
+        """Makes the other first ops of a clone's steps wait by an op before an input; call it once the inputs are set."""
         context = self._context
         for (op, position), barriers in self._gated.get((task_graph, clone), {}).items():
             name, dtype = context.op_in(op, clone), context.dtype(op.inputs[position])
             device = context.device(task_graph, clone, op.shard)
             scope = context.name("order", "into", context.scope(clone).rpartition("/")[2], op.name)
-            gate = self._nodes.identity(context.edit.change(name).input[position], scope, dtype, device, barriers)
+            edge, shape = context.edit.change(name).input[position], context.graph.tensors[op.inputs[position]].shape
+            if op.inputs[position] in self._sources and shape is not None:
+                any_size = tf.TensorShape([None] * len(shape))
+                gate = self._nodes.add("EnsureShape", scope, [edge], device, barriers, T=dtype, shape=any_size)
+            else:
+                gate = self._nodes.identity(edge, scope, dtype, device, barriers)
             context.edit.move_input(name, position, gate)
 
     def _stage(self, before: Sequence[Call], after: Call) -> None:
@@ -143,10 +157,16 @@ class Order:
             return
         for op in self._ends_of(then)[0]:
             barrier, position = self._barrier(then, after.clone, [op.id]), self._first_floating(op.inputs)
-            if position is None or self._first_floating(op.outputs) is None or op.id in self._frames:
+            if position is None or self._first_floating(op.outputs) is None:
+                position = 0 if self._moves_before_split(op) else None
+            if position is None or op.id in self._frames:
                 self._barriers.setdefault(key, {}).setdefault(op.name, []).append(barrier)
             else:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
+
+    def _moves_before_split(self, op: Op) -> bool:
+        """Whether the optimizer may compute an op for all parts of the mini-batch together, although it fuses it with none."""
+        return len(op.inputs) == 1 and op.inputs[0] in self._sources and traits(op.type).rule.startswith("elementwise")
 
     def _ended(self, call: Call, scope: str) -> List[Wait]:
         """What a barrier waits for if it waits for a call.  A run that needs none of its exits must still wait for what the call

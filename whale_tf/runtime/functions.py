@@ -143,8 +143,8 @@ def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
 def place_anywhere(graph: tf.Graph, processes: Processes) -> None:
     """Takes the process out of the devices of a function's ops.
 
-    TensorFlow places an op on the device of the eager iterator, table or random generator that it uses.  Every process has made one of
-    its own, so these ops are no more this process's than the others'."""
+    TensorFlow places an op on the device of the eager iterator or table that it uses.  Every process has made one of its own, so
+    these ops are no more this process's than the others'."""
     for op in graph.get_operations():
         if process_of(op.device) == processes.rank:
             op._set_device(tf.DeviceSpec.from_string(op.device).replace(job=None, replica=None, task=None).to_string())
