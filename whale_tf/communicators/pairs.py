@@ -45,6 +45,8 @@ class Pairs:
     Args:
         processes: all, and which of them this is.  Of steps side by side, each has its own messages between its processes.
         device: on which the messages of this process are staged.
+        begin: ops for which each message waits.  If one of them fails, as at the end of the data, no message has begun: one that
+            is cancelled would end all later ones.
 
     Attributes:
         staged: a line for each value, equal in processes that agree.
@@ -52,8 +54,8 @@ class Pairs:
         received: sender -> names of the ops that receive, which must run, so that the sender may forget the value.
     """
 
-    def __init__(self, nodes: Nodes, processes: Processes, keys: Keys, device: str) -> None:
-        self._nodes, self._rank, self._keys, self._device = nodes, processes.rank, keys, device
+    def __init__(self, nodes: Nodes, processes: Processes, keys: Keys, device: str, begin: Sequence[str] = ()) -> None:
+        self._nodes, self._rank, self._keys, self._device, self._begin = nodes, processes.rank, keys, device, tuple(begin)
         self._processes = processes
         self.staged: List[str] = []
         self.sent: List[str] = []
@@ -116,10 +118,11 @@ class Pairs:
         """
         if self._rank == message.sender:
             self.sent.append(self._nodes.add(f"CollectiveBcastSend{version}", message.scope + "/send", sends, self._device,
-                                             message.waits, **attrs))
+                                             (*self._begin, *message.waits), **attrs))
         if self._rank != message.receiver:
             return ""
-        name = self._nodes.add(f"CollectiveBcastRecv{version}", message.scope + "/recv", receives, self._device, **attrs)
+        name = self._nodes.add(f"CollectiveBcastRecv{version}", message.scope + "/recv", receives, self._device, self._begin,
+                               **attrs)
         self.received.setdefault(message.sender, []).append(name)
         return name
 

@@ -142,7 +142,7 @@ class _Division:
         """Reduces the graph to the part of this process."""
         edit, rank = StagedEdit(self._graph), self._processes.rank
         nodes = Nodes(edit)
-        pairs = Pairs(nodes, self._processes, keys, HOST)
+        pairs = Pairs(nodes, self._processes, keys, HOST, self._read_alone(inputs))
         received = {crossing.output: name for crossing in self.found.crossings
                     for name in [pairs.cross(self._value(crossing.output), crossing.sender, crossing.receiver)] if name}
         runs = {index for index, runners in enumerate(self.found.runs[:-1]) if rank in runners}
@@ -166,6 +166,15 @@ class _Division:
             outputs.append(tensor if name is None else self._graph.get_tensor_by_name(name + ":0"))
         return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
                        "\n".join(pairs.staged), seen)
+
+    def _read_alone(self, inputs: Sequence[str]) -> List[str]:
+        """The ops of inputs that follow from no message."""
+        def before(index: int) -> List[int]:
+            return [*(output[0] for output in self.nodes[index].inputs), *self.nodes[index].waits]
+
+        found = sorted({self._output(name)[0] for name in inputs})
+        return [self._definitions[index].name for index in found
+                if all(self.nodes[one].owner is None for one in reached([index], before))]
 
     def _value(self, output: Output) -> CrossingValue:
         name = f"{self._definitions[output[0]].name}:{output[1]}"
