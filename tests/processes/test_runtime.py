@@ -20,6 +20,7 @@ from whale_tf.emit import processes
 from whale_tf.processes import datasets, runtime
 from whale_tf.processes.runtime import Runtime
 from whale_tf.runtime import active
+from whale_tf.runtime.triggers.sessions import SessionTriggers
 
 TWO = ["127.0.0.1:1", "127.0.0.1:2"]
 UNEQUAL = Cluster.parse(described([(300, 1024), (100, 1024)]))
@@ -367,3 +368,19 @@ def test_part_of_a_step_takes_back_only_shares_that_were_taken(graph: tf.Graph, 
             take_part(state, graph, done)
     else:
         assert take_part(state, graph, done) is runtime
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_default_strategy_from_outside_of_the_graph_counts_when_a_session_is_made(monkeypatch: Any, count: int) -> None:
+    """A Session that is made before the graph is rewritten sees only this process's devices."""
+    monkeypatch.setattr(runtime, "_runtime", None)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 0}}))
+    wh.init(cluster="2xcpu:1")
+    wh.set_default_strategy(wh.split(count))
+    rewritten = []
+    with tf.Graph().as_default() as graph:
+        tf.train.GradientDescentOptimizer(.1).minimize(tf.reduce_sum(dense(tf.placeholder(tf.float64, [4, 2]), 3, "one")))
+        triggers = SessionTriggers(active.require("a test"))
+        monkeypatch.setattr(triggers, "rewrite", rewritten.append)
+        triggers.session_config("", graph, None)
+    assert rewritten == [graph] * (count > 1)

@@ -135,8 +135,11 @@ class SessionTriggers:
         graph = graph or v1.get_default_graph()
         if state.runtime is None or graph in state.estimators.apart:
             return state.session_config(config)
-        if not state.runtime.is_free and state.may_span(graph, state.plan):
-            self.rewrite(graph)
+        if not state.runtime.is_free:
+            if annotations_of(graph).gradient_calls:
+                state.give_default(graph)  # which may make replicas span processes
+            if state.may_span(graph, state.plan):
+                self.rewrite(graph)
         return state.runtime.session_config(state.session_config(config))
 
     def session_target(self, target: str, graph: Optional[tf.Graph], config: v1.ConfigProto) -> str:
