@@ -458,6 +458,7 @@ def main() -> None:
         print(f"no links are cut: {reason}")
         faults.remove("link")
     print(f"seed {given.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is left
     folder = tempfile.mkdtemp(prefix="failures-")
     done: List[Result] = []
     references: Dict[Tuple[str, int], Tuple[chaos.Steps, List[Any]]] = {}
