@@ -90,9 +90,9 @@ def _together(seen: Sequence[float]) -> float:
     return seen[0] if len(set(seen)) == 1 else sum(seen)
 
 
-def reference(starter: Starter, kind: str, folder: str, **variables_: str) -> Tuple[Steps, List[Any]]:
+def reference(starter: Starter, kind: str, folder: str) -> Tuple[Steps, List[Any]]:
     """The run that does not end, without snapshots on the way."""
-    process = started(starter, kind, "plain", folder, ["snapshot.every_steps=1000"], **variables_)
+    process = started(starter, kind, "plain", folder, ["snapshot.every_steps=1000"])
     assert process.wait(RUN_S) == 0, process.output
     steps = steps_of(process.output)
     assert sorted(steps) == list(range(1, STEPS + 1)), process.output

@@ -100,7 +100,7 @@ class Case(NamedTuple):
 
 def drawn(rng: random.Random, kinds: Sequence[str], plans: Sequence[str], faults: Sequence[str]) -> Case:
     fault, workers, kind = rng.choice(list(faults)), rng.choice([2, 2, 3]), rng.choice(list(kinds))
-    restarts = fault != "link" and rng.random() < 0.2
+    restarts = fault != "link" and rng.random() < 0.15
     plans = [plan for plan in plans if kind not in ("fit", "loop") or plan not in FAILING]
     moment = rng.choice(sorted(MOMENTS) + ["middle", "middle", "look"])
     return Case(kind, rng.choice(plans), workers, fault, rng.choice(sorted(CUTS)), moment,
@@ -270,6 +270,14 @@ class Result(NamedTuple):
     case: Case
     seconds: Optional[float]
     problem: str = ""
+
+
+def reference(starter: Starter, kind: str, layers: int, folder: str) -> Tuple[chaos.Steps, List[Any]]:
+    """The local script."""
+    os.makedirs(folder)
+    process = starter.start("-m", chaos.SCRIPT, kind, "plain", folder, "snapshot.path=null", LAYERS=str(layers))
+    assert process.wait(RUN_S) == 0, process.output
+    return chaos.steps_of(process.output), chaos.variables(folder)
 
 
 def run(starter: Starter, rng: random.Random, case: Case, folder: str, expected: Tuple[chaos.Steps, List[Any]],
@@ -473,7 +481,7 @@ def main() -> None:
             with Starter() as starter:
                 key = case.kind, layers_of(across(case.workers)[case.plan])
                 if key not in references:
-                    references[key] = chaos.reference(starter, case.kind, f"{folder}/{key}", LAYERS=str(key[1]))
+                    references[key] = reference(starter, *key, f"{folder}/{key}")
                 where = f"{folder}/{len(done)}"
                 result = run(starter, rng, case, where, references[key], links)
             done.append(result)
