@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
     @property
     def may_not_meet(self) -> bool:
-        return self.moment in ("start", "build") and not self.restarts
+        return self.moment in ("start", "build", "first step") and not self.restarts
 
     @property
     def what(self) -> str:

@@ -68,7 +68,7 @@ def across(workers: int) -> Dict[str, Plan]:
     return {
         "data parallel": Plan({}, one),
         "nested": Plan({"num_micro_batch": 2}, two, (("replicate", 1), ("replicate", 1))),
-        "split inside": Plan({}, two, (("replicate", 2), ("split", 2))),
+        "split inside": Plan({}, f"{workers}xcpu:4", (("replicate", 2), ("split", 2))),
         "zero v1": Plan({"zero": "v1"}, one),
         "zero v2": Plan({"zero": "v2", "num_micro_batch": 2}, one),
         "zero v3": Plan({"zero": "v3"}, one),
