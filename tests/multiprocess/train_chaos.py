@@ -82,7 +82,7 @@ def across(workers: int) -> Dict[str, Plan]:
         "called": pipeline("backward_first", emit="call"),
         "stages on hosts": pipeline("backward_first", offload="states"),
         "split": parts(("replicate", workers), ("split", workers), num_micro_batch=1),
-        "zero v2 in parts": parts(("replicate", workers), ("replicate", workers), zero="v2"),
+        "zero v2 in parts": parts(("replicate", workers), ("replicate", workers), zero="v2", num_micro_batch=1),
         "auto_parallel": parts(auto_parallel=True),
     }
 
