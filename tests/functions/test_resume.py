@@ -75,13 +75,15 @@ def looped(config: Dict[str, Any], cluster: str, make_data: Callable[[], Any], p
         return loss, tf.reduce_sum(y[:, 1])
 
     state: Dict[str, Any] = {"steps": [], "best": np.inf}
-    count = 0
+    count, saves = 0, []
     for epoch, batches in wh.resume(make_data(), epochs=EPOCHS, state=state):
         for x, y in batches:
             loss, seen = step(x, y, tf.constant(0.1 * random.random() + np.random.rand(), tf.float64))
             total.assign_add(seen)
             state["steps"].append((epoch, float(loss), int(seen), float(total)))
             count += 1
+            if len(state["steps"]) == 7:  # in the first step behind a snapshot, which does not have it
+                saves.append(tf.Variable(0, trainable=False))
             if end is not None and count == after:
                 end()
         state["best"] = min(state["best"], float(loss))

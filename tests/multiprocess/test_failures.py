@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests import failures
 from tests.multiprocess.launch import RUN_S, WHALE_RUN, Process, Starter
 from whale_tf.config import VERIFIED
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
@@ -78,6 +79,19 @@ def test_killed_or_stopped_process_ends_the_other(starter: Starter, number: int,
     both[victim].send(signal.SIGKILL)
     fate = "has ended" if number == signal.SIGKILL else "has not answered for 5 s"
     assert f"process {victim} (127.0.0.1:" in survivor.output and fate in survivor.output, survivor.output
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.skipif(bool(failures.Links.reason()), reason=failures.Links.reason())
+def test_cut_link_ends_all(starter: Starter, tmp_path: Any) -> None:
+    """A sample of :mod:`tests.failures`: each process runs a stage."""
+    case = failures.Case("session", "gpipe", 2, "link", "silent", "middle", step=3, victim=1, looks=False, restarts=False,
+                         goes_on=False, snapshots=False)
+    expected = failures.reference(starter, case.kind, 2, str(tmp_path / "local"))
+    with failures.Links() as links:
+        result = failures.run(starter, random.Random(1), case, str(tmp_path / "divided"), expected, links)
+    assert not result.problem and result.seconds is not None, result.problem
 
 
 @pytest.mark.slow

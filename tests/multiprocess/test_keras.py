@@ -81,8 +81,7 @@ def test_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any) -
 def test_process_that_ends_early_ends_the_other(starter: Starter, tmp_path: Any) -> None:
     both = [start(*SCRIPT, "fit", "100000", str(tmp_path), SHORT="6") for start in starter.workers(2)]
     assert both[1].wait(RUN_S) == 0 and "finished" in both[1].output, both[1].output
-    ended = both[0].wait(BOUND_S)  # by SIGALRM if TensorFlow waits for the lost process while Python shuts down
-    assert ended in (1, EXIT_STATUS, -signal.SIGALRM), both[0].output
+    assert both[0].wait(BOUND_S) in (1, EXIT_STATUS), both[0].output
     assert "process 1 (127.0.0.1:" in both[0].output and "has ended" in both[0].output, both[0].output
 
 

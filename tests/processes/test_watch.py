@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import pytest
 from whale_tf.cluster.processes import free_ports
 from whale_tf.errors import ClusterError, ProcessLostError
 from whale_tf.processes import watch as module
-from whale_tf.processes.watch import PREFACE, Watch, question, split_address
+from whale_tf.processes.watch import PREFACE, Watch, end_later, question, split_address
 
 
 class Server:
@@ -225,3 +227,15 @@ def test_question_is_a_request_of_http2() -> None:
     frames = question(0), question(1)
     assert [int.from_bytes(frame[5:9], "big") for frame in frames] == [1, 3]
     assert all(int.from_bytes(frame[:3], "big") == len(frame) - 9 for frame in frames)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such timers")
+def test_process_that_no_longer_runs_python_ends_with_a_status() -> None:
+    """As TensorFlow waits for a lost process when Python has shut down; a signal would look like a lost process."""
+    pid = os.fork()
+    if pid == 0:
+        end_later(0.05, 75)
+        ctypes.PyDLL(None).sleep(20)  # holds Python's lock
+        os._exit(1)
+    _, ended = os.waitpid(pid, 0)
+    assert os.WIFEXITED(ended) and os.WEXITSTATUS(ended) == 75

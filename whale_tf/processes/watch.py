@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import os
 import selectors
@@ -345,9 +346,35 @@ class Watch:
         """Ends a process that knows of a loss though TensorFlow waits for the lost process while Python shuts down: then this
         thread no longer runs, and no handler either."""
         if self._told is not None:
-            with contextlib.suppress(ValueError):  # not the main thread
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.setitimer(signal.ITIMER_REAL, END_S)
+            end_later(END_S, EXIT_STATUS)
+
+
+class _Event(ctypes.Structure):
+    """``struct sigevent`` of 64-bit Linux."""
+
+    _fields_ = [("value", ctypes.c_int64), ("number", ctypes.c_int), ("notify", ctypes.c_int), ("function", ctypes.c_void_p),
+                ("attributes", ctypes.c_void_p), ("rest", ctypes.c_char * 32)]
+
+
+def end_later(seconds: float, status: int) -> None:
+    """Ends this process after some seconds, unless it has ended: by a thread of the C library, which needs no Python.
+
+    The launcher of an elastic job must be able to tell a process that has lost another one from a lost one, so no signal can do
+    this.  Systems without such threads have nothing better.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "timer_create") and sys.platform.startswith("linux"):
+        library = ctypes.CDLL("librt.so.1")  # glibc before 2.34
+    if not hasattr(library, "timer_create"):
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        return
+    by_thread, monotonic = 2, 1  # SIGEV_THREAD, CLOCK_MONOTONIC
+    event = _Event(value=status, notify=by_thread, function=ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p))
+    timer, whole = ctypes.c_void_p(), int(seconds)
+    library.timer_create(monotonic, ctypes.byref(event), ctypes.byref(timer))
+    library.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 0, whole, int(1e9 * (seconds - whole))), None)
 
 
 def end_process(message: str, status: int = EXIT_STATUS) -> None:

@@ -105,6 +105,10 @@ class Variables:
         """Whether a variable was initialised."""
         return True
 
+    def _decides(self, variable: Any) -> bool:
+        """Whether a variable is part of what is trained."""
+        return True
+
     def _on_host(self, value: Any) -> Any:
         """The value in the host's memory.  On CPU devices nothing is copied: the next update writes to new memory."""
         with tf.device(self._host):
@@ -140,7 +144,7 @@ class Variables:
         """
         if self._given is not None:
             missing = [variable.name for key, variable in self._all().items() if key not in self._given
-                       and variable.dtype not in _WITHOUT_VALUE and self._has_value(variable)]
+                       and variable.dtype not in _WITHOUT_VALUE and self._has_value(variable) and self._decides(variable)]
             self._given = None
             if missing:
                 raise SnapshotError("the snapshot has no value of {}; train the model that it was made of, {}".format(
@@ -260,6 +264,11 @@ class LoopVariables(Variables):
 
     def _has_value(self, variable: Any) -> bool:
         return bool(variable.is_initialized())
+
+    def _decides(self, variable: Any) -> bool:
+        """Not what the script makes beside its steps, and may have made only after the snapshot: the count of saves of a
+        ``tf.train.Checkpoint``, for example."""
+        return variable.trainable or any(one is variable for graph in self._looked_at for one in graph.variables)
 
 
 def free_key(group: str, name: str, taken: Container[str]) -> str:
