@@ -1,10 +1,12 @@
-"""Two hosts with addresses of their own and a slow link between them: measured steps beside bytes over bandwidth.  Needs root.
+"""Two hosts with addresses of their own and a slow link between them: measured steps beside predicted ones.  Needs root.
 
     sudo .venv/tf2/bin/python -m benchmarks.hosts [MBIT_PER_S...]
 
 The hosts are network namespaces that a virtual Ethernet cable connects, each with one process on a core of its own; ``tc`` limits
-what either sends.  A step over the link is predicted from the same step over the unlimited cable: at least as long as its bytes
-take, and at most what these take on top of it.
+what either sends.  In the first table, a step over the link is predicted from the same step over the unlimited cable: it takes at
+least as long as its bytes do, and at most that much more.  In the second one, an encoder's first half is on the two logical
+devices of one host as replicas, its second half on those of the other one under ``wh.split``, and the step is the simulator's
+(:mod:`benchmarks.pipeline`), with the link's bandwidth and delay.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional
 
 from rich.console import Console
 
-from benchmarks import processes
-from benchmarks.measure import Result, Spec, first_result, main, table
+from benchmarks import pipeline, processes
+from benchmarks.accuracy import calibrated
+from benchmarks.measure import Result, Spec, ask, first_result, main, session_config, step_times, table
 from benchmarks.workloads import WORKLOADS
 
 HOSTS = ("whale-host-0", "whale-host-1")
@@ -27,9 +32,40 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 23456
 CABLE = "whale-cable"
 RATES_MBIT = (1000, 200)
+DELAY_MS = 1
 SYSTEMS = ("whale_tf", "whale_tf, float16") + tuple(processes.PIPELINES)[1:2]
 MODEL = "mlp"
 STEPS = 8
+MICRO_BATCHES = 2, 4
+SETTLE = 40  # steps, of several micro-batches each, after which TensorFlow's executor knows which ops are short
+SYSTEM = pipeline.System("replicas, then split")
+
+
+ECHO = """
+import socket, sys
+with socket.create_server((sys.argv[1], 23400)) as server:
+    connection = server.accept()[0]
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while True:
+        connection.sendall(connection.recv(1) or sys.exit())
+"""
+PING = """
+import socket, statistics, sys, time
+for _ in range(100):
+    try:
+        one = socket.create_connection((sys.argv[1], 23400))
+        break
+    except OSError:
+        time.sleep(.05)
+one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+took = []
+for _ in range(100):
+    start = time.perf_counter()
+    one.sendall(b"x")
+    one.recv(1)
+    took.append(time.perf_counter() - start)
+print(statistics.median(took))
+"""
 
 
 def run(*command: str) -> None:
@@ -57,10 +93,12 @@ def hosts() -> Iterator[None]:
 
 
 def limit(rate_mbit: int) -> None:
-    """Let both hosts send so many megabits a second."""
+    """Let both hosts send so many megabits a second, after a delay if the kernel can do that."""
     for host in HOSTS:
-        run("tc", "-n", host, "qdisc", "replace", "dev", CABLE, "root", "tbf", "rate", f"{rate_mbit}mbit",
+        run("tc", "-n", host, "qdisc", "replace", "dev", CABLE, "root", "handle", "1:", "tbf", "rate", f"{rate_mbit}mbit",
             "burst", "256kb", "latency", "50ms")
+        late = ["tc", "-n", host, "qdisc", "replace", "dev", CABLE, "parent", "1:1", "netem", "delay", f"{DELAY_MS}ms"]
+        subprocess.run(late, stderr=subprocess.DEVNULL, check=False)  # not every kernel has it; the delay is measured
 
 
 def sent_bytes() -> int:
@@ -68,18 +106,63 @@ def sent_bytes() -> int:
         return int(handle.read())
 
 
+def delay_s() -> float:
+    """Of a packet to the other host and back, half."""
+    pings = ["ip", "netns", "exec", HOSTS[0], sys.executable, "-c", PING, ADDRESSES[1]]
+    with subprocess.Popen(["ip", "netns", "exec", HOSTS[1], sys.executable, "-c", ECHO, ADDRESSES[1]]) as echo:
+        try:
+            return float(subprocess.run(pings, check=True, stdout=subprocess.PIPE).stdout) / 2
+        finally:
+            echo.kill()
+
+
 def worker(spec: Spec) -> Result:
     """One of the processes; ``bytes``: what its host sends in a step."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[spec["rank"] % os.cpu_count()]})
+    if spec["system"] == SYSTEM.name:
+        return planned(spec)
     step = processes.SYSTEMS[spec["system"]](WORKLOADS[spec["model"]](), spec["rank"])
     step()
     before = sent_bytes()
-    result = processes.step_times(step, STEPS, warmup=2)
+    result = step_times(step, STEPS, warmup=2)
     return dict(result, bytes=(sent_bytes() - before) / (STEPS + 2))
 
 
-def measured(system: str, model: str) -> Result:
+def planned(spec: Spec) -> Result:
+    """A step of the second table; the first process leaves its Plan and its step graph."""
+    import tensorflow.compat.v1 as tf
+
+    import whale_tf as wh
+
+    tf.disable_eager_execution()
+    wh.init({"num_micro_batch": spec["micro_batches"], "emit": "call", "io.slicing": False}, cluster="2xcpu:2")
+    fetches = pipeline.build(pipeline.EXAMPLES * spec["micro_batches"], [lambda _: wh.replicate(2), lambda _: wh.split(2)])
+    plan = wh.parallelize()
+    if not spec["rank"]:
+        for path, one in zip(pipeline.files(spec["folder"], SYSTEM), (plan, wh.step_graph())):
+            with open(path, "w", encoding="utf8") as handle:
+                handle.write(one.to_json())
+    session = tf.Session(config=session_config(2, inter=2, intra=1))
+    session.run(tf.global_variables_initializer())
+    return step_times(lambda: session.run(fetches)[0], STEPS, warmup=SETTLE)
+
+
+def predicted_s(folder: str, calibration: Any, profiled: Result, rate_mbit: int, delay: float) -> float:
+    """Seconds of the step of the Plan in ``folder``, over a link of this rate and delay."""
+    from whale_tf.cluster import Cluster
+
+    link = calibration.communicators["processes"]  # what TensorFlow adds to a link
+    bandwidth = min(link.bandwidth_bytes_per_s, rate_mbit * 1e6 / 8)
+    slower = replace(link, alpha_s=link.alpha_s + delay, bandwidth_bytes_per_s=bandwidth)
+    known = replace(calibration, communicators={**calibration.communicators, "processes": slower})
+    return pipeline.predicted_s(folder, SYSTEM, known, profiled, Cluster.parse("2xcpu:2"))
+
+
+def measured(system: str, model: str, **more: Any) -> Result:
     """What the first host measured.
+
+    Args:
+        more: for its worker.
 
     Raises:
         RuntimeError: it failed.
@@ -87,7 +170,7 @@ def measured(system: str, model: str) -> Result:
     addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     commands, variables = [], []
     for rank, host in enumerate(HOSTS):
-        spec = json.dumps({"system": system, "model": model, "rank": rank})
+        spec = json.dumps({"system": system, "model": model, "rank": rank, **more})
         commands.append(["ip", "netns", "exec", host, sys.executable, os.path.abspath(__file__), "--worker", spec])
         job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         variables.append({"TF_CONFIG": json.dumps(job)})
@@ -107,14 +190,25 @@ def report(console: Console) -> None:
     if os.geteuid() != 0:
         sys.exit(f"benchmarks.hosts makes network namespaces and needs root: sudo {sys.executable} -m benchmarks.hosts")
     rows: List[Any] = []
-    with hosts():
+    planned_rows: List[Any] = []
+    rates = [int(each) for each in sys.argv[1:]] or RATES_MBIT
+    with tempfile.TemporaryDirectory() as folder, hosts():
+        calibration, profiled = calibrated(os.path.join(folder, "calibration.json"), inter_op=1), ask(pipeline.__file__, {})
         free: Dict[str, Result] = {system: measured(system, MODEL) for system in SYSTEMS}
         rows += [row(system, None, free[system], free[system]) for system in SYSTEMS]
-        for rate in [int(each) for each in sys.argv[1:]] or RATES_MBIT:
+        for rate in rates:
             limit(rate)
+            delay = delay_s()
+            for count in MICRO_BATCHES:
+                took = measured(SYSTEM.name, "encoder", folder=folder, micro_batches=count)["wall_s"]
+                predicted = predicted_s(folder, calibration, profiled, rate, delay)
+                times = [f"{1e3 * value:.0f}" for value in (took, predicted)]
+                planned_rows.append([str(count), str(rate), f"{1e3 * delay:.2f}", *times, f"{predicted / took - 1:+.1%}"])
             rows += [row(system, rate, measured(system, MODEL), free[system]) for system in SYSTEMS]
     console.print(table(f"{MODEL}: a step over a link of so many Mbit/s", [
         "system", "Mbit/s", "MB sent", "measured ms", "at least ms", "at most ms"], rows))
+    console.print(table(f"encoder: {SYSTEM.name}, {pipeline.EXAMPLES} examples a micro-batch", [
+        "micro-batches", "Mbit/s", "delay ms", "measured ms", "simulated ms", "error"], planned_rows))
 
 
 if __name__ == "__main__":

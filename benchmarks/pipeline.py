@@ -131,8 +131,12 @@ def _annotated(workload: Workload, x: Any, labels: Any, scopes: List[Any]) -> An
                 return head_loss(x, labels)
 
 
-def predicted_s(folder: str, system: System, calibration: Any, profiled: Result) -> float:
-    """Seconds of a step of the plan that ``system`` has left in ``folder``."""
+def predicted_s(folder: str, system: System, calibration: Any, profiled: Result, cluster: Any = None) -> float:
+    """Seconds of a step of the plan that ``system`` has left in ``folder``.
+
+    Args:
+        cluster: on which; None: one device in each process.
+    """
     from whale_tf.cluster import Cluster
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
@@ -141,7 +145,8 @@ def predicted_s(folder: str, system: System, calibration: Any, profiled: Result)
     plan, step = files(folder, system)
     memory = {name: KernelMemory(*one) for name, one in profiled["memory"].items()}
     graph = StepGraph.parse(step).measured(EXAMPLES, profiled["seconds"], memory)
-    simulator = Simulator(Cluster.parse(f"{system.processes}xcpu:1"), Options(calibration=replace(calibration, cores=1)))
+    options = Options(calibration=replace(calibration, cores=1))
+    simulator = Simulator(cluster or Cluster.parse(f"{system.processes}xcpu:1"), options)
     return simulator.run_step(Plan.parse(plan), graph).step_time_s
 
 

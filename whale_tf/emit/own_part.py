@@ -61,7 +61,7 @@ def keep_own_part(graph: tf.Graph, variables: Mapping[str, Optional[int]], piece
         processes: all, and which of them this is.
 
     Raises:
-        UnsupportedOpError, PlanError: a value that has to cross cannot; the graph is then unchanged.
+        UnsupportedOpError, PlanError: a value that has to cross cannot; the graph then computes what it did.
     """
     return _Division(graph, variables, pieces, processes).part_of(keys, inputs)
 
