@@ -114,7 +114,7 @@ def pipeline(name: str, workload: Workload, rank: int, port: int, micro_batches:
             schedule.step(x)
         optimizer.step()
         dist.barrier()
-        return float(sum(losses) / len(losses)) if losses else float("nan")
+        return float(sum(losses).detach() / len(losses)) if losses else float("nan")
 
     return step
 
