@@ -5,9 +5,8 @@ Gloo carries both, since there are only CPUs.  ``pip install torch`` installs wh
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, List, Sequence
 
 import torch
 import torch.distributed as dist
@@ -67,11 +66,10 @@ def _loss(logits: Any, labels: Any) -> Any:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long())
 
 
-@contextlib.contextmanager
-def _group(rank: int, port: int) -> Iterator[None]:
+def _join(rank: int, port: int) -> None:
+    """Meets the other process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    yield
 
 
 def _data(workload: Workload, rank: int) -> Sequence[Any]:
@@ -80,8 +78,8 @@ def _data(workload: Workload, rank: int) -> Sequence[Any]:
 
 def data_parallel(model: torch.nn.Module, workload: Workload, rank: int, port: int) -> Callable[[], float]:
     """One step of DistributedDataParallel in two processes."""
-    with _group(rank, port):
-        return training(torch.nn.parallel.DistributedDataParallel(model), *_data(workload, rank))
+    _join(rank, port)
+    return training(torch.nn.parallel.DistributedDataParallel(model), *_data(workload, rank))
 
 
 def training(model: torch.nn.Module, x: Any, labels: Any) -> Callable[[], float]:
@@ -99,15 +97,15 @@ def training(model: torch.nn.Module, x: Any, labels: Any) -> Callable[[], float]
 
 def pipeline(name: str, workload: Workload, rank: int, port: int, micro_batches: int) -> Callable[[], float]:
     """One step of two stages, one in each process, under 1F1B; the first process returns no loss."""
-    with _group(rank, port):
-        part = Part(name, workload, rank * LAYERS // 2, (rank + 1) * LAYERS // 2)
-        schedule = Schedule1F1B(PipelineStage(part, rank, 2, torch.device("cpu")), micro_batches, loss_fn=_loss)
-        optimizer = torch.optim.SGD(part.parameters(), LEARNING_RATE)
-        x, labels = _data(workload, 0)
+    _join(rank, port)
+    part = Part(name, workload, rank * LAYERS // 2, (rank + 1) * LAYERS // 2)
+    schedule = Schedule1F1B(PipelineStage(part, rank, 2, torch.device("cpu")), micro_batches, loss_fn=_loss)
+    optimizer = torch.optim.SGD(part.parameters(), LEARNING_RATE)
+    x, labels = _data(workload, 0)
 
     def step() -> float:
         optimizer.zero_grad()
-        losses: list = []
+        losses: List[Any] = []
         if rank:
             schedule.step(target=labels, losses=losses)
         else:

@@ -104,4 +104,3 @@ def _is_cheap(op: tf.Operation) -> bool:
 
 def _is_continuous(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
-
