@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
+import pytest
+
 from tests.emit.staged import context_of
 from tests.passes.drawings import chain, plan
 from whale_tf.emit.order import Order
@@ -80,9 +82,10 @@ def test_ops_that_the_optimizer_does_not_fuse_wait_themselves() -> None:
     assert ends == ["whale/g0_m0_r0/loss:0", "whale/g0_m0_r0/count", "whale/g0_m0_r0/drawn:0"]
 
 
-def test_parts_of_the_mini_batch_are_waited_for_by_what_the_optimizer_does_not_move() -> None:
+@pytest.mark.parametrize("first", ["Cast", "Reshape"])
+def test_parts_of_the_mini_batch_are_waited_for_by_what_the_optimizer_does_not_move(first: str) -> None:
     """It would compute an Identity, or an elementwise op, of all parts before they are divided, and so make a cycle."""
-    step = with_first(chain(1), "label", "Cast", ["x"], (None, 2), "int32")
+    step = with_first(chain(1), "label", first, ["x"], (None, 2), "int32")
     order, edit = ordered(step, plan([1], 2), sources=["x"])
     order.gate(0, Clone(0, 1, 0))
     types = {name.rpartition("/")[2]: node.op for name, node in edit.nodes.items() if "/into/" in name}

@@ -12,8 +12,8 @@ CPU 6% to 38% longer in total).  So an Identity before the first op waits instea
 last op.  The optimizer removes these after fusing, and gives their edges to the fused ops.
 
 Where an input is a part of the mini-batch, an EnsureShape of any size waits in front of it.  If the same elementwise op (or an
-Identity) reads each part, the optimizer computes it before the Split, with the control edges of all parts, and such a graph has a
-cycle, which stops all optimization::
+Identity, or what the optimizer takes for one, as a Reshape to the same shape) reads each part, the optimizer computes it before
+the Split, with the control edges of all parts, and such a graph has a cycle, which stops all optimization::
 
     Split ──┬──> Square ──> F0 ──> barrier ──> ...          ┌──────────────────────────┐
             └──> Square (waits for the barrier)     =>      └──> Square ──> Split ──┬──> F0 ──> barrier
@@ -38,7 +38,6 @@ from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.demand import Demand, find_demand
 from whale_tf.ir.graph import Op
-from whale_tf.ir.traits import traits
 from whale_tf.ir.units import frame_of_outputs, frames, may_miss
 from whale_tf.ir.walk import reached
 from whale_tf.passes.lowering.primitive import sum_scope
@@ -157,16 +156,12 @@ class Order:
             return
         for op in self._ends_of(then)[0]:
             barrier, position = self._barrier(then, after.clone, [op.id]), self._first_floating(op.inputs)
-            if position is None or self._first_floating(op.outputs) is None:
-                position = 0 if self._moves_before_split(op) else None
+            if position is None or self._first_floating(op.outputs) is None:  # the optimizer fuses it with none, but may move it
+                position = next((index for index, tensor in enumerate(op.inputs) if tensor in self._sources), None)
             if position is None or op.id in self._frames:
                 self._barriers.setdefault(key, {}).setdefault(op.name, []).append(barrier)
             else:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
-
-    def _moves_before_split(self, op: Op) -> bool:
-        """Whether the optimizer may compute an op for all parts of the mini-batch together, although it fuses it with none."""
-        return len(op.inputs) == 1 and op.inputs[0] in self._sources and traits(op.type).rule.startswith("elementwise")
 
     def _ended(self, call: Call, scope: str) -> List[Wait]:
         """What a barrier waits for if it waits for a call.  A run that needs none of its exits must still wait for what the call
