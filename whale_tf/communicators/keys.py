@@ -75,11 +75,10 @@ class Keys:
         return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
 
 
-def instance_of_shape(nodes: Nodes, number: int, sizes: str, scope: str, device: str) -> str:
-    """Name of an int32 scalar: the instance of a collective for tensors of a shape.
+def number_of_shape(nodes: Nodes, sizes: str, scope: str, device: str) -> str:
+    """Name of an int32 scalar that tells a shape from others.
 
     Args:
-        number: of the collective, which no other one of its group has.
         sizes: the shape, an int32 vector.
         scope: name of the new ops.
     """
@@ -92,6 +91,16 @@ def instance_of_shape(nodes: Nodes, number: int, sizes: str, scope: str, device:
     for kind, operand, what in (("Mul", const(WEIGHT, "weight"), "steps"), ("Add", one, "weights"), ("Mul", sizes, "weighted")):
         found = nodes.binary(kind, found, operand, f"{scope}/{what}", tf.int32, device)
     found = nodes.add("Sum", scope + "/sum", [found, zero], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
-    found = nodes.binary("FloorMod", found, const(SHAPES, "shapes"), scope + "/number", tf.int32, device)
-    first = const(FIRST + number * SHAPES, "first")
-    return nodes.binary("Add", found, first, scope + "/instance", tf.int32, device)
+    return nodes.binary("FloorMod", found, const(SHAPES, "shapes"), scope + "/number", tf.int32, device)
+
+
+def instance_of_shape(nodes: Nodes, number: int, shape: str, scope: str, device: str) -> str:
+    """Name of an int32 scalar: the instance of a collective for tensors of a shape.
+
+    Args:
+        number: of the collective, which no other one of its group has.
+        shape: the shape's number.
+        scope: name of the new ops.
+    """
+    first = nodes.const(FIRST + number * SHAPES, scope + "/first", tf.int32, device)
+    return nodes.binary("Add", shape, first, scope + "/instance", tf.int32, device)

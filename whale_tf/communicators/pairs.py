@@ -6,8 +6,8 @@
                 value ────────────> CollectiveBcastSendV2                      CollectiveBcastRecvV2 ──> value
                                                                                        ^ shape
 
-A value of a static shape is one message.  If not even the number of its dimensions is known, this is sent first.  The receiver
-pulls messages from the sender, and no other process takes part.
+A value of a static shape, or one whose sizes both processes know, is one message.  If not even the number of its dimensions is
+known, this is sent first.  The receiver pulls messages from the sender, and no other process takes part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.cluster import Processes
-from whale_tf.communicators.keys import Keys, instance_of_shape
+from whale_tf.communicators.keys import Keys, instance_of_shape, number_of_shape
 from whale_tf.communicators.processes import CARRIED, CARRIERS
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
@@ -31,12 +31,14 @@ class CrossingValue(NamedTuple):
         edge: its name in the sender's graph.
         scope: name of the new ops.
         shape: its static shape; None: not even its rank is known.
+        sizes: an int32 vector of its sizes in this process ("" in others than the sender and the receiver), if both know them.
     """
 
     edge: str
     scope: str
     dtype: tf.DType
     shape: Optional[Tuple[Optional[int], ...]]
+    sizes: Optional[str] = None
 
 
 class Pairs:
@@ -57,6 +59,7 @@ class Pairs:
     def __init__(self, nodes: Nodes, processes: Processes, keys: Keys, device: str, begin: Sequence[str] = ()) -> None:
         self._nodes, self._rank, self._keys, self._device, self._begin = nodes, processes.rank, keys, device, tuple(begin)
         self._processes = processes
+        self._numbers: Dict[str, str] = {}  # sizes -> their number
         self.staged: List[str] = []
         self.sent: List[str] = []
         self.received: Dict[int, List[str]] = {}
@@ -80,10 +83,16 @@ class Pairs:
                 f"{receiver}; compute it in the TaskGraph that reads it")
         nodes, device, parts = self._nodes, self._device, map(self._processes.members.index, (sender, receiver))
         scope = "{}/from_{}_to_{}".format(value.scope, *parts)
-        self.staged.append(f"{scope} {value.dtype.name} {value.shape}")
+        self.staged.append(f"{scope} {value.dtype.name} {value.shape}{'' if value.sizes is None else ' of known sizes'}")
         cast = sender == self._rank and wire != value.dtype
         edge = nodes.cast(value.edge, scope + "/cast", value.dtype, wire, device) if cast else value.edge
-        found = self._shaped(_Message(sender, receiver, scope, tuple(waits)), edge, wire, value.shape)
+        message = _Message(sender, receiver, scope, tuple(waits))
+        if value.sizes is None:
+            found = self._shaped(message, edge, wire, value.shape)
+        else:
+            if sender == self._rank:  # other sizes than the receiver expects are an error here, where it would wait forever
+                edge = nodes.add("Reshape", scope + "/sized", [edge, value.sizes], device, T=wire, Tshape=tf.int32)
+            found = self._open(message, edge, wire, value.sizes)
         return nodes.cast(found, scope + "/cast", wire, value.dtype, device) if found and wire != value.dtype else found
 
     def _shaped(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Tuple[Optional[int], ...]]) -> str:
@@ -102,9 +111,11 @@ class Pairs:
         group = self._group(message, block)
         if not sizes:
             return ""
+        if sizes not in self._numbers:
+            self._numbers[sizes] = number_of_shape(nodes, sizes, scope + "/instance", device)
         numbers = [nodes.const(SIZE, scope + "/group_size", tf.int32, device),
                    nodes.const(group, scope + "/group_key", tf.int32, device),
-                   instance_of_shape(nodes, number, sizes, scope + "/instance", device)]
+                   instance_of_shape(nodes, number, self._numbers[sizes], scope + "/instance", device)]
         if self._rank == message.sender:
             return self._end(message, "V2", [edge, *numbers], [], T=dtype)
         return self._end(message, "V2", [], [*numbers, sizes], T=dtype, Tshape=tf.int32)

@@ -19,7 +19,7 @@ from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.buckets import pack, reshape, unpack
 from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
-from whale_tf.communicators.keys import Keys, instance_of_shape
+from whale_tf.communicators.keys import Keys, instance_of_shape, number_of_shape
 from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -186,7 +186,8 @@ class ProcessCommunicator(Communicator):
         sizes = nodes.shape(member.value, name + "/sizes", dtype, device)
         given = [nodes.const(value, f"{name}/{what}", tf.int32, device)
                  for what, value in (("group_size", self.processes), ("group_key", self._group(device, block)))]
-        instance = instance_of_shape(nodes, number, sizes, name + "/instance", device)
+        shape = number_of_shape(nodes, sizes, name + "/instance", device)
+        instance = instance_of_shape(nodes, number, shape, name + "/instance", device)
         op = nodes.add("CollectiveGatherV2", name, [member.value, *given, instance], device, T=dtype)
         self._note("CollectiveGatherV2", op, device, {"T": dtype, "instance": number})
         return op

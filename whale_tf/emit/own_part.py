@@ -13,20 +13,24 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.capture.record import record
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
 from whale_tf.emit.repeats import repeat_where_read
+from whale_tf.emit.sized import StagedSizes
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.sizes import OpenSizes
 from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
 from whale_tf.ir.walk import reached
 from whale_tf.passes.partition import Node, Output, before_wait, partition, unanswered
+from whale_tf.passes.sized import KnownSizes
 
 SCOPE, REPEATED = "whale/crossing", "whale/repeated"
 HOST = "/device:CPU:0"  # of whichever process
@@ -74,7 +78,8 @@ class _Division:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
         ops = graph.get_operations()
         repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED)
-        self._definitions: List[NodeDef] = list(graph.as_graph_def().node)
+        self._graph_def = graph.as_graph_def()
+        self._definitions: List[NodeDef] = list(self._graph_def.node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
         self._of_several: Set[int] = set()  # ops that take variables which different processes keep
         self.nodes = _beside_readers([self._node(node) for node in self._definitions], self._cannot_travel)
@@ -86,6 +91,7 @@ class _Division:
                   if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
         self._effects += checks
         self.found = partition(nodes, [*effects, *checks], processes.members)
+        self._may_miss = self._find_may_miss()
         self._check()
 
     def _node(self, node: NodeDef) -> Node:
@@ -125,27 +131,34 @@ class _Division:
         """
         for index in filter(self.found.runs.__getitem__, sorted(self._of_several)):
             raise takes_of_several(self._definitions[index])
+        for crossing in self.found.crossings:
+            if crossing.output[0] in self._may_miss:
+                raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)
+
+    def _find_may_miss(self) -> Set[int]:
+        """The nodes that some steps leave out."""
         switches = [index for index, node in enumerate(self._definitions) if node.op in SWITCHES]
         if not switches:
-            return
+            return set()
         readers: Dict[int, List[int]] = {}
         for index, node in enumerate(self.nodes):
             for before in [*(output[0] for output in node.inputs), *node.waits]:
                 readers.setdefault(before, []).append(index)
-        may_miss = reached(switches, lambda index: [
+        return reached(switches, lambda index: [
             user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES])
-        for crossing in self.found.crossings:
-            if crossing.output[0] in may_miss:
-                raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)
 
     def part_of(self, keys: Keys, inputs: Sequence[str]) -> OwnPart:
         """Reduces the graph to the part of this process."""
         edit, rank = StagedEdit(self._graph), self._processes.rank
         nodes = Nodes(edit)
         pairs = Pairs(nodes, self._processes, keys, HOST, self._read_alone(inputs))
-        received = {crossing.output: name for crossing in self.found.crossings
-                    for name in [pairs.cross(self._value(crossing.output), crossing.sender, crossing.receiver)] if name}
-        runs = {index for index, runners in enumerate(self.found.runs[:-1]) if rank in runners}
+        received: Dict[Output, str] = {}
+        order, sized, runners = self._sized(nodes, inputs, received)
+        for crossing in sorted(self.found.crossings, key=lambda crossing: (order(crossing.output[0]), crossing)):
+            arrived = pairs.cross(self._value(crossing.output, sized), crossing.sender, crossing.receiver)
+            if arrived:
+                received[crossing.output] = arrived
+        runs = {index for index, processes in enumerate(runners) if rank in processes}
         for index in runs:
             self._read(edit, index, runs, received, rank)
         ends = [self._definitions[index].name for index in self._effects if index in runs]
@@ -167,6 +180,42 @@ class _Division:
         return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
                        "\n".join(pairs.staged), seen)
 
+    def _sized(self, nodes: Nodes, inputs: Sequence[str], received: Mapping[Output, str]) -> Tuple[
+            Callable[[int], int], Callable[[Output], Optional[str]], Sequence[Set[int]]]:
+        """What is known of the sizes of crossing values (:mod:`whale_tf.passes.sized`).
+
+        Args:
+            received: what has been received so far.
+
+        Returns:
+            The order in which values have to cross, a value's sizes in this process as :class:`CrossingValue` has them, and the
+            processes that run each node.
+        """
+        runners: List[Set[int]] = list(map(set, self.found.runs[:-1]))
+        shapes = [self._value(crossing.output).shape for crossing in self.found.crossings]
+        if all(shape is not None and None not in shape for shape in shapes):
+            return lambda index: 0, lambda output: None, runners
+        graph, rank = record(self._graph, self._graph_def), self._processes.rank
+        numbers = [self._numbers[op.name] for op in graph.ops]
+        places = {number: place for place, number in enumerate(numbers)}
+        for name in inputs:  # each process looks at all examples (note)
+            runners[self._output(name)[0]].update(self._processes.members)
+        by_op = [runners[number] if number not in self._may_miss else set() for number in numbers]
+        known = KnownSizes(OpenSizes(graph), [crossing._replace(output=(places[crossing.output[0]], crossing.output[1]))
+                                              for crossing in self.found.crossings], by_op,
+                           lambda op: self.nodes[numbers[op]].owner is None and numbers[op] not in self._may_miss).found
+
+        def edge(tensor: int) -> str:
+            output = numbers[graph.tensors[tensor].op], graph.tensors[tensor].index
+            return received.get(output) or canonical_edge(f"{self._definitions[output[0]].name}:{output[1]}")
+
+        staged = StagedSizes(nodes, graph, edge, SCOPE + "/sizes", HOST)
+
+        def sizes(output: Output) -> Optional[str]:
+            found = known.get((places[output[0]], output[1]))
+            return None if found is None else staged.vector(found[rank]) if rank in found else ""
+        return places.__getitem__, sizes, runners
+
     def _read_alone(self, inputs: Sequence[str]) -> List[str]:
         """The ops of inputs that follow from no message."""
         def before(index: int) -> List[int]:
@@ -176,11 +225,12 @@ class _Division:
         return [self._definitions[index].name for index in found
                 if all(self.nodes[one].owner is None for one in reached([index], before))]
 
-    def _value(self, output: Output) -> CrossingValue:
+    def _value(self, output: Output, sizes: Callable[[Output], Optional[str]] = lambda output: None) -> CrossingValue:
         name = f"{self._definitions[output[0]].name}:{output[1]}"
         tensor = self._graph.get_tensor_by_name(name)
         shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-        return CrossingValue(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape)
+        return CrossingValue(canonical_edge(name), f"{SCOPE}/{name.replace(':', '_')}", tensor.dtype, shape,
+                             sizes(output) if shape is None or None in shape else None)
 
     def _read(self, edit: StagedEdit, index: int, runs: Set[int], received: Mapping[Output, str], rank: int) -> None:
         """Makes a node of this process read what has arrived, and wait for nothing that does not run here."""

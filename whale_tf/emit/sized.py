@@ -1,0 +1,77 @@
+"""Stages sizes of values, computed from what a process has (:mod:`whale_tf.passes.sized`)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.extents import Monomial, Size, SizeLike, Symbol
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.sizes import Sizes
+
+
+class StagedSizes:
+    """Equal sizes are staged once.
+
+    Args:
+        edge: a tensor of the graph -> its name in this process.
+        scope: name of the new ops.
+    """
+
+    def __init__(self, nodes: Nodes, graph: OpGraph, edge: Callable[[int], str], scope: str, device: str) -> None:
+        self._nodes, self._graph, self._edge, self._scope, self._device = nodes, graph, edge, scope, device
+        self._vectors: Dict[Sizes, str] = {}
+        self._scalars: Dict[SizeLike, str] = {}
+        self._shapes: Dict[int, str] = {}
+
+    def vector(self, sizes: Sizes) -> str:
+        """An int32 vector."""
+        if sizes not in self._vectors:
+            elements = list(map(self._scalar, sizes))
+            self._vectors[sizes] = self._add("Pack", elements, T=tf.int32, N=len(elements), axis=0)
+        return self._vectors[sizes]
+
+    def _scalar(self, size: SizeLike) -> str:
+        if not isinstance(size, Size):
+            return self._const(size)
+        if size not in self._scalars:
+            terms = [self._term(monomial, size.terms[monomial]) for monomial in sorted(size.terms)]
+            self._scalars[size] = self._joined("AddV2", terms)
+        return self._scalars[size]
+
+    def _term(self, monomial: Monomial, coefficient: int) -> str:
+        factors = list(map(self._symbol, monomial))
+        return self._joined("Mul", factors if coefficient == 1 and factors else [*factors, self._const(coefficient)])
+
+    def _joined(self, op_type: str, values: List[str]) -> str:
+        found = values[0]
+        for value in values[1:]:
+            found = self._add(op_type, [found, value], T=tf.int32)
+        return found
+
+    def _symbol(self, symbol: Symbol) -> str:
+        kind, tensor, index = symbol
+        if kind == "dim":
+            if tensor not in self._shapes:
+                self._shapes[tensor] = self._add("Shape", [self._edge(tensor)], T=self._dtype(tensor), out_type=tf.int32)
+            numbers = self._shapes[tensor]
+        else:
+            numbers = self._edge(tensor)
+            if self._dtype(tensor) != tf.int32:
+                numbers = self._add("Cast", [numbers], SrcT=self._dtype(tensor), DstT=tf.int32)
+            numbers = self._add("Reshape", [numbers, self._const([-1])], T=tf.int32, Tshape=tf.int32)
+        return self._add("GatherV2", [numbers, self._const(index), self._const(0)], Tparams=tf.int32, Tindices=tf.int32,
+                         Taxis=tf.int32, batch_dims=0)
+
+    def _dtype(self, tensor: int) -> tf.DType:
+        return tf.as_dtype(self._graph.tensors[tensor].dtype)
+
+    def _const(self, value: object) -> str:
+        return self._nodes.const(value, self._name("const"), tf.int32, self._device)
+
+    def _add(self, op_type: str, inputs: List[str], **attrs: Any) -> str:
+        return self._nodes.add(op_type, self._name(op_type.lower()), inputs, self._device, **attrs)
+
+    def _name(self, what: str) -> str:
+        return f"{self._scope}/{what}"
