@@ -53,7 +53,7 @@ def chain(
     if labels:
         op("y", "Placeholder", [], -1, Phase.INPUT)
     op("loss", "Mean", [last] + ["y"] * labels, stages - 1, Phase.FORWARD, ())
-    op("loss_grad", "Tile", ["loss"], stages - 1, Phase.BACKWARD)
+    op("loss_grad", "Neg", ["loss"], stages - 1, Phase.BACKWARD)
     last = "loss_grad"
     if plain:
         op("plain", "Mul", ["loss_grad", "loss"], stages - 1, Phase.BACKWARD)

@@ -34,7 +34,7 @@ def step(forward: Sequence[Tuple[str, str, Sequence[str]]], backward: Sequence[T
         op(name, type_, inputs, 0, Phase.FORWARD)
     op("loss", "Mean", [forward[-1][0] if forward else "layer"], 0, Phase.FORWARD, ())
     made_from = graph.op("loss").id
-    op("begin", "Tile", ["loss"], 0, Phase.BACKWARD, forward=made_from)
+    op("begin", "Neg", ["loss"], 0, Phase.BACKWARD, forward=made_from)
     for name, type_, inputs in backward:
         op(name, type_, inputs, 0, Phase.BACKWARD, forward=made_from)
     op("grad", "MatMul", ["x", backward[-1][0]], 0, Phase.BACKWARD, (8, 8), forward=made_from)

@@ -89,7 +89,7 @@ def layers(widths: Sequence[int], last: Sequence[int] = ()) -> Region:
         step.forward(f"act{i}", "Tanh", [f"mul{i}"], widths[i + 1])
     step.op("loss", "Mean", [f"act{count - 1}"], ())
     step.batch.layouts[step.graph.tensor("loss")] = partial(1)
-    step.backward("tile", "Tile", ["loss"], widths[-1])
+    step.backward("tile", "Neg", ["loss"], widths[-1])
     for i in reversed(range(count)):
         at(i)
         step.backward(f"dact{i}", "TanhGrad", [f"act{i}", f"back{i + 1}" if i < count - 1 else "tile"], widths[i + 1])
@@ -163,7 +163,7 @@ def branching() -> Region:
     step.forward("dropped", "Mul", ["flat", "mask"], 6)
     step.forward("out", "MatMul", ["dropped", "u"], 6)
     step.forward("sum", "AddV2", ["out", "act"], 6)
-    step.backward("tile", "Tile", ["x"], 6)
+    step.backward("tile", "Neg", ["x"], 6)
     step.backward("dout", "Mul", ["tile", "sum"], 6)
     step.gradient("du", ["dropped", "dout"], 6, 6)
     step.backward("dflat", "Mul", ["dout", "mask"], 6)
@@ -361,7 +361,7 @@ def test_recomputing_costs_no_bytes() -> None:
     for i in range(EXAMPLES):
         step.forward(f"act{i}", "Tanh", [f"act{i - 1}" if i else "mul"], 6)
     step.forward("mask", "Greater", [f"act{EXAMPLES - 1}"], 1, dtype="bool")
-    step.backward("tile", "Tile", ["x"], 6)
+    step.backward("tile", "Neg", ["x"], 6)
     step.backward("back", "Mul", ["tile", "mask"], 6)
     step.gradient("dw", ["mul", "back"], 4, 6)
     step.update("dw")

@@ -21,7 +21,7 @@ from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
 from whale_tf.emit.repeats import repeat_where_read
-from whale_tf.emit.sized import StagedSizes
+from whale_tf.emit.sized import StagedSizes, read_own_sizes
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
@@ -76,6 +76,7 @@ class _Division:
     def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Mapping[str, Optional[int]],
                  processes: Processes) -> None:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
+        read_own_sizes(graph, self._owner, SCOPE + "/sizes_of_inputs")
         ops = graph.get_operations()
         repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED)
         self._graph_def = graph.as_graph_def()

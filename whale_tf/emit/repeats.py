@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Collection, Dict, Iterable, List, Optional, Sequence
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import static_dims, tf
+from whale_tf.capture.record import record
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import JOINS, SHAPE_ONLY, Cost, Role, traits
 from whale_tf.passes.partition import Node, Output
 from whale_tf.passes.repeat import Nodes, find_repeats
@@ -17,7 +19,7 @@ from whale_tf.passes.repeat import Nodes, find_repeats
 COSTS = frozenset({Cost.FREE, Cost.MOVE, Cost.LOOK_UP, Cost.RESULT, Cost.OPERAND, Cost.ADDS})
 MOST_FLOPS = 10.0  # per element; an op that takes more is not repeated
 MOST_ELEMENTS = 1 << 16  # of a constant that is copied
-OPEN = 64  # what an open size counts
+OPEN = 32  # what a number counts that is not known, such as that of the examples
 
 
 def repeat_where_read(graph: tf.Graph, ops: Sequence[tf.Operation], readers: Iterable[tf.Operation],
@@ -44,10 +46,17 @@ def repeat_where_read(graph: tf.Graph, ops: Sequence[tf.Operation], readers: Ite
         op, node = ops[index], nodes[index]
         return node.owner is not None and len(node.inputs) == len(op.inputs) and _is_cheap(op)
 
+    @functools.lru_cache(maxsize=None)
+    def open_shapes() -> Mapping[str, Sequence[Optional[int]]]:
+        recorded = record(graph)
+        return {recorded.tensor_name(tensor): shape or () for tensor, shape in nominal_shapes(recorded, OPEN).items()}
+
     def size(output: Output) -> float:
         tensor = ops[output[0]].outputs[output[1]]
-        shape = [OPEN] if tensor.shape.rank is None else [OPEN if size is None else size for size in tensor.shape.as_list()]
-        return float(np.prod(shape, dtype=float) * tensor.dtype.size)
+        shape = static_dims(tensor)
+        if shape is None or None in shape:
+            shape = open_shapes().get(tensor.name, [OPEN])
+        return float(np.prod(list(map(float, shape))) * tensor.dtype.size)  # type: ignore[arg-type]
 
     found = Nodes(nodes, is_cheap, lambda index: ops[index].type in JOINS, size)
     for place, rank in enumerate(members):

@@ -1,14 +1,52 @@
-"""Stages sizes of values, computed from what a process has (:mod:`whale_tf.passes.sized`)."""
+"""Stages sizes of values, computed from what a process has (:mod:`whale_tf.passes.sized`).
+
+Integers that follow from the sizes of the step's inputs do not cross at all: the process that reads them computes them::
+
+    as written     batch ──> MatMul (0) ──> Shape (0) ══> Reshape (1)
+    then           batch ──> Shape ──> Pack [64 b, 256] ──> Reshape (1)
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.record import record
+from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.extents import Monomial, Size, SizeLike, Symbol
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.extents import Monomial, Size, SizeLike, Symbol, Value
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.sizes import Sizes
+from whale_tf.ir.sizes import OpenSizes, Sizes
+
+
+def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int]], scope: str) -> None:
+    """Makes ops compute integers from the sizes of common inputs, rather than read those of other processes.
+
+    Args:
+        owner: the process that runs an op; None: each that needs it.
+        scope: name of the new ops.
+    """
+    crossing: List[Tuple[tf.Operation, int, tf.Tensor]] = []
+    for op in graph.get_operations():
+        for position, tensor in enumerate(op.inputs):
+            if tensor.dtype in (tf.int32, tf.int64) and owner(tensor.op) is not None and owner(tensor.op) != owner(op):
+                crossing.append((op, position, tensor))
+    if not crossing:
+        return
+    recorded = record(graph)
+    sizes, edit, edges = OpenSizes(recorded), StagedEdit(graph), {}  # type: OpenSizes, StagedEdit, Dict[str, str]
+    staged = StagedSizes(Nodes(edit), recorded, lambda tensor: canonical_edge(recorded.tensor_name(tensor)), scope, "")
+    for op, position, tensor in crossing:
+        value = sizes.value(recorded.tensor(tensor.name))
+        symbols = set() if value is None else {
+            symbol for size in value.flat if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
+        if value is not None and all(kind == "dim" and owner(graph.get_operation_by_name(recorded.producer(source).name)) is None
+                                     for kind, source, _ in symbols):
+            if tensor.name not in edges:
+                edges[tensor.name] = staged.value(value, tensor.dtype)
+            edit.move_input(op.name, position, edges[tensor.name])
+    edit.commit()
 
 
 class StagedSizes:
@@ -27,10 +65,19 @@ class StagedSizes:
 
     def vector(self, sizes: Sizes) -> str:
         """An int32 vector."""
+        if not any(isinstance(size, Size) for size in sizes):
+            return self._const(list(sizes))
         if sizes not in self._vectors:
             elements = list(map(self._scalar, sizes))
             self._vectors[sizes] = self._add("Pack", elements, T=tf.int32, N=len(elements), axis=0)
         return self._vectors[sizes]
+
+    def value(self, value: Value, dtype: tf.DType) -> str:
+        """An integer tensor."""
+        found = self._scalar(value.item()) if value.ndim == 0 else self.vector(tuple(value.flat))
+        if value.ndim > 1:
+            found = self._add("Reshape", [found, self._const(value.shape)], T=tf.int32, Tshape=tf.int32)
+        return found if dtype == tf.int32 else self._add("Cast", [found], SrcT=tf.int32, DstT=dtype)
 
     def _scalar(self, size: SizeLike) -> str:
         if not isinstance(size, Size):

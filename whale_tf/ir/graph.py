@@ -14,6 +14,7 @@ from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Na
 
 import numpy as np
 
+from whale_tf.ir.holder import Holder
 from whale_tf.ir.traits import VARIABLES
 
 
@@ -124,7 +125,7 @@ class Op:
         return f"<{self.type} {self.name!r} #{self.id}>"
 
 
-class OpGraph:
+class OpGraph(Holder):
     """A directed graph of ops.  ``ops`` is in creation order, which is topological except for the back edges of while loops."""
 
     def __init__(self) -> None:

@@ -44,6 +44,11 @@ class OpenSizes(View):
             return super().shape(tensor)  # type: ignore[return-value]
         return tuple(replaced(size, self._equal) for size in found) if self._equal else found
 
+    @property
+    def open(self) -> Dict[int, Sizes]:
+        """The sizes of the tensors whose shape the graph does not know."""
+        return {tensor: self.sizes(tensor) or () for tensor in self._found}
+
     def shape(self, tensor: int) -> Shape:
         found = self._found.get(tensor)
         return super().shape(tensor) if found is None else tuple(None if isinstance(size, Size) else size for size in found)
@@ -81,7 +86,7 @@ class OpenSizes(View):
                 continue
             sizes: List[Optional[SizeLike]] = list(shape)
             for d, size in enumerate(shape):
-                if size is None and isinstance(dims, tuple):
+                if size is None and isinstance(dims, tuple) and len(dims) == len(shape):
                     sizes[d] = _of(dims[d], known)
             if traits(op.type).rule == "shape.reshape":
                 self._fill(sizes, self.sizes(op.inputs[0]))
@@ -169,3 +174,21 @@ def _of(factors: Factors, known: Mapping[Factors, Optional[SizeLike]]) -> Option
             return None
         parts.append(size)
     return product(parts)
+
+
+def nominal_shapes(graph: OpGraph, number: int) -> Mapping[int, Shape]:
+    """The shapes of tensors whose shape the graph does not know, for estimates.
+
+    Args:
+        number: what every number that is not known counts, such as that of the examples.
+    """
+    return graph.once(_nominal_shapes, number)
+
+
+def _nominal_shapes(graph: OpGraph, number: int) -> Mapping[int, Shape]:
+    return {tensor: tuple(_nominal(size, number) for size in sizes) for tensor, sizes in graph.once(OpenSizes).open.items()}
+
+
+def _nominal(size: SizeLike, number: int) -> int:
+    terms = size.terms if isinstance(size, Size) else {(): size}
+    return max(0, sum(count * number ** len(monomial) for monomial, count in terms.items()))

@@ -19,6 +19,7 @@ from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import NoRule, Rule, View, known_rule, rule_for
 from whale_tf.ir.rules.rule import ADDED, LOOKUP, MAX, MEAN, MIN, MULTIPLIED, SUM, AnyDims, Dims, Factors, ShapeOperand
 from whale_tf.ir.rules.shape import refine
+from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, DROPS_ONES, LOOK_UPS, RANDOM, SHAPE_ATTRS, SHAPE_ONLY, Recipe, traits
 from whale_tf.patterns.spread import TILES, Spread, Tile, each, everywhere, once, partial, shard
 
@@ -372,12 +373,12 @@ class _Finder:
 
     def _elements(self, tensor: int) -> int:
         total = 1
-        for size in self.view.shape(tensor) or ():
+        for size in nominal_shapes(self.view.graph, NOMINAL_SIZE).get(tensor) or self.view.shape(tensor) or ():
             total *= size or NOMINAL_SIZE
         return total
 
 
-NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in prices
+NOMINAL_SIZE = 32  # stands for a number that is not known (that of the examples) in prices
 
 
 def is_float(dtype: str) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from whale_tf.cluster.devices import Device
 from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.patterns.strategy import NOMINAL_SIZE, Sizes
 from whale_tf.planner.scope import Scope
 from whale_tf.profiler.op_cost import OpCost, op_costs
@@ -15,19 +16,19 @@ from whale_tf.profiler.op_time import op_seconds
 
 
 class OpPrices:
-    """Costs of a graph's ops; a dimension of unknown size counts as ``NOMINAL_SIZE``."""
+    """Costs of a graph's ops; a number that is not known, such as that of the examples, counts as ``NOMINAL_SIZE``."""
 
     def __init__(self, graph: OpGraph, scope: Scope) -> None:
         self.graph, self.scope = graph, scope
         self._costs = op_costs(graph, NOMINAL_SIZE)
-        self._view = Sizes(graph)
+        self._view, self._nominal = Sizes(graph), nominal_shapes(graph, NOMINAL_SIZE)
         self._bytes: Dict[int, float] = {}
 
     def bytes(self, tensor: int) -> float:
         """Bytes of a whole tensor, or of the variable behind a handle."""
         if tensor not in self._bytes:
             size = float(item_bytes(self.graph.tensors[tensor].dtype))
-            for dim in self._view.stored(tensor) or ():
+            for dim in self._nominal.get(tensor) or self._view.stored(tensor) or ():
                 size *= NOMINAL_SIZE if dim is None else dim
             self._bytes[tensor] = size
         return self._bytes[tensor]

@@ -18,6 +18,7 @@ import numpy as np
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, bytes_of, elements_of
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
+from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import CONDITIONALS, Cost, OpTraits, traits
 from whale_tf.profiler.trip_count import body_runs
 
@@ -58,15 +59,14 @@ def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collecti
     (:mod:`whale_tf.profiler.trip_count`), and a functional op costs as much as its body.
 
     Args:
-        batch: used for every size that the graph leaves unknown.
+        batch: used for every number that the graph leaves unknown, such as that of the examples.
         ops: the ops whose cost is needed; the others count as free.
 
     Raises:
         PlanError: a contraction's operands have known ranks, but unknown sizes.
     """
     if batch is not None:
-        graph = graph.with_shapes({t: tuple(batch if size is None else size for size in record.shape)
-                                   for t, record in enumerate(graph.tensors) if record.shape is not None})
+        graph = graph.with_shapes(nominal_shapes(graph, batch))
     return _Costs(graph, batch).all(ops)
 
 
@@ -74,15 +74,9 @@ def known_flops(graph: OpGraph, batch: int, ops: Iterable[Op]) -> Dict[int, floa
     """Floating-point operations of some ops in one run of the graph; zero where the shapes are not known.
 
     Args:
-        batch: used for every size that the graph leaves unknown.
+        batch: used for every number that the graph leaves unknown, such as that of the examples.
     """
-    ops = list(ops)
-    tensors = {tensor for op in ops for tensor in (*op.inputs, *op.outputs)}
-    forward = [graph.ops[op.forward] for op in ops if op.forward >= 0]
-    tensors.update(tensor for op in forward for tensor in (*op.inputs, *op.outputs))
-    shapes = {tensor: graph.tensors[tensor].shape for tensor in tensors}
-    completed = {tensor: tuple(batch if size is None else size for size in shape)
-                 for tensor, shape in shapes.items() if shape is not None and None in shape}
+    completed = nominal_shapes(graph, batch)
     graph = graph.with_shapes(completed) if completed else graph
     costs, runs, found = _Costs(graph, batch), body_runs(graph), {}
     for op in ops:

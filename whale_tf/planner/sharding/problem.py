@@ -8,6 +8,7 @@ from typing import AbstractSet, Dict, FrozenSet, Hashable, List, Mapping, NamedT
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, Op, OpGraph, Phase, Shape
 from whale_tf.ir.parts import apportion
+from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
@@ -80,6 +81,7 @@ class ShardingProblem:
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
         self._bytes: Dict[int, float] = {}
+        self._nominal = nominal_shapes(graph, NOMINAL_SIZE)
         self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
         self._follows = self._find_follows()
@@ -157,13 +159,13 @@ class ShardingProblem:
 
     # -- prices -------------------------------------------------------------------------------------------------------
     def bytes(self, tensor: int) -> float:
-        """Bytes of a whole tensor; a dimension of unknown size counts as 32."""
+        """Bytes of a whole tensor; a number that is not known, such as that of the examples, counts as 32."""
         if tensor not in self._bytes:
             record = self.graph.tensors[tensor]
             size = float(tensor_bytes(self.graph, tensor))
             if size == 0.0:
                 size = 4.0
-                shape = record.shape
+                shape = self._nominal.get(tensor, record.shape)
                 if self.is_variable(tensor):
                     shape = self.graph.ops[record.op].attrs.get("shape")
                 for dim in shape or ():
