@@ -21,29 +21,29 @@ from whale_tf.ir.sizes import OpenSizes, Sizes
 
 
 def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int]], scope: str) -> None:
-    """Makes ops compute integers from the sizes of common inputs, rather than read those of other processes.
+    """Makes ops compute integers from the sizes of common inputs, rather than read those of a process.
 
     Args:
         owner: the process that runs an op; None: each that needs it.
         scope: name of the new ops.
     """
-    crossing: List[Tuple[tf.Operation, int, tf.Tensor]] = []
+    reading: List[Tuple[tf.Operation, int, tf.Tensor]] = []
     for op in graph.get_operations():
         for position, tensor in enumerate(op.inputs):
-            if tensor.dtype in (tf.int32, tf.int64) and owner(tensor.op) is not None and owner(tensor.op) != owner(op):
-                crossing.append((op, position, tensor))
-    if not crossing:
+            if tensor.dtype in (tf.int32, tf.int64) and owner(tensor.op) is not None:
+                reading.append((op, position, tensor))
+    if not reading:
         return
     recorded = record(graph)
     sizes, edit, edges = OpenSizes(recorded), StagedEdit(graph), {}  # type: OpenSizes, StagedEdit, Dict[str, str]
     staged = StagedSizes(Nodes(edit), recorded, lambda tensor: canonical_edge(recorded.tensor_name(tensor)), scope, "")
-    for op, position, tensor in crossing:
+    for op, position, tensor in reading:
         value = sizes.value(recorded.tensor(tensor.name))
         symbols = set() if value is None else {
             symbol for size in value.flat if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
         if value is not None and all(kind == "dim" and owner(graph.get_operation_by_name(recorded.producer(source).name)) is None
                                      for kind, source, _ in symbols):
-            if tensor.name not in edges:
+            if tensor.name not in edges:  # also for its own process: others may compute again what it computes from them
                 edges[tensor.name] = staged.value(value, tensor.dtype)
             edit.move_input(op.name, position, edges[tensor.name])
     edit.commit()

@@ -90,7 +90,7 @@ class OpenSizes(View):
                     sizes[d] = _of(dims[d], known)
             if traits(op.type).rule == "shape.reshape":
                 self._fill(sizes, self.sizes(op.inputs[0]))
-            elif traits(op.type).rule == "shape.split" and len(op.inputs) > 2:
+            elif traits(op.type).rule == "shape.split":
                 self._take(op, index, sizes)
             elif traits(op.type).rule == "shape.concat" and sizes.count(None) == 1:
                 parts = [known.get((f"part{i}",)) for i in range(len(op.inputs) - 1)]
@@ -150,8 +150,15 @@ class OpenSizes(View):
             pass
 
     def _take(self, op: Op, index: int, sizes: List[Optional[SizeLike]]) -> None:
-        """The parts of a SplitV have the lengths that its second operand says."""
-        lengths, axis = self.value(op.inputs[1]), self.ints(op, 2)
+        """The parts of a Split have equal lengths; those of a SplitV have the lengths that its second operand says."""
+        is_equal = len(op.inputs) == 2
+        lengths, axis = self.value(op.inputs[1]) if not is_equal else None, self.ints(op, 0 if is_equal else 2)
+        before = self.sizes(op.inputs[1]) if is_equal else None
+        if axis is not None and before is not None:
+            try:
+                sizes[axis[0]] = before[axis[0]] // len(op.outputs)
+            except UnknownExtent:
+                pass
         if lengths is not None and axis is not None and (isinstance(lengths[index], Size) or lengths[index] >= 0):
             sizes[axis[0]] = lengths[index]
 

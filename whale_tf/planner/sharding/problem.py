@@ -26,6 +26,7 @@ from whale_tf.patterns.strategy import (
     on_tiles,
     strategies,
 )
+from whale_tf.passes.repeat import MESSAGE
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
@@ -176,10 +177,10 @@ class ShardingProblem:
     def price(self, tensor: int, have: Spread, need: Spread, count: int) -> float:
         """Bytes for a tensor and its gradient, if it has one."""
         size = self.bytes(tensor)
-        total = moved_bytes(have, need, size, count)
+        moved = [moved_bytes(have, need, size, count)]
         if self._trained[tensor] and not self.is_variable(tensor):
-            total += gradient_bytes(have, need, size, count)
-        return total
+            moved.append(gradient_bytes(have, need, size, count))
+        return sum(part + MESSAGE for part in moved if part)
 
     def is_weight(self, tensor: int) -> bool:
         """Whether a tensor follows from variables and constants alone."""
