@@ -9,7 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -434,13 +434,13 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
         if tensor in elements or (graph.tensors[tensor].dtype == "variant" and traits(
             graph.producer(tensor).type).role is Role.PULL)]
 
-    def before(op: int) -> Sequence[int]:
-        return graph.predecessors(graph.ops[op])
+    def behind(tensor: int) -> Set[int]:
+        return reached([graph.tensors[tensor].op], lambda op: graph.predecessors(graph.ops[op]))
 
     beside = {graph.tensors[tensor].op for tensor in captured.inputs_beside}
     sparse += [tensor for op in region.sections if traits(graph.ops[op].type).batch in ("grouped", "segment")
-               for tensor in graph.ops[op].inputs if graph.tensors[tensor].dtype in ("int32", "int64") and not beside.isdisjoint(
-                   reached([graph.tensors[tensor].op], before))]
+               for tensor in graph.ops[op].inputs if graph.tensors[tensor].dtype in ("int32", "int64")
+               and not beside.isdisjoint(behind(tensor))]
     if sparse:
         raise PlanError(
             f"{graph.tensor_name(sparse[0])!r} is part of a sparse or ragged tensor, which numbers the rows of one mini-batch, "
