@@ -409,6 +409,15 @@ def test_gradient_has_the_shape_of_its_variable(graph: Any, lost: Any, resource:
     assert ops.tensors[gradient].shape == (8, 3)
 
 
+def test_gradient_of_a_python_function_brings_in_no_data(graph: Any) -> None:
+    """It takes the values from where Python has kept them, and from no variable."""
+    w = v1.get_variable("w", [3, 1], use_resource=True)
+    loss = tf.ensure_shape(tf.py_function(tf.reduce_sum, [tf.matmul(v1.placeholder(tf.float32, [None, 3]), w)], tf.float32), [])
+    v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    ops, _ = phases_of(graph)
+    assert [op.phase for op in ops.ops if op.type == "EagerPyFunc"] == [Phase.FORWARD, Phase.BACKWARD]
+
+
 def test_gradients_that_nobody_asked_for_are_unused(graph: Any) -> None:
     """TensorFlow makes the gradient of the constant, too; that of the input is asked for, and may be fetched."""
     x = v1.placeholder(tf.float32, [None, 3])

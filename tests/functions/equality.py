@@ -25,13 +25,14 @@ def clear_keras() -> None:
 
 class Way(NamedTuple):
     """How a function is divided: device counts of its stages (none: no annotations), devices, configuration, the numbers of the
-    stages that are ``split``, and the cluster."""
+    stages that are ``split``, the cluster, and in how many parts processes share a mini-batch, with the number of this one's."""
 
     counts: Tuple[int, ...]
     devices: int
     config: Dict[str, Any]
     split: Tuple[int, ...] = ()
     cluster: str = ""  # empty: CPU devices of this process
+    share: Tuple[int, int] = (1, 0)
 
     def scopes(self) -> List[Scope]:
         """The annotations of four stages; those that it has no count for have none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -75,19 +75,27 @@ def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
     with scopes(case, way) as stages:
         keras.utils.set_random_seed(0)
         model = case.make(stages)
-        values = (by_fit if loop == "fit" else by_hand)(model, case)
+        values = (by_fit if loop == "fit" else by_hand)(model, case, way.share if way is not None else (1, 0))
         optimizers = [item for item in vars(model).values() if isinstance(item, keras.optimizers.Optimizer)] or [model.optimizer]
         variables = model.variables + [variable for item in optimizers for variable in item.variables]
         return Outcome(values, [np.array(tf.cast(tf.convert_to_tensor(v), tf.float64)) for v in variables])
 
 
-def by_fit(model: Any, case: Case) -> Dict[str, Any]:
+def own(rows: np.ndarray, share: Tuple[int, int]) -> np.ndarray:
+    """Of these rows of mini-batches, those that a process reads which has such a share of each."""
+    parts, number = share
+    size = BATCH // parts
+    return rows.reshape([-1, parts, size, *rows.shape[1:]])[:, number].reshape([-1, *rows.shape[1:]])
+
+
+def by_fit(model: Any, case: Case, share: Tuple[int, int]) -> Dict[str, Any]:
     given = (case.x,) if case.y is None else (case.x, case.y)
     validation = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda part: part[:VALIDATION], given))
-    return model.fit(case.x, case.y, batch_size=BATCH, shuffle=False, verbose=0, validation_data=validation).history
+    x, *y = tf.nest.map_structure(lambda part: own(part, share), given)
+    return model.fit(x, *y, batch_size=BATCH // share[0], shuffle=False, verbose=0, validation_data=validation).history
 
 
-def by_hand(model: Any, case: Case) -> Dict[str, Any]:
+def by_hand(model: Any, case: Case, share: Tuple[int, int]) -> Dict[str, Any]:
     """A loop of the user's: steps in a tf.function, with tapes, and Keras' loss and optimizer or the model's own step."""
     supervised = case.y is not None
 
@@ -108,7 +116,8 @@ def by_hand(model: Any, case: Case) -> Dict[str, Any]:
     values: Dict[str, Any] = {}
     y = case.y if supervised else ()
     for start in range(0, EXAMPLES, BATCH):
-        batch = [tf.nest.map_structure(lambda part: tf.constant(part[start:start + BATCH]), parts) for parts in (case.x, y)]
+        batch = [tf.nest.map_structure(lambda part: tf.constant(own(part[start:start + BATCH], share)), parts)
+                 for parts in (case.x, y)]
         values.update({f"{name} at {start}": np.array(value) for name, value in step(*batch).items()})
     batch = [tf.nest.map_structure(lambda part: tf.constant(part[:VALIDATION]), parts) for parts in (case.x, y)]
     return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
@@ -123,7 +132,9 @@ def check(name: str, loop: str, way: Way) -> None:
         warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
         found = trained(CASES[name], loop, way)
     exact = in_float32(name, loop) if CASES[name].policy == "mixed_bfloat16" else None
-    compare(CASES[name], local(name, loop), found, exact)
+    expected = local(name, loop)
+    values = {key: own(value, way.share) if key.startswith("predictions") else value for key, value in expected.values.items()}
+    compare(CASES[name], expected._replace(values=values), found, exact)
 
 
 def compare(case: Case, expected: Outcome, found: Outcome, exact: Optional[Outcome] = None) -> None:

@@ -199,6 +199,8 @@ SPANNING: Dict[str, Job] = {
     "variables on hosts, sums there, split": Job("momentum", counts=(2, 2), split=(1,), devices=2, micro_batches=2,
                                                  config=(("offload", "states"), ("zero", "v2"))),
     "searched": Job("mlp_mean", counts=(), config=(("auto_parallel", True),)),
+    "loop, searched": Job("while_loop_v1", FED, counts=(), config=(("auto_parallel", True),)),
+    "loop, computed again": Job("while_loop_v1", counts=(1, 1), micro_batches=2, config=(("recompute", "full"),)),
     "stages by cost, called": Job("momentum", FED, counts=(), micro_batches=2, config=(("num_task_graph", 2), ("emit", "call"))),
     "stages of two devices, two steps side by side": Job(
         "momentum", Setting(dataset=True, static_batch=False, resource=False), counts=(2, 2), micro_batches=2, workers=4),

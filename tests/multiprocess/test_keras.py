@@ -41,7 +41,7 @@ def test_equals_one_process(starter: Starter, tmp_path: Any) -> None:
     assert local.wait(RUN_S) == 0, local.output
     both = starter.start(*TWO, "--devices-per-worker", "2", "--verify", *SCRIPT, "equality", str(tmp_path / "both"))
     assert both.wait(RUN_S) == 0, both.output
-    assert both.output.count("equals the local one") == 6 and "Not compared" not in both.output, both.output
+    assert both.output.count("equals the local one") == 7 and "Not compared" not in both.output, both.output
     expected, *found = [read(tmp_path / name) for name in ("local.0", "both.0", "both.1")]
     state = 2 * 8 * (11 * 5 + 20 * 3 + 3)  # bytes of Adam's moments
     (own, part), (others_own, others_part) = [one["v3"].pop() for one in (expected, *found)][1:]

@@ -75,7 +75,9 @@ def main() -> int:
     wh.shutdown()
     wrong = 0
     for model, loop, plan in rows(sys.argv[2:]):
-        way = PLANS[plan]._replace(devices=WORKERS * DEVICES, cluster=CLUSTER)
+        way = PLANS[plan]
+        fits = 0 < sum(map(abs, way.counts)) <= DEVICES  # each process has model replicas of its own, and takes other examples
+        way = way._replace(devices=WORKERS * DEVICES, cluster=CLUSTER, share=(WORKERS, RANK) if fits else (1, 0))
         way.config["io.slicing"] = False
         try:
             check(model, loop, way)
@@ -89,6 +91,7 @@ def main() -> int:
     wrong += not all(takes_any_size(*counts) for counts in [(1, 1), (WORKERS * DEVICES,)])
     wrong += not notices_wrong_numbers()
     wrong += not notices_different_data()
+    wrong += not refuses_ragged_mini_batches()
     wrong += not refuses_few_examples()
     print("finished" if not wrong else f"{wrong} failed", flush=True)
     return int(wrong > 0)
@@ -178,6 +181,26 @@ def notices_different_data() -> bool:
         step(tf.reshape(x + RANK, [4, 3]))
     except wh.InputError as error:
         return "'x" in str(error) and "another first example in process 1" in str(error)
+    finally:
+        wh.shutdown()
+    return False
+
+
+def refuses_ragged_mini_batches() -> bool:
+    """Whether processes with mini-batches of their own, which number the rows of these, say so before anything runs."""
+    wh.init({"io.slicing": False}, cluster=CLUSTER)
+    scale = tf.Variable(tf.ones([], tf.float64))
+
+    @tf.function
+    def step(x: tf.RaggedTensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape, wh.replicate(1):
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * scale, 1) - y))
+        scale.assign_sub(tape.gradient(loss, scale))
+
+    try:
+        step(tf.RaggedTensor.from_row_lengths(tf.range(20, dtype=tf.float64), [2, 3] * 4), tf.ones([8], tf.float64))
+    except wh.PlanError as error:
+        return "is part of a sparse or ragged tensor" in str(error)
     finally:
         wh.shutdown()
     return False

@@ -82,6 +82,32 @@ def fitted(*data: Any, **options: Any) -> List[np.ndarray]:
     return outcome(model, steps.logs, history.history, model.predict(X, verbose=0))
 
 
+class Slow(layers.Dense):
+    """A layer whose weights take time to write."""
+
+    def save_own_variables(self, store: Any) -> None:
+        time.sleep(0.2)
+        super().save_own_variables(store)
+
+
+def written(path: str) -> List[np.ndarray]:
+    """A loop that goes on with what ``fit`` wrote last, and that with what a process wrote when the others were behind it."""
+    model = keras.Sequential([keras.Input((6,)), Slow(3)])
+    model.compile("sgd", "mse")
+    save = keras.callbacks.ModelCheckpoint(f"{path}.fit.weights.h5", save_weights_only=True)
+    model.fit(X[:48, :6], X[:48, :3], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[save])
+    model.set_weights([0 * value for value in model.get_weights()])
+    model.load_weights(f"{path}.fit.weights.h5")
+    for number in range(2):
+        if RANK == 0:
+            model.save_weights(f"{path}.own.weights.h5")  # counts for nobody else
+        model.fit(X[:BATCH * WORKERS], X[:BATCH * WORKERS, :3], batch_size=BATCH, verbose=0)
+        model.save_weights(f"{path}.{number}.weights.h5")
+        model.set_weights([0 * value for value in model.get_weights()])
+        model.load_weights(f"{path}.{number}.weights.h5")
+    return outcome(model)
+
+
 class Middle(keras.metrics.Metric):
     """A metric that adds means: no sum over rows."""
 
@@ -135,6 +161,7 @@ def equality(path: str) -> None:
     parallel(offload="v0")
     found["v0"] = words()
     parallel()
+    found["written"] = written(path)
     found.update({"shuffled arrays": fitted(X, LABELS, batch_size=BATCH), "loop": looped()})
     parallel(zero="v2")
     found["dataset, v2"] = fitted(dataset.take(48 // BATCH))

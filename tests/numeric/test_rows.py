@@ -245,5 +245,5 @@ def test_sparse_tensors_of_a_dataset() -> None:
 
 def test_mini_batches_of_their_own_are_refused() -> None:
     """Each would number the rows of its own."""
-    with pytest.raises(wh.PlanError, match="is part of a sparse tensor, which numbers the rows of one mini-batch"):
+    with pytest.raises(wh.PlanError, match="is part of a sparse or ragged tensor, which numbers the rows of one mini-batch"):
         from_dataset("cpu:4")

@@ -57,6 +57,7 @@ class Callbacks(NamedTuple):
         processes: (), the number of processes, and which of them this is.
         divides: (), whether training steps are divided.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
+        write: (original, which writes files) -> what it returns in the process that writes; in the others None, once that has.
     """
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
@@ -101,6 +102,7 @@ class Callbacks(NamedTuple):
     processes: Callable[[], Tuple[int, int]] = lambda: (1, 0)
     divides: Callable[[], bool] = lambda: False
     writes: Callable[[], bool] = lambda: True
+    write: Callable[[Function], Any] = lambda original: original()
 
 
 Place = Tuple[Any, str, Callable[[Function, Callbacks], Function]]  # owner, attribute, wrapper of what is hooked

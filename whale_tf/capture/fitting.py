@@ -269,7 +269,7 @@ def written_once(original: Function, callbacks: Callbacks) -> Function:
     """For a function that writes files and returns nothing."""
 
     def write(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if callbacks.writes() else None
+        return callbacks.write(functools.partial(original, *args, **kwargs))
     return write
 
 
@@ -277,7 +277,8 @@ def checkpoint_write(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.Checkpoint.write``."""
 
     def write(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, file_prefix, *args, **kwargs) if callbacks.writes() else str(file_prefix)
+        written = callbacks.write(functools.partial(original, self, file_prefix, *args, **kwargs))
+        return written if callbacks.writes() else str(file_prefix)
     return write
 
 
@@ -285,8 +286,9 @@ def checkpoint_save(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.Checkpoint.save``, which counts its calls in all processes."""
 
     def save(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+        written = callbacks.write(functools.partial(original, self, file_prefix, *args, **kwargs))
         if callbacks.writes():
-            return original(self, file_prefix, *args, **kwargs)
+            return written
         self._maybe_create_save_counter()
         return f"{file_prefix}-{int(self.save_counter.assign_add(1))}"
     return save
@@ -296,8 +298,9 @@ def manager_save(original: Function, callbacks: Callbacks) -> Function:
     """``tf.train.CheckpointManager.save``."""
 
     def save(self: Any, checkpoint_number: Any = None, *args: Any, **kwargs: Any) -> Any:
+        written = callbacks.write(functools.partial(original, self, checkpoint_number, *args, **kwargs))
         if callbacks.writes():
-            return original(self, checkpoint_number, *args, **kwargs)
+            return written
         self._checkpoint._maybe_create_save_counter()
         count = int(self._checkpoint.save_counter.assign_add(1))
         self._latest_checkpoint = f"{self._checkpoint_prefix}-{count if checkpoint_number is None else int(checkpoint_number)}"

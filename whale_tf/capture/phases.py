@@ -210,7 +210,8 @@ class _Finder:
     # -- the other phases -----------------------------------------------------------------------------------------
     def _mark_input(self) -> None:
         """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose default the
-        model computes is part of the model, and so is a Python function of the model's values."""
+        model computes is part of the model, and so is a Python function of the model's values.  The gradient of one takes these
+        from where Python has kept them, and follows from no variable in the graph."""
         ops = self.graph.ops
 
         @lru_cache(maxsize=None)  # few graphs have ops for which this must be known
@@ -219,7 +220,7 @@ class _Finder:
 
         def is_source(op: int) -> bool:
             may_compute = ops[op].type == "PlaceholderWithDefault" or traits(ops[op].type).role is Role.HOST
-            return not (may_compute and op in from_variables())
+            return not (may_compute and (op in from_variables() or _is_backward(ops[op])))
 
         def brings_data(op: int) -> bool:
             return op in sources or not (_is_backward(ops[op]) or op in from_variables())

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.control_flow import is_of_loop
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -32,7 +33,7 @@ def repeat_in_branches(graph: tf.Graph, readers: Iterable[tf.Operation], owner: 
         owner: the process that runs an op; None: each that needs it.
         scope: of the new ops, which belong to no process.
     """
-    switches = [op for op in graph.get_operations() if op.type in SWITCHES]
+    switches = [op for op in graph.get_operations() if op.type in SWITCHES and not is_of_loop(op)]
     if switches:
         _Branches(graph, switches, owner, scope).repeat(readers)
 

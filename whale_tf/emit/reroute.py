@@ -8,18 +8,24 @@ from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
 from whale_tf.ir.region import Region
+from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.ir.writes import is_write
 
 Use = Tuple[int, int]  # (op number, input position)
 
 
 def outside_after(graph: OpGraph, region: Region) -> Set[int]:
-    """Ops outside the region that follow from a batch-level op, by data or control."""
-    found, members, tensors = set(region.batch_level), set(region.ops), graph.tensors
-    for op in graph.ops:
-        if op.id not in members and not (found.isdisjoint([tensors[t].op for t in op.inputs])
-                                         and found.isdisjoint(op.control_inputs)):
-            found.add(op.id)
+    """Ops outside the region that follow from a batch-level op, by data or control; but what follows inside of a loop of such
+    ops stays with the original loop (see :meth:`~whale_tf.ir.region.Region.leaving`)."""
+    members, tensors, in_loops = set(region.ops), graph.tensors, frames(graph)
+    found = {index for index in region.batch_level if not frame_of_outputs(graph.ops[index], in_loops)}
+    before = -1
+    while before < len(found):  # a second round only for the back edges of while loops
+        before = len(found) if in_loops else len(graph.ops)
+        for op in graph.ops:
+            if op.id not in members and not (found.isdisjoint([tensors[t].op for t in op.inputs])
+                                             and found.isdisjoint(op.control_inputs)):
+                found.add(op.id)
     return found - region.batch_level
 
 

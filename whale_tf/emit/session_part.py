@@ -30,10 +30,11 @@ from whale_tf.emit.own_part import HOST, missing_in_some_steps, takes_of_several
 from whale_tf.emit.processes import variable_ops
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.errors import PlanError
+from whale_tf.graph_editor.control_flow import frames, is_of_loop, whole_loops
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
-from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import ENTERS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 from whale_tf.passes.partition import Before, Node, Output, before_wait
@@ -94,6 +95,8 @@ class SessionPart:
         self.divided: Dict[str, Tuple[str, ...]] = {}
         self.replaced: Dict[str, Any] = {}
         self._writes: Dict[str, bool] = {}  # whether a piece writes variables
+        self._loops: List[Set[tf.Operation]] = []  # with what shares their stacks and tensor arrays
+        self._runners: Dict[tf.Operation, Optional[int]] = {}  # of the ops of loops that run in one process
         self.update()
 
     # ------------------------------------------------------------------------------------------------------ what is ours
@@ -101,8 +104,10 @@ class SessionPart:
         """Divides what has been added to the graph."""
         if self.graph.version == self._version:
             return
+        self._find_loops()
         self._divide_conditions()
         self._copy_originals()
+        self._find_loops()
         readers = [op for op in self._new_ops() if op.name in self._after or self.context.is_own_name(op.name)]
 
         def owner(op: tf.Operation) -> Optional[int]:
@@ -170,8 +175,19 @@ class SessionPart:
             self.nodes[index] = Node(self._owner(op, ()), inputs, waits)
         return self.nodes[index]
 
+    def _find_loops(self) -> None:
+        """A loop of version 1 runs whole in the process where any of its ops runs: a message cannot enter an iteration."""
+        self._runners = {}
+        self._loops = whole_loops(self.graph)
+        for ops in self._loops:
+            runners = {self._owner(op, ()) for op in ops} - {None}
+            if len(runners) == 1:
+                self._runners.update(dict.fromkeys(ops, runners.pop()))
+
     def _owner(self, op: tf.Operation, beside: Tuple[str, ...]) -> Optional[int]:
         """The process that runs an op; None: each that needs it."""
+        if op in self._runners:
+            return self._runners[op]
         for position, tensor in enumerate(op.inputs):
             if tensor.dtype == tf.resource or (tensor.dtype._is_ref_dtype and _takes_reference(op, position)):
                 found = self._owner(tensor.op, ())
@@ -248,8 +264,9 @@ class SessionPart:
             kept = {self._owner(tensor.op, ()) for tensor in op.inputs if tensor.dtype == tf.resource}
             if len(kept - {None}) > 1:
                 raise takes_of_several(op.node_def)
+        self._check_loops(ours)
         users = self._users(0)
-        switches = [index for index, op in enumerate(self.ops) if op.type in SWITCHES]
+        switches = [index for index, op in enumerate(self.ops) if op.type in SWITCHES and not is_of_loop(op)]
         may_miss = reached(switches, lambda index: [
             user for user in users.get(index, ()) if self.ops[user].type not in MERGES])
         for index in ours & may_miss:
@@ -257,6 +274,24 @@ class SessionPart:
                 if output[0] in may_miss:
                     raise missing_in_some_steps(self.ops[output[0]].name, sender, receiver)
         self._may_miss |= may_miss
+
+    def _check_loops(self, ours: Set[int]) -> None:
+        """Raises:
+            PlanError: a value crosses inside of a loop of version 1.
+        """
+        found = frames(self.graph) if self._loops else {}
+        frame_of = {op: frame for frame in found.values() for op in frame.ops}
+        for index in sorted(ours):
+            op = self.ops[index]
+            frame = frame_of.get(op)
+            if frame is None or (op.type in ENTERS and frame.parent is None):
+                continue
+            for output, sender, receiver in self._crossings(index):
+                raise PlanError(
+                    f"the while loop {frame.name!r} has ops of several processes: {op.name!r}, which process {receiver} runs, "
+                    f"reads {self.ops[output[0]].name!r} of process {sender} in each iteration, but a loop of version 1 must run "
+                    "in one process. Let it read variables of one TaskGraph, or make it a loop of version 2 "
+                    "(tf.compat.v1.enable_control_flow_v2() before the graph is built), which takes their values")
 
     def in_every_step(self, index: int) -> int:
         """An op, or the Merge behind it if some steps leave the op out.
@@ -311,7 +346,11 @@ class SessionPart:
 
         starts = {tensor.op for op in new for tensor in op.inputs if is_original(tensor.op)}
         behind = reached(starts, lambda op: [tensor.op for tensor in op.inputs if is_original(tensor.op)])
-        copied = sorted((op for op in behind if needs_copy(op) and op.name not in self._copies), key=lambda op: op.name)
+        found = {op for op in behind if needs_copy(op) and op.name not in self._copies}
+        for loop in self._loops:  # a loop and its copy share nothing
+            if not found.isdisjoint(loop):
+                found.update(op for op in loop if is_original(op) and op.name not in self._copies)
+        copied = sorted(found, key=lambda op: op.name)
         readers = [op for op in new if any(tensor.op.name in self._copies or tensor.op in copied for tensor in op.inputs)]
         if not readers:
             return

@@ -9,7 +9,7 @@ replica counts cut the same micro-batch consistently, and an uneven last batch n
 from __future__ import annotations
 
 import itertools
-from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -23,6 +23,7 @@ from whale_tf.ir.batch_axis.groups import elements_of_rows
 from whale_tf.ir.layout import rows_each
 from whale_tf.ir.training_step import pulls_behind
 from whale_tf.ir.traits import Role, traits
+from whale_tf.ir.walk import reached
 from whale_tf.passes.communicate import MICRO, pulls_each
 from whale_tf.passes.lowering.levels import agreed_batch, divide, enough, levels
 from whale_tf.plan import Plan
@@ -432,11 +433,19 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
         tensor for op in region.ops for tensor in graph.ops[op].inputs
         if tensor in elements or (graph.tensors[tensor].dtype == "variant" and traits(
             graph.producer(tensor).type).role is Role.PULL)]
+
+    def behind(tensor: int) -> Set[int]:
+        return reached([graph.tensors[tensor].op], lambda op: graph.predecessors(graph.ops[op]))
+
+    beside = {graph.tensors[tensor].op for tensor in captured.inputs_beside}
+    sparse += [tensor for op in region.sections if traits(graph.ops[op].type).batch in ("grouped", "segment")
+               for tensor in graph.ops[op].inputs if graph.tensors[tensor].dtype in ("int32", "int64")
+               and not beside.isdisjoint(behind(tensor))]
     if sparse:
         raise PlanError(
-            f"{graph.tensor_name(sparse[0])!r} is part of a sparse tensor, which numbers the rows of one mini-batch, but model "
-            "replicas or processes take mini-batches of their own: set io.nested_batch to 'divide', or start one process that "
-            "sees all devices")
+            f"{graph.tensor_name(sparse[0])!r} is part of a sparse or ragged tensor, which numbers the rows of one mini-batch, "
+            "but model replicas or processes take mini-batches of their own: set io.nested_batch to 'divide', or start one "
+            "process that sees all devices")
     firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
     for tensor in captured.inputs_beside:
         if (graph.tensors[tensor].shape or ())[0] in firsts:

@@ -25,7 +25,8 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf
 from whale_tf.errors import GraphEditError, did_you_mean
 from whale_tf.graph_editor.select import successors
-from whale_tf.ir.traits import ENTERS, EXITS
+from whale_tf.ir.traits import ENTERS, EXITS, HANDLES_OF_CONTAINERS, LOOP_CONDS, SWITCHES
+from whale_tf.ir.walk import reached
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,36 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
             for consumer in successors(op):
                 reach(consumer, name)
     return {name: Frame(name, parents.get(name), tuple(ops)) for name, ops in members.items()}
+
+
+def whole_loops(graph: tf.Graph) -> List[Set[tf.Operation]]:
+    """The ops of each outermost loop with those inside it, and of all loops, and what is around them, that use the same stack or
+    tensor array: its handle is good in one process only."""
+    found, beside = frames(graph), {}  # type: Dict[str, Frame], Dict[tf.Operation, List[tf.Operation]]
+
+    def link(one: tf.Operation, other: tf.Operation) -> None:
+        beside.setdefault(one, []).append(other)
+        beside.setdefault(other, []).append(one)
+
+    for frame in found.values():
+        for op in (*frame.ops, *(found[frame.parent].ops[:1] if frame.parent is not None else ())):
+            link(frame.ops[0], op)
+    for op in graph.get_operations() if found else ():
+        if op.type in HANDLES_OF_CONTAINERS:
+            for tensor in op.outputs:
+                for user in tensor.consumers() if tensor.dtype == tf.resource else ():
+                    link(op, user)
+    groups, seen = [], set()  # type: List[Set[tf.Operation]], Set[tf.Operation]
+    for frame in found.values():
+        if frame.ops[0] not in seen:
+            groups.append(reached([frame.ops[0]], beside.__getitem__))
+            seen |= groups[-1]
+    return groups
+
+
+def is_of_loop(switch: tf.Operation) -> bool:
+    """Whether a Switch is that of a while loop, behind which an Exit follows in every step, and not of a condition."""
+    return switch.type in SWITCHES and any(tensor.op.type in LOOP_CONDS for tensor in switch.inputs)
 
 
 def check_whole_loops(loops: Mapping[str, Frame], names: Set[str],

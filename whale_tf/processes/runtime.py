@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import sys
+import time
 import weakref
 from typing import Any, Callable, Iterator, List, MutableSet, NamedTuple, Optional, Sequence, Tuple
 
@@ -24,6 +25,8 @@ ENDED = "whale_ended"  # queue: another process needs nothing more of this one
 EXCHANGED = "whale_exchanged"  # and a number; queue: texts that the process with this number gives this one
 TOLD = "whale_told"  # queue: texts that process 0 tells this one
 WAITED_FOR = "whale/waited_for"  # variable: how many runs of all processes there must be before this one goes on
+WRITTEN = "whale/written"  # variable of process 0: the point up to which it has written files
+WRITTEN_PAUSE_S = .02  # until process 0 is asked again for that
 STAYS_S = 1.0  # between two looks at whether others wait for a process that has nothing more to do
 GIVEN = "whale_given"  # and a number; queue in process 0: texts that the process with this number gives it
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
@@ -58,6 +61,8 @@ class Runtime:
         self._sees_own = False  # some Session sees only this process's
         self._stays = False
         self._runs = 0  # of all processes that this one has made
+        self._written = 0  # point up to which process 0 writes files, or has
+        self._is_writing = False
         self._tell: Optional[Callable[[], None]] = None  # says in which of these runs this process waits
         self._afterwards: List[Callable[[], None]] = []
         self.is_free = False  # our own sessions are unchanged
@@ -167,7 +172,7 @@ class Runtime:
     @contextlib.contextmanager
     def run_of_all(self) -> Iterator[None]:
         """A run that all processes make, each as often as the others."""
-        if self._stays and self._tell is None:
+        if (self._stays or self._is_eager) and self._tell is None:
             self._tell = self._teller()
             assert self._watch is not None
             self._watch.when_late = self._tell
@@ -180,11 +185,64 @@ class Runtime:
         try:
             with tf.Graph().as_default() as graph:
                 number = v1.placeholder(tf.int64, [])
-                told = tf.raw_ops.AssignVariableOp(resource=_waited_for(self._own), value=number)
+                told = tf.raw_ops.AssignVariableOp(resource=_int_at(self._own, WAITED_FOR), value=number)
                 session = v1.Session(self._server.target, graph=graph, config=v1.ConfigProto(device_filters=[self._own]))
         finally:
             self.is_free = free
         return lambda: session.run(told, {number: self._runs + 1})
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether functions train in this process."""
+        return isinstance(self._server, _EagerServer)
+
+    def write(self, original: Callable[[], Any]) -> Any:
+        """Writes files in process 0, and waits for that in the others, which may read them next::
+
+            process 0    run 7 ──> writes ──> reads ──> run 8
+                                     ║
+            process 1    run 7 ──> waits ───> reads ──> run 8
+
+        Nobody has to come here: process 0 does not wait for the others, and these wait no longer than until process 0 waits for
+        them, or has ended.  Points in a script are numbered by the runs of all processes before them, and by the writes since.
+
+        Returns:
+            What ``original`` returns; None in the others.
+        """
+        if not self._is_writing and self._runs and self._is_eager:
+            self._written = max(self._written + 1, self._runs << 20)
+            if not self.processes.is_chief:
+                self._wait_until_written()
+        if not self.processes.is_chief:
+            return None
+        before, self._is_writing = self._is_writing, True
+        try:
+            return original()
+        finally:
+            self._is_writing = before
+            if not before and self._is_eager:
+                self._run_alone([self._own], lambda: tf.raw_ops.AssignVariableOp(
+                    resource=_int_at(self._own, WRITTEN), value=tf.constant(self._written, tf.int64)))
+
+    def _wait_until_written(self) -> None:
+        assert self._watch is not None
+        first, limit = self.processes.prefix(0), time.monotonic() + self.start_timeout_s
+        while not self._watch.lost:
+            try:
+                with self._watch:
+                    written, waits = self._run_alone(sorted({first, self._own}), lambda: [
+                        _read_int(first, WRITTEN), _read_int(first, WAITED_FOR)])
+            except tf.errors.OpError:
+                if not self._watch.wait_for_loss(LOST_PATIENCE_S):
+                    raise
+                return  # it has ended, so it writes no more
+            if written >= self._written or waits > self._runs:
+                return
+            if time.monotonic() > limit:
+                say(f"this process leaves it to process 0 to write files, but process 0 has not written any within "
+                    f"{self.start_timeout_s:.0f} s (communication.start_timeout_s); going on without them")
+                return
+            time.sleep(WRITTEN_PAUSE_S)
 
     def after_training(self, action: Callable[[], None]) -> None:
         """Runs ``action`` after the next call of a function that waits for the other processes."""
@@ -312,7 +370,7 @@ class Runtime:
                     self._run_alone([self._own], lambda: _queue(self._own, ENDED, count).dequeue_many(count - 1),
                                     timeout_s=STAYS_S * max(1.0, count / 100))
                     return
-                waits = self._run_alone(every, lambda: [_read_waited_for(prefix) for prefix in others])
+                waits = self._run_alone(every, lambda: [_read_int(prefix, WAITED_FOR) for prefix in others])
                 if max(waits) > self._runs:
                     rank = [rank for rank in range(count) if rank != self.processes.rank][waits.index(max(waits))]
                     say(f"process {rank} waits for this process in a run that this one does not make; ending")
@@ -449,14 +507,16 @@ def _queue(prefix: str, name: str, size: int = 1, dtype: tf.DType = tf.bool) -> 
         return v1.FIFOQueue(size, [dtype], [[]], shared_name=name, name=name)
 
 
-def _waited_for(prefix: str) -> tf.Tensor:
+def _int_at(prefix: str, name: str) -> tf.Tensor:
+    """The handle of an integer in a process's server."""
     with tf.device(prefix + "/device:CPU:0"):
-        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=WAITED_FOR)
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=name)
 
 
-def _read_waited_for(prefix: str) -> tf.Tensor:
+def _read_int(prefix: str, name: str) -> tf.Tensor:
+    """Its value; 0, if it has none yet."""
     with tf.device(prefix + "/device:CPU:0"):
-        handle = _waited_for(prefix)
+        handle = _int_at(prefix, name)
         is_told = tf.raw_ops.VarIsInitializedOp(resource=handle)
         return tf.cond(is_told, lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64),
                        lambda: tf.constant(0, tf.int64))

@@ -71,10 +71,11 @@ def types_of(*roles: Role) -> FrozenSet[str]:
 
 # v1 control flow and functions
 ENTERS, EXITS, NEXT_ITERATIONS = types_of(Role.ENTER), types_of(Role.EXIT), types_of(Role.NEXT_ITERATION)
-SWITCHES, MERGES = types_of(Role.SWITCH), types_of(Role.MERGE)
+SWITCHES, MERGES, LOOP_CONDS = types_of(Role.SWITCH), types_of(Role.MERGE), types_of(Role.LOOP_COND)
 WHILES, CONDITIONALS, CALLS = types_of(Role.WHILE), types_of(Role.CONDITIONAL), types_of(Role.CALL)
 CONTROL_FLOW = types_of(*FLOW, Role.LOOP_COND) | WHILES | CONDITIONALS | CALLS
 CONTAINERS = types_of(Role.CONTAINER)
+HANDLES_OF_CONTAINERS = CONTAINERS | types_of(Role.CONTAINER_GRADIENT)
 PULLS = types_of(Role.PULL)
 
 # variables

@@ -70,12 +70,14 @@ class Fit:
         run: takes its snapshots.
         backup: decides when, by Keras' callback; None: ``snapshot.path`` is set.
         is_any: whether something is so in any of the processes.
+        write: see :class:`whale_tf.capture.callbacks.Callbacks`.
     """
 
     def __init__(self, model: Any, variables: Variables, run: Run, backup: Optional[Backup] = None,
-                 is_any: Callable[[bool], bool] = bool) -> None:
+                 is_any: Callable[[bool], bool] = bool, write: Callable[[Callable[[], Any]], Any] = lambda original: original(),
+                 ) -> None:
         self.variables, self.run, self._model = variables, run, model
-        self._backup, self._is_any = backup, is_any
+        self._backup, self._is_any, self._write = backup, is_any, write
         self._or_else = OR_ELSE if backup is None else or_else(backup)
         self._saves: Optional[Callable[[], Any]] = None  # writes Keras' files, when all callbacks have acted
         self._has_taken = False
@@ -262,8 +264,7 @@ class Fit:
             self.run.forget_others()
         self._has_taken = True
         job = self._take(position)
-        if self.run.is_chief:
-            self._backup.write(save, os.path.basename(job.folder), lambda: self.run.wait_for(job))
+        self._write(functools.partial(self._backup.write, save, os.path.basename(job.folder), lambda: self.run.wait_for(job)))
 
     def _leave_if_other(self) -> None:
         """Leaves it to Keras to restore what it can if the script has changed."""

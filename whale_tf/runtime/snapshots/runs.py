@@ -113,7 +113,8 @@ class Runs:
         settings = dataclasses.replace(self._settings, path=backup.path, every_steps=_NEVER, every_s=None)
         number = self._agree(f"BackupAndRestore({backup.directory!r})", "backup_dir", backup.directory, found)
         run = self._run_in(store, "fit", settings, found, number)
-        fit = Fit(model, self._variables(model, or_else(backup)), run, backup, self._is_any)
+        write = (lambda original: original()) if self._runtime is None else self._runtime.write
+        fit = Fit(model, self._variables(model, or_else(backup)), run, backup, self._is_any, write)
         return self._fitted(fit, model, original, *args, **kwargs)
 
     def _variables(self, model: Any, else_: str = OR_ELSE) -> ModelVariables:

@@ -34,6 +34,7 @@ def callbacks(state: Active) -> Callbacks:
         save=sessions.save,
         add_event=sessions.add_event,
         writes=lambda: state.processes.is_chief,
+        write=data.write,
         run_config=sessions.run_config,
         estimator_train=sessions.estimator_train,
         estimator_graph=state.estimators.begin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Callable, MutableMapping, Optional, Tuple
 
@@ -93,8 +94,12 @@ class DataTriggers:
     def backup(self, callback: Any, method: str, original: Callable[[], Any]) -> None:
         fitting = self._state.runs.fitting
         is_left_out = fitting is not None and fitting.backs_up(callback, method, original)
-        if not is_left_out and (method == "on_train_begin" or self._state.processes.is_chief):
-            original()
+        if not is_left_out:
+            (original if method == "on_train_begin" else functools.partial(self.write, original))()
+
+    def write(self, original: Callable[[], Any]) -> Any:
+        runtime = self._state.runtime
+        return original() if runtime is None else runtime.write(original)
 
 
 # of tf.data; the mini-batches that they give are those that they take, except after a `map` that joins or cuts them
