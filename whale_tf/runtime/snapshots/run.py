@@ -204,7 +204,7 @@ class Run:
                          "last one was complete")
         else:
             lines.append("none taken yet")
-        return lines
+        return lines + self._writer.lines()
 
 
 def _bytes(value: Any) -> int:
