@@ -98,13 +98,16 @@ def test_backups_of_two_processes(starter: Starter, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_directory_is_lost_with_its_process(starter: Starter, tmp_path: Any, lost: int) -> None:
-    """A pipeline of two processes, each with a directory of its own; its neighbour has what it needs to go on."""
-    kind, folder = "fit" if "fit" in chaos.KINDS else "session", tmp_path / "ends"
+@pytest.mark.parametrize("kind, plan, lost", [
+    pytest.param("fit", "gpipe", 0, marks=of_fit),
+    ("session", "split", 1),  # and copies of variables, with their slots
+    pytest.param("session", "gpipe", 0, marks=pytest.mark.full)])
+def test_directory_is_lost_with_its_process(starter: Starter, tmp_path: Any, kind: str, plan: str, lost: int) -> None:
+    """Two processes run parts of a step, each with a directory of its own; its neighbour has what it needs to go on."""
+    folder = tmp_path / "ends"
     steps, values = chaos.reference(starter, kind, str(tmp_path / "whole"))
     folder.mkdir()
-    job = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", "-m", chaos.SCRIPT, kind, "gpipe", str(folder),
+    job = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", "-m", chaos.SCRIPT, kind, plan, str(folder),
                         "snapshot.every_steps=2", OWN="1", PAUSE="0.2")
     for rank in range(2):
         job.wait_for(f"[{rank}] step 7 ", RUN_S)
