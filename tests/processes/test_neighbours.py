@@ -112,6 +112,8 @@ def test_newest_that_is_left(tmp_path: Any, monkeypatch: Any, seed: int) -> None
             written = Job(store, store.folder(step, 1), step, json.dumps(step), [], [])
             writer.start(written)
             assert writer.wait_for_manifest(written), told
+        with open(os.path.join(store.path, files.REACHED), "w", encoding="utf8") as out:
+            json.dump({"step": steps[-1] + 1}, out)
         return neighbours.sent
 
     sent = job.run(take, keeps)
@@ -120,7 +122,8 @@ def test_newest_that_is_left(tmp_path: Any, monkeypatch: Any, seed: int) -> None
     for place in lost:
         shutil.rmtree(place)
     for _ in range(rng.randint(0, 3)):
-        names = sorted(os.path.join(folder, name) for place in places for folder, _, found in os.walk(place) for name in found)
+        names = sorted(os.path.join(folder, name) for place in places for folder, _, found in os.walk(place) for name in found
+                       if name != files.REACHED)
         if names:
             damage(rng, rng.choice(names))
     expected = [step for step in steps if is_left(places, step, count)]
@@ -128,8 +131,11 @@ def test_newest_that_is_left(tmp_path: Any, monkeypatch: Any, seed: int) -> None
     again = rng.sample(new, rng.randint(2, len(new))) + rng.choices(new, k=rng.randint(0, 1))
     reachable = [step for step in expected if is_left(again, step, count)]
 
+    was_reached = any(os.path.exists(os.path.join(place, files.REACHED)) for place in again)
+
     def go_on(neighbours: Neighbours, store: Store, rank: int) -> int:
         found = neighbours.newest()
+        assert neighbours._reached() == ({"step": steps[-1] + 1} if was_reached else {})
         if found is None:
             return 0
         text = json.dumps(sorted(os.listdir(found.folder)))

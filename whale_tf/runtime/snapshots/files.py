@@ -37,10 +37,11 @@ from whale_tf.errors import SnapshotError
 FORMAT = "whale_tf snapshot 1"
 MANIFEST = "manifest.json"
 FINISHED = "finished"  # file of a training run that does not train again
+REACHED = "reached"  # file with the last step that was made, and the starts so far, whether a snapshot has them or not
 STATE = "state/"  # names of arrays that belong to the run's state
 PAUSE_S = .05
 CLAIM_S = 5.0  # until the process that has claimed a directory has said which it is
-SECTION_BYTES = 1 << 24  # of a file that is sent: larger ones come in sections, PATH@0, PATH@1 ...
+SECTION_BYTES = 1 << 22  # of a file that is sent: larger ones come in sections, PATH@0, PATH@1 ...
 Read = Callable[[], np.ndarray]
 _FOLDER = re.compile(r"^step-(\d+)-([0-9a-f]+)$")
 

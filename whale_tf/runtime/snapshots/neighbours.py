@@ -16,6 +16,7 @@ its directory is like one that all reach.  Numbers of processes mean nothing the
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -23,7 +24,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, List, NamedTup
 from whale_tf._tf_compat import tf
 from whale_tf.errors import SnapshotError
 from whale_tf.runtime.snapshots import files
-from whale_tf.runtime.snapshots.files import MANIFEST, Snapshot, Store
+from whale_tf.runtime.snapshots.files import MANIFEST, REACHED, Snapshot, Store
 
 Write = Callable[[str, bytes], None]  # path, contents
 
@@ -160,9 +161,11 @@ class Neighbours:
             SnapshotError: one place cannot give another one what that lacks.
         """
         names = self._store.names() if self.leads else []
-        told = self._tell([self._store.path, {name: files.manifest_text(os.path.join(self._store.path, name)) for name in names}])
-        self._paths = [path for path, _ in told]
-        manifests = {name: text for _, one in told for name, text in one.items() if text is not None}
+        own = {name: files.manifest_text(os.path.join(self._store.path, name)) for name in names}
+        told = self._tell([self._store.path, own, self._reached()])
+        self._paths = [path for path, _, _ in told]
+        manifests = {name: text for _, one, _ in told for name, text in one.items() if text is not None}
+        self._reach(max((reached for _, _, reached in told), key=lambda one: int(one.get("step", -1))))
         for name in sorted(manifests, key=files.order, reverse=True):
             folder, manifest = os.path.join(self._store.path, name), files.read_manifest(manifests[name])
             rows = self._tell(files.whole_parts(folder, manifest) if self.leads else [])
@@ -174,6 +177,18 @@ class Neighbours:
             self._store.leave_out(name, "; ".join(
                 f"no process has all of {part[:-len('.json')]}{manifest.keepers(part)}" for part in missing))
         return None
+
+    def _reached(self) -> Dict[str, Any]:
+        """What this place knows of the last step that was made."""
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(self._store.path, REACHED), encoding="utf8") as handle:
+            return dict(json.load(handle))
+        return {}
+
+    def _reach(self, last: Dict[str, Any]) -> None:
+        """The place of process 0, which tells what was lost, may be new."""
+        if self.leads and last != self._reached():
+            with contextlib.suppress(OSError), open(os.path.join(self._store.path, REACHED), "w", encoding="utf8") as out:
+                json.dump(last, out)
 
     def _deliver(self, folder: str, gifts: Sequence[Delivery], manifest: str) -> None:
         """Makes a snapshot whole at all places."""

@@ -56,6 +56,11 @@ class Writer:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads those that reach its directory, if there are several directories."""
+        return self._neighbours is not None and self._neighbours.leads
+
     def lines(self) -> List[str]:
         """Where copies are, for the user."""
         return [] if self._neighbours is None else [self._neighbours.line()]
@@ -95,7 +100,7 @@ class Writer:
                     job.folder, job.step, self._count, job.state, lambda: not (
                         self._given_up.is_set() or self._has_lost() or time.monotonic() - ready > OTHERS_S),
                     *(() if neighbours is None else (neighbours.kept(), lambda: neighbours.send_manifest(job.folder))))
-            elif neighbours is not None and neighbours.leads:
+            elif self.leads:
                 job.store.prune()
             self.written_s = time.monotonic() - begin
         except Exception as error:  # whatever it is, training goes on, and nobody waits for this snapshot
