@@ -226,8 +226,8 @@ class Snapshots(Record):
     path: Optional[str] = field(
         None, not_empty=True,
         description="Directory for snapshots of fit (Keras 3), MonitoredTrainingSessions and loops over wh.resume, which all "
-        "processes can reach. If it holds one, the same command goes on at the next example ([docs/long_runs.md]"
-        "(long_runs.md)). null: no snapshots.")
+        "processes can reach, or which each host has for itself. If it holds one, the same command goes on at the next example "
+        "([docs/long_runs.md](long_runs.md)). null: no snapshots.")
     every_steps: Optional[int] = field(None, at_least=1, description="Steps between two snapshots. null: not by steps.")
     every_s: Optional[float] = field(None, above=0, description="Seconds between two snapshots. null: not by time.")
     budget: float = field(
@@ -235,6 +235,10 @@ class Snapshots(Record):
         description="If neither of these is set: which share of the time training may wait for snapshots. The more one costs, "
         "the longer is the time to the next.")
     keep: int = field(2, at_least=1, description="How many complete snapshots to keep of each of these.")
+    neighbour: bool = field(
+        True,
+        description="Whether, if hosts have directories of their own, what a process has written is also kept on the next host, "
+        "so that the loss of one loses no snapshot. In a directory that all processes reach there is nothing to copy.")
 
 
 @dataclass(frozen=True, init=False)

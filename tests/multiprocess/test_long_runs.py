@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from typing import Any, Dict, Iterator, List, Tuple
@@ -94,6 +95,30 @@ def test_backups_of_two_processes(starter: Starter, tmp_path: Any) -> None:
     assert "fit goes on in epoch 2, after 2 steps" in again.output, again.output
     assert chaos.checked(again.output, steps, reached, "one process") == chaos.STEPS
     chaos.compare(folder, values, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, plan, lost", [
+    pytest.param("fit", "gpipe", 0, marks=of_fit),
+    ("session", "split", 1),  # and copies of variables, with their slots
+    pytest.param("session", "gpipe", 0, marks=pytest.mark.full)])
+def test_directory_is_lost_with_its_process(starter: Starter, tmp_path: Any, kind: str, plan: str, lost: int) -> None:
+    """Two processes run parts of a step, each with a directory of its own; its neighbour has what it needs to go on."""
+    folder = tmp_path / "ends"
+    steps, values = chaos.reference(starter, kind, str(tmp_path / "whole"))
+    folder.mkdir()
+    job = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", "-m", chaos.SCRIPT, kind, plan, str(folder),
+                        "snapshot.every_steps=2", OWN="1", PAUSE="0.2")
+    for rank in range(2):
+        job.wait_for(f"[{rank}] step 7 ", RUN_S)
+    os.kill(int(re.findall(rf"\[{lost}\] process (\d+)\n", job.output)[0]), signal.SIGKILL)
+    shutil.rmtree(folder / "snapshots" / str(lost))
+    assert job.wait(RUN_S) == 0, job.output
+    first, again = re.split(r"whale run: .*start", job.output, maxsplit=1)
+    assert 2 < chaos.checked(again, steps, chaos.checked(first, steps, 0, "before"), "after") == chaos.STEPS
+    assert re.search(rf"process {lost} \(\S+\) gets part-0, part-1 of snapshot \S+ from process {1 - lost} ", again), job.output
+    assert min(chaos.steps_of(again)) in (5, 7), job.output
+    chaos.compare(str(folder), values, kind)
 
 
 @pytest.mark.once

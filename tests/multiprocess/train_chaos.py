@@ -5,7 +5,8 @@
 and the bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE
 (seconds a step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until
 there is a file ``DIRECTORY/go-3``, or ``go-8``), LAYERS (2; a plan of more TaskGraphs has as many), LOOK (steps between two
-evaluations and checkpoints; none: there are none), NETNS (network namespace of this process).  SIGUSR2 prints where it is.
+evaluations and checkpoints; none: there are none), NETNS (network namespace of this process), OWN (the snapshots of each process
+are in a directory of its own).  SIGUSR2 prints where it is.
 """
 from __future__ import annotations
 
@@ -300,7 +301,8 @@ def main() -> None:
     kinds = {"session": session, "feeds": lambda *rest: session(*rest, feeds=True), "estimator": estimator}
     if kind in kinds:
         tf.compat.v1.disable_eager_execution()
-    snapshots = {} if kind == "backup" else {"snapshot.path": f"{folder}/snapshots", **given}
+    snapshots = {} if kind == "backup" else {
+        "snapshot.path": f"{folder}/snapshots" + (f"/{RANK}" if "OWN" in os.environ else ""), **given}
     wh.init({**plan.config, **snapshots}, cluster=plan.cluster)
     print("process", os.getpid(), flush=True)
     rng = np.random.RandomState(0)

@@ -34,7 +34,7 @@ from whale_tf.graph_editor.control_flow import frames, is_of_loop, whole_loops
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
-from whale_tf.ir.traits import ENTERS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import ASSIGNS, ENTERS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 from whale_tf.passes.partition import Before, Node, Output, before_wait
@@ -115,7 +115,8 @@ class SessionPart:
 
         repeat_in_branches(self.graph, readers, owner, self.context.name("branch"))
         written = [op for op in self.graph.get_operations() if op.name not in self.added]
-        repeat_where_read(self.graph, written, readers, owner, self.members, self.context.name("repeated"))
+        computing = [op for op in readers if op.type not in ASSIGNS]  # ``load`` feeds what others assign
+        repeat_where_read(self.graph, written, computing, owner, self.members, self.context.name("repeated"))
         first = len(self.ops)
         for op in self._new_ops():
             self.indices[op.name] = len(self.ops)

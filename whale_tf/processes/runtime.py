@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Callable, Iterator, List, MutableSet, NamedTuple, Optional, Sequence, Tuple
@@ -29,6 +30,7 @@ WRITTEN = "whale/written"  # variable of process 0: the point up to which it has
 WRITTEN_PAUSE_S = .02  # until process 0 is asked again for that
 STAYS_S = 1.0  # between two looks at whether others wait for a process that has nothing more to do
 GIVEN = "whale_given"  # and a number; queue in process 0: texts that the process with this number gives it
+ANSWER_S = 20.0  # until another process's server has written a section of a file
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
 
 
@@ -65,9 +67,18 @@ class Runtime:
         self._is_writing = False
         self._tell: Optional[Callable[[], None]] = None  # says in which of these runs this process waits
         self._afterwards: List[Callable[[], None]] = []
-        self.is_free = False  # our own sessions are unchanged
+        self._free = threading.local()  # see is_free
         self.sessions = 0  # in which this process takes part in steps
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this thread makes and runs sessions of our own, which are unchanged."""
+        return getattr(self._free, "is_free", False)
+
+    @is_free.setter
+    def is_free(self, value: bool) -> None:
+        self._free.is_free = value
 
     def target(self, asked: str, config: v1.ConfigProto) -> str:
         """The server's address for a new Session; the first one starts the server and waits for the other processes.
@@ -75,7 +86,7 @@ class Runtime:
         Raises:
             ClusterError: the port is in use, a process does not start, or the script asks for its own server.
         """
-        if self._server is not None and asked == self._server.target:
+        if asked and (self.is_free or self._server is not None and asked == self._server.target):
             return asked
         if asked:
             raise ClusterError(
@@ -403,6 +414,25 @@ class Runtime:
                 "the train op")
         self.sees_all = True
         self.stay_for_others()
+
+    @contextlib.contextmanager
+    def writing_at(self, rank: int) -> Iterator[Callable[[str, bytes], None]]:
+        """What writes a file where another process is, whose server does it: also from another thread, while both train.
+
+        Raises:
+            tf.errors.OpError: it cannot write it, or does not answer.
+        """
+        prefix = self.processes.prefix(rank)
+        free, self.is_free = self.is_free, True
+        try:
+            with tf.Graph().as_default() as graph, tf.device(prefix + "/device:CPU:0"):
+                path, contents = v1.placeholder(tf.string, []), v1.placeholder(tf.string, [])
+                written = tf.raw_ops.WriteFile(filename=path, contents=contents)
+            config = v1.ConfigProto(device_filters=[prefix], operation_timeout_in_ms=int(1000 * ANSWER_S))
+            with v1.Session(f"grpc://{self.processes.addresses[rank]}", graph, config) as session:
+                yield lambda to, data: session.run(written, {path: to, contents: data})
+        finally:
+            self.is_free = free
 
     def open_beside(self, graph: tf.Graph) -> Any:
         """A Session of its own on the devices of all processes."""

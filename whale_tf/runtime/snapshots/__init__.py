@@ -8,6 +8,7 @@
 
     values      Python values as JSON
     files       a snapshot's files: parts, checksums, the manifest; the newest that is whole
+    neighbours  copies of parts, where processes have directories of their own
     variables   which variables a model or a loop has, and their values
     writing     the thread that writes
     pace        when a snapshot is taken

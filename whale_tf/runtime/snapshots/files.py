@@ -9,12 +9,16 @@
         manifest.json                   state of the run, and checksums of part-*.json: written last, by process 0
 
 A snapshot without a manifest, or of which any file is missing or differs from its checksum, does not count; the one before does.
-The number behind the step differs in each run, so that a run never finds its own files half written by the run before.
+The number behind the step differs in each run, so that a run never finds its own files half written by the run before.  Where
+processes have directories of their own (see neighbours), each of these may have only some of the files.
 """
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import glob
+import itertools
 import json
 import os
 import re
@@ -22,19 +26,22 @@ import shutil
 import time
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
-from whale_tf.documents import Record, plain, read
+from whale_tf.documents import Record, field, plain, read
 from whale_tf.errors import SnapshotError
 
 FORMAT = "whale_tf snapshot 1"
 MANIFEST = "manifest.json"
 FINISHED = "finished"  # file of a training run that does not train again
+REACHED = "reached"  # file with the last step that was made, and the starts so far, whether a snapshot has them or not
 STATE = "state/"  # names of arrays that belong to the run's state
 PAUSE_S = .05
+CLAIM_S = 5.0  # until the process that has claimed a directory has said which it is
+SECTION_BYTES = 1 << 22  # of a file that is sent: larger ones come in sections, PATH@0, PATH@1 ...
 Read = Callable[[], np.ndarray]
 _FOLDER = re.compile(r"^step-(\d+)-([0-9a-f]+)$")
 
@@ -82,6 +89,7 @@ class Manifest(Record):
     step: steps since the beginning of the training run.
     parts: the files ``part-*.json``.
     state: of the run, as JSON text.
+    kept: which processes keep each part, if they have directories of their own.
     crc32: of the other fields' JSON text.
     """
 
@@ -90,10 +98,15 @@ class Manifest(Record):
     parts: Dict[str, File]
     state: str
     crc32: int = 0
+    kept: Dict[str, Tuple[str, ...]] = field(factory=dict)
 
     def checksum(self) -> int:
-        fields = {name: value for name, value in plain(self).items() if name != "crc32"}
+        fields = {name: value for name, value in plain(self).items() if name != "crc32" and (value or name != "kept")}
         return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+    def keepers(self, name: str) -> str:
+        """Which processes kept a part, as the end of a message; empty: all had one directory."""
+        return f"; it was kept by {' and by '.join(self.kept[name])}" if self.kept.get(name) else ""
 
 
 class SnapshotValue(NamedTuple):
@@ -179,14 +192,23 @@ class Store:
 
     def newest(self) -> Iterator[Snapshot]:
         """Snapshots that are whole, newest first.  What is wrong with others is said."""
-        for step, _, folder in reversed(self._folders()):
+        for _, _, folder in reversed(self._folders()):
             if not os.path.exists(os.path.join(folder, MANIFEST)):
                 continue  # its run has ended while it was written
             try:
                 yield opened(folder)
             except (OSError, ValueError) as error:
-                self._damaged.add(folder)
-                self._say(f"snapshot {folder} (step {step}) does not count: {error}; looking for the one before")
+                self.leave_out(os.path.basename(folder), str(error))
+
+    def leave_out(self, name: str, why: str) -> None:
+        """A snapshot does not count, which is said."""
+        folder = os.path.join(self.path, name)
+        self._damaged.add(folder)
+        self._say(f"snapshot {folder} (step {order(name)[0]}) does not count: {why}; looking for the one before")
+
+    def names(self) -> List[str]:
+        """The names of the snapshots' folders, whether these are whole or not."""
+        return [os.path.basename(folder) for _, _, folder in self._folders()]
 
     def finish(self) -> None:
         """Notes that the training run has finished.
@@ -222,8 +244,13 @@ class Store:
                 files[name] = _synced(os.path.join(folder, name))
         _write(f"{prefix}.json", json.dumps(plain(Part(tuple(pieces), files))))
 
-    def complete(self, folder: str, step: int, count: int, state: str, goes_on: Callable[[], bool]) -> None:
+    def complete(self, folder: str, step: int, count: int, state: str, goes_on: Callable[[], bool],
+                 kept: Optional[Dict[str, Tuple[str, ...]]] = None, share: Callable[[], None] = lambda: None) -> None:
         """Writes the manifest when the parts of all processes are there, and deletes old snapshots.
+
+        Args:
+            kept: see :class:`Manifest`.
+            share: is called in between.
 
         Raises:
             OSError: it cannot be written.
@@ -231,20 +258,22 @@ class Store:
         """
         names, has_ended = [f"part-{rank}.json" for rank in range(count)], False
         while True:
-            missing = [name for name in names if not os.path.exists(os.path.join(folder, name))]
+            missing = [name for name in names if not _is_json(os.path.join(folder, name))]  # one that is sent grows
             if not missing:
                 break
             if has_ended:
-                raise SnapshotError(f"{', '.join(missing)} did not come; all processes must reach {self.path!r}")
+                raise SnapshotError(f"{', '.join(missing)} did not come to {folder!r}")
             has_ended = not goes_on()  # and then looks once more
             time.sleep(PAUSE_S)
         parts = {name: _described(os.path.join(folder, name)) for name in names}
-        manifest = Manifest(FORMAT, step, parts, state)
-        _write(os.path.join(folder, MANIFEST), json.dumps(dict(plain(manifest), crc32=manifest.checksum())))
-        self._prune()
+        manifest = Manifest(FORMAT, step, parts, state, kept=kept or {})
+        text = json.dumps(plain(dataclasses.replace(manifest, crc32=manifest.checksum()), defaults=False))
+        write_manifest(folder, text)
+        share()
+        self.prune()
 
     def is_complete(self, folder: str) -> bool:
-        return os.path.exists(os.path.join(folder, MANIFEST))
+        return manifest_text(folder) is not None
 
     def delete(self, folder: str) -> None:
         """Deletes a snapshot: the manifest first, so that it never looks whole when it is not."""
@@ -258,7 +287,7 @@ class Store:
             if number < run:
                 self.delete(folder)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Keeps the last few that have a manifest and count, and what is newer than these."""
         kept = 0
         for _, _, folder in reversed(self._folders()):
@@ -270,9 +299,14 @@ class Store:
         """Step, number of the run, and path of each snapshot, oldest first."""
         if not os.path.isdir(self.path):
             return []
-        matches = [_FOLDER.match(name) for name in os.listdir(self.path)]
-        return sorted((int(found.group(1)), int(found.group(2), 16), os.path.join(self.path, found.group(0)))
-                      for found in matches if found is not None)
+        return sorted((*order(name), os.path.join(self.path, name)) for name in os.listdir(self.path) if _FOLDER.match(name))
+
+
+def order(name: str) -> Tuple[int, int]:
+    """Step and number of the run of a snapshot, from its folder's name."""
+    found = _FOLDER.match(name)
+    assert found is not None
+    return int(found.group(1)), int(found.group(2), 16)
 
 
 def opened(folder: str) -> Snapshot:
@@ -282,19 +316,148 @@ def opened(folder: str) -> Snapshot:
         OSError, ValueError: a file is missing, or is not as it was written.
     """
     with open(os.path.join(folder, MANIFEST), encoding="utf8") as handle:
-        manifest = read(Manifest, json.load(handle))
+        manifest = read_manifest(handle.read())
+    join_sections(folder)
+    parts = {}
+    for name in manifest.parts:
+        try:
+            parts[name] = _part(folder, name, manifest)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{error}{manifest.keepers(name)}") from None
+    return Snapshot(folder, manifest, parts)
+
+
+def read_manifest(text: str) -> Manifest:
+    """Raises:
+        ValueError: it is not as it was written.
+    """
+    manifest = read(Manifest, json.loads(text))
     if manifest.format != FORMAT:
         raise ValueError(f"its format is {manifest.format!r}, expected {FORMAT!r}")
     if manifest.checksum() != manifest.crc32:
         raise ValueError(f"{MANIFEST} differs from its checksum")
-    parts = {}
-    for name, known in manifest.parts.items():
-        _check(folder, name, known)
-        with open(os.path.join(folder, name), encoding="utf8") as handle:
-            parts[name] = read(Part, json.load(handle))
-        for other, expected in parts[name].files.items():
-            _check(folder, other, expected)
-    return Snapshot(folder, manifest, parts)
+    return manifest
+
+
+def manifest_text(folder: str) -> Optional[str]:
+    """The manifest of a snapshot, if it is there as it was written."""
+    try:
+        with open(os.path.join(folder, MANIFEST), encoding="utf8") as handle:
+            text = handle.read()
+        read_manifest(text)
+    except (OSError, ValueError):
+        return None
+    return text
+
+
+def write_manifest(folder: str, text: str) -> None:
+    """Raises:
+        OSError: it cannot be written.
+    """
+    _write(os.path.join(folder, MANIFEST), text)
+
+
+def whole_parts(folder: str, manifest: Manifest) -> List[str]:
+    """The parts of a snapshot that are whole in a folder."""
+    found = []
+    with contextlib.suppress(OSError):
+        join_sections(folder)
+    for name in manifest.parts:
+        with contextlib.suppress(OSError, ValueError):
+            _part(folder, name, manifest)
+            found.append(name)
+    return found
+
+
+def sections(folder: str, name: str) -> Iterator[Tuple[str, bytes]]:
+    """The files of a part, to be sent: names and contents of their sections; the part's own (``part-0.json``) at last, whole."""
+    with open(os.path.join(folder, name), "rb") as handle:
+        text = handle.read()
+    for each in read(Part, json.loads(text.decode())).files:
+        path = os.path.join(folder, each)
+        count = -(-os.path.getsize(path) // SECTION_BYTES)
+        with open(path, "rb") as handle:
+            for number in range(max(1, count)):
+                yield f"{each}@{number}" if count > 1 else each, handle.read(SECTION_BYTES)
+    yield name, text
+
+
+def join_sections(folder: str) -> None:
+    """Makes files of the sections that were sent of them.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    for first in [name for name in os.listdir(folder) if name.endswith("@0")]:
+        path = os.path.join(folder, first[:-len("@0")])
+        count = next(number for number in itertools.count() if not os.path.exists(f"{path}@{number}"))
+        with open(f"{path}.new", "wb") as out:
+            for number in range(count):
+                with open(f"{path}@{number}", "rb") as handle:
+                    shutil.copyfileobj(handle, out)
+        os.replace(f"{path}.new", path)
+        for number in range(count):  # the first one first: without it the others are nothing
+            os.remove(f"{path}@{number}")
+
+
+def claim(folder: str, run: int, rank: int) -> int:
+    """The first of the processes that reach a directory in this run: of those that call this, whichever was there first.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = _claim(folder, f"{run:x}")
+    try:
+        own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        pass
+    else:
+        os.write(own, b"%d\n" % rank)
+        os.close(own)
+        return rank
+    limit = time.monotonic() + CLAIM_S
+    while True:
+        with open(path, encoding="utf8") as handle:
+            text = handle.read()
+        if text.endswith("\n"):
+            return int(text)
+        if time.monotonic() > limit:
+            raise OSError(f"{path!r} is empty")
+        time.sleep(PAUSE_S)
+
+
+def end_claims(folder: str) -> None:
+    """Call when all processes have made their claims."""
+    for path in glob.glob(_claim(glob.escape(folder), "*")):
+        with contextlib.suppress(OSError):
+            os.remove(path)
+
+
+def _claim(folder: str, run: str) -> str:
+    return os.path.join(folder, f"claim-{run}")
+
+
+def _part(folder: str, name: str, manifest: Manifest) -> Part:
+    """Raises:
+        OSError, ValueError: a file of this part is missing, or is not as it was written.
+    """
+    _check(folder, name, manifest.parts[name])
+    with open(os.path.join(folder, name), encoding="utf8") as handle:
+        part = read(Part, json.load(handle))
+    for other, expected in part.files.items():
+        _check(folder, other, expected)
+    return part
+
+
+def _is_json(path: str) -> bool:
+    """Whether a file is there, and whole."""
+    try:
+        with open(path, encoding="utf8") as handle:
+            json.load(handle)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _check(folder: str, name: str, expected: File) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 
 from whale_tf.cluster.processes import CHANGE
 from whale_tf.processes.watch import say
-from whale_tf.runtime.snapshots.files import STATE, Piece, Snapshot, Store
+from whale_tf.runtime.snapshots.files import REACHED, STATE, Piece, Snapshot, Store
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.writing import Job, Writer
 
 _SPENT = "spent"
-_REACHED = "reached"  # file with the last step that was made, and the starts so far, whether a snapshot has them or not
 _WIDTH = 200  # bytes of this file
 
 
@@ -74,7 +73,7 @@ class Run:
         self._step = self._last_reached = 0 if found is None else found.step
         if self.is_chief:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it only helps to tell what was lost
-                with open(os.path.join(store.path, _REACHED), encoding="utf8") as handle:
+                with open(os.path.join(store.path, REACHED), encoding="utf8") as handle:
                     last = json.load(handle)
                 self._last_reached = max(self._step, int(last["step"]))
                 before = before._replace(since=min(before.since, last["since"]), starts=max(before.starts, last["starts"]),
@@ -115,13 +114,13 @@ class Run:
 
     def _note(self, step: int) -> None:
         """Keeps for the next start, at each step, what a snapshot may not have."""
-        if self.is_chief and not self._is_closed:
+        if (self.is_chief or self._writer.leads) and not self._is_closed:
             spent = self.spent()
             text = json.dumps({"step": step, "since": spent.since, "starts": spent.starts, "started_s": spent.started_s})
             with contextlib.suppress(OSError):  # a full disk
                 if self._reached < 0:
                     os.makedirs(self._store.path, exist_ok=True)
-                    self._reached = os.open(os.path.join(self._store.path, _REACHED), os.O_RDWR | os.O_CREAT, 0o644)
+                    self._reached = os.open(os.path.join(self._store.path, REACHED), os.O_RDWR | os.O_CREAT, 0o644)
                 os.pwrite(self._reached, text.ljust(_WIDTH).encode(), 0)
 
     def _tell_change(self, step: int) -> None:
@@ -204,7 +203,7 @@ class Run:
                          "last one was complete")
         else:
             lines.append("none taken yet")
-        return lines
+        return lines + self._writer.lines()
 
 
 def _bytes(value: Any) -> int:

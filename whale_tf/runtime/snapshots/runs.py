@@ -35,9 +35,10 @@ from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.termination import Termination
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS, say
 from whale_tf.runtime.snapshots.backups import Backup
-from whale_tf.runtime.snapshots.files import Snapshot, Store
+from whale_tf.runtime.snapshots.files import Snapshot, Store, claim, end_claims
 from whale_tf.runtime.snapshots.fitting import TRAINER, Fit, or_else
 from whale_tf.runtime.snapshots.loops import Epochs, Loop
+from whale_tf.runtime.snapshots.neighbours import Neighbours
 from whale_tf.runtime.snapshots.pace import Pace
 from whale_tf.runtime.snapshots.run import Run
 from whale_tf.runtime.snapshots.sessions import Sessions, SessionState
@@ -111,8 +112,8 @@ class Runs:
         store = Store(backup.path, backup.keep, self._say)
         found = next(store.newest(), None) if backup.counts() else None
         settings = dataclasses.replace(self._settings, path=backup.path, every_steps=_NEVER, every_s=None)
-        number = self._agree(f"BackupAndRestore({backup.directory!r})", "backup_dir", backup.directory, found)
-        run = self._run_in(store, "fit", settings, found, number)
+        self._check_same(f"BackupAndRestore({backup.directory!r})", "backup_dir", backup.directory, found)
+        run = self._run_in(store, "fit", settings, found, self._new_number())
         write = (lambda original: original()) if self._runtime is None else self._runtime.write
         fit = Fit(model, self._variables(model, or_else(backup)), run, backup, self._is_any, write)
         return self._fitted(fit, model, original, *args, **kwargs)
@@ -283,15 +284,38 @@ class Runs:
         if number is None:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
-        store = self._store(kind, number)
-        found = next(store.newest(), None)
-        run = self._agree(f"{kind}-{number}", "snapshot.path", self._path, found)
-        return self._run_in(store, kind, self._settings, found, run)
+        store, run = self._store(kind, number), self._new_number()
+        neighbours = self._neighbours(store, run)
+        if neighbours is not None and kind == "estimator":
+            raise ConfigError(f"snapshot.path {self._path!r} is not one directory for all processes, but an Estimator needs "
+                              "that, as it needs model_dir; give it a directory that all of them reach")
+        found = next(store.newest(), None) if neighbours is None else neighbours.newest()
+        self._check_same(f"{kind}-{number}", "snapshot.path", self._path, found)
+        return self._run_in(store, kind, self._settings, found, run, neighbours)
 
-    def _run_in(self, store: Store, kind: str, settings: Settings, found: Optional[Snapshot], number: int) -> Run:
+    def _neighbours(self, store: Store, run: int) -> Optional[Neighbours]:
+        """Where parts of snapshots are kept besides, if the processes have directories of their own."""
+        gather, runtime, rank = self._gather, self._runtime, self._processes.rank
+        if gather is None or runtime is None:
+            return None
+        try:
+            lead = claim(store.path, run, rank)
+        except OSError:  # a full disk; what cannot be written is said when it is
+            lead = -1
+        leads = [int(row[0]) for row in gather([lead])]
+        if lead == rank:
+            end_claims(store.path)
+        if len(set(leads) - {-1}) < 2:
+            return None
+        return Neighbours(store, rank, [each if lead < 0 else lead for each, lead in enumerate(leads)],
+                          self._processes.addresses, self._settings.neighbour, runtime.exchange, runtime.writing_at,
+                          lambda: runtime.has_lost, self._say)
+
+    def _run_in(self, store: Store, kind: str, settings: Settings, found: Optional[Snapshot], number: int,
+                neighbours: Optional[Neighbours] = None) -> Run:
         runtime = self._runtime
         writer = Writer(self._processes.count, self._processes.rank, self._host,
-                        lambda: runtime is not None and runtime.has_lost)
+                        lambda: runtime is not None and runtime.has_lost, neighbours)
         pace = Pace(settings, self._gather, self._processes.is_chief, lambda: self._termination.signal)
         pace.begins(0)
         return Run(_NAMES[kind], store, writer, pace, found, number, self._end)
@@ -339,8 +363,14 @@ class Runs:
         lines = [] if self._last is None else self._last.lines()
         return "".join(f"{line}\n" for line in [f"Snapshots: {often}; the last {settings.keep} are kept", *lines])
 
-    def _agree(self, name: str, key: str, path: str, found: Optional[Snapshot]) -> int:
-        """The number of this run, which process 0 chooses.
+    def _new_number(self) -> int:
+        """The number of this run, which process 0 chooses."""
+        run = int(time.time() * 1000) % (1 << 40)
+        gather = self._gather
+        return run if gather is None else int(gather([run])[0, 0])
+
+    def _check_same(self, name: str, key: str, path: str, found: Optional[Snapshot]) -> None:
+        """Checks that all processes go on with the same snapshot.
 
         Args:
             key, path: the user's directory of the snapshots, and what it was given as.
@@ -348,17 +378,15 @@ class Runs:
         Raises:
             ClusterError: the processes have found different snapshots.
         """
-        run = int(time.time() * 1000) % (1 << 40)
         gather = self._gather
         if gather is None:
-            return run
-        rows = np.array(gather([run, -1 if found is None else found.step]))
-        if len(set(rows[:, 1])) > 1:
-            steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in rows[:, 1])
+            return
+        found_steps = np.array(gather([-1 if found is None else found.step]))[:, 0]
+        if len(set(found_steps)) > 1:
+            steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in found_steps)
             raise ClusterError(
                 f"the processes have found different snapshots of {name} in {path!r} ({steps}, by process): "
                 f"all of them need the same directory ({key})")
-        return int(rows[0, 0])
 
     def _end(self, job: Job, writer: Writer, number: int) -> None:
         """Ends this process, once the snapshot is complete; the signal was for it, or for another process.
