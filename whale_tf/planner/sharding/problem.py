@@ -10,6 +10,7 @@ from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, Op, OpGr
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
+from whale_tf.passes.repeat import MESSAGE
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import (
@@ -26,7 +27,6 @@ from whale_tf.patterns.strategy import (
     on_tiles,
     strategies,
 )
-from whale_tf.passes.repeat import MESSAGE
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
