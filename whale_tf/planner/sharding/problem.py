@@ -10,7 +10,6 @@ from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, Op, OpGr
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.sizes import nominal_shapes
 from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
-from whale_tf.passes.repeat import MESSAGE
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import (
@@ -177,10 +176,10 @@ class ShardingProblem:
     def price(self, tensor: int, have: Spread, need: Spread, count: int) -> float:
         """Bytes for a tensor and its gradient, if it has one."""
         size = self.bytes(tensor)
-        moved = [moved_bytes(have, need, size, count)]
+        total = moved_bytes(have, need, size, count)
         if self._trained[tensor] and not self.is_variable(tensor):
-            moved.append(gradient_bytes(have, need, size, count))
-        return sum(part + MESSAGE for part in moved if part)
+            total += gradient_bytes(have, need, size, count)
+        return total
 
     def is_weight(self, tensor: int) -> bool:
         """Whether a tensor follows from variables and constants alone."""
