@@ -15,16 +15,19 @@ FIRST, SECOND = ("/job:worker/replica:0/task:{}/device:CPU:0".format(task) for t
 BATCH = np.arange(1.0, 25.0).reshape(6, 4)
 
 
-def own(build: Callable[[Any, Any], Any]) -> Tuple[bool, Any, Any]:
+def own(build: Callable[[Any, Any], Any], rows: int = len(BATCH)) -> Tuple[bool, Any, Any]:
     """The second process reads what ``build`` makes in the first one, of a batch that both have and a value of the first process.
+
+    Args:
+        rows: of an input that both have and that is added to the batch.
 
     Returns:
         Whether it still reads something of the first process, what it reads, and what was written.
     """
     with tf.Graph().as_default() as graph:
-        batch = tf.placeholder(tf.float64, [None, 4], "batch")
+        shift, batch = tf.placeholder(tf.float64, [None, 1], "shift"), tf.placeholder(tf.float64, [None, 4], "batch")
         with tf.device(FIRST):
-            found = build(batch, tf.reshape(tf.matmul(batch, tf.eye(4, dtype=tf.float64)), [-1, 2], name="value"))
+            found = build(batch, tf.reshape(tf.matmul(batch + shift, tf.eye(4, dtype=tf.float64)), [-1, 2], name="value"))
         with tf.device(SECOND):
             tf.identity(found, "read")
         read_own_sizes(graph, lambda op: process_of(op.device), "sizes")
@@ -35,7 +38,7 @@ def own(build: Callable[[Any, Any], Any]) -> Tuple[bool, Any, Any]:
         node.device = ""
     with tf.Graph().as_default(), tf.Session() as session:
         fetched = tf.import_graph_def(definition, return_elements=["read:0", found.name])
-        numbers = session.run(fetched, {"import/batch:0": BATCH})
+        numbers = session.run(fetched, {"import/batch:0": BATCH, "import/shift:0": np.zeros([rows, 1])})
     return (any(process_of(op.device) == 0 for op in before), *numbers)
 
 
@@ -65,3 +68,9 @@ def test_other_values_do(build: Callable[[Any, Any], Any]) -> None:
     crosses, read, written = own(build)
     assert crosses
     np.testing.assert_array_equal(read, written)
+
+
+def test_inputs_with_other_rows_than_was_taken_for_granted_are_refused() -> None:
+    """One row would be repeated, so that the sum has the rows of the batch; but the numbers are computed from the one row."""
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"batch:0.* has \{1\} rows, but .*shift:0.* has \{0\} in the"):
+        own(lambda batch, value: tf.shape(value), 1)

@@ -1,7 +1,7 @@
 """Sizes that follow from a few open ones are those that TensorFlow's tensors have."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping, Set, Tuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.ir.programs import PROGRAMS, Program, build, feeds
 from tests.ir.test_models_tensorflow import build as build_model
 from whale_tf.capture.record import record
 from whale_tf.ir.extents import Size, SizeLike, Symbol
-from whale_tf.ir.sizes import OpenSizes
+from whale_tf.ir.sizes import OpenSizes, Sizes
 
 BATCH = 7
 MODELS = ("bert", "dlrm", "gpt2", "resnet")
@@ -22,6 +22,10 @@ def value_of(size: SizeLike, numbers: Mapping[Symbol, int]) -> int:
     """A size with numbers for its symbols."""
     terms = size.terms if isinstance(size, Size) else {(): size}
     return sum(count * int(np.prod([numbers[symbol] for symbol in monomial], dtype=int)) for monomial, count in terms.items())
+
+
+def symbols_of(sizes: Sizes) -> Set[Symbol]:
+    return {symbol for size in sizes if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
 
 
 def check(graph: tf.Graph, feed: Mapping[str, Any], initialiser: Any) -> Tuple[int, int]:
@@ -34,8 +38,9 @@ def check(graph: tf.Graph, feed: Mapping[str, Any], initialiser: Any) -> Tuple[i
     sizes = OpenSizes(ops)
     found = {t: own for t in range(len(ops.tensors)) if "_ref" not in ops.tensors[t].dtype
              and ops.tensors[t].dtype not in ("resource", "variant", "string")
+             and graph.is_fetchable(graph.get_operation_by_name(ops.producer(t).name))  # not in a branch
              for own in [sizes.sizes(t)] if own is not None and any(isinstance(size, Size) for size in own)}
-    symbols = {symbol for own in found.values() for size in own if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
+    symbols = {symbol for own in found.values() for symbol in symbols_of(own)}
     fetches = {t: graph.get_tensor_by_name(ops.tensor_name(t)) for t in {*found, *(symbol[1] for symbol in symbols)}}
     with tf.Session(graph=graph) as session:
         session.run(initialiser)
@@ -45,8 +50,7 @@ def check(graph: tf.Graph, feed: Mapping[str, Any], initialiser: Any) -> Tuple[i
     of_inputs = 0
     for tensor, own in found.items():
         assert tuple(value_of(size, numbers) for size in own) == np.shape(values[tensor]), (ops.tensor_name(tensor), own)
-        of_inputs += all(ops.producer(symbol[1]).type == "Placeholder" for size in own if isinstance(size, Size)
-                         for monomial in size.terms for symbol in monomial)
+        of_inputs += all(ops.producer(symbol[1]).type == "Placeholder" for symbol in symbols_of(own))
     return of_inputs, len(found)
 
 

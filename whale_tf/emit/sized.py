@@ -8,10 +8,12 @@ Integers that follow from the sizes of the step's inputs do not cross at all: th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.record import record
+from whale_tf.emit.checks import check_equal
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -36,7 +38,8 @@ def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int
         return
     recorded = record(graph)
     sizes, edit, edges = OpenSizes(recorded), StagedEdit(graph), {}  # type: OpenSizes, StagedEdit, Dict[str, str]
-    staged = StagedSizes(Nodes(edit), recorded, lambda tensor: canonical_edge(recorded.tensor_name(tensor)), scope, "")
+    staged = StagedSizes(Nodes(edit), recorded, lambda tensor: canonical_edge(recorded.tensor_name(tensor)), scope, "",
+                         sizes.taken_for)
     for op, position, tensor in reading:
         value = sizes.value(recorded.tensor(tensor.name))
         symbols = set() if value is None else {
@@ -55,13 +58,17 @@ class StagedSizes:
     Args:
         edge: a tensor of the graph -> its name in this process.
         scope: name of the new ops.
+        taken_for: sizes -> others for which they are taken: who reads one of the latter waits for a comparison.
     """
 
-    def __init__(self, nodes: Nodes, graph: OpGraph, edge: Callable[[int], str], scope: str, device: str) -> None:
+    def __init__(self, nodes: Nodes, graph: OpGraph, edge: Callable[[int], str], scope: str, device: str,
+                 taken_for: Mapping[Symbol, Symbol] = MappingProxyType({})) -> None:
         self._nodes, self._graph, self._edge, self._scope, self._device = nodes, graph, edge, scope, device
+        self._taken_for = taken_for
         self._vectors: Dict[Sizes, str] = {}
         self._scalars: Dict[SizeLike, str] = {}
         self._shapes: Dict[int, str] = {}
+        self._symbols: Dict[Symbol, str] = {}
 
     def vector(self, sizes: Sizes) -> str:
         """An int32 vector."""
@@ -98,6 +105,22 @@ class StagedSizes:
         return found
 
     def _symbol(self, symbol: Symbol) -> str:
+        if symbol not in self._symbols:
+            found, others = self._read(symbol), [other for other, taken in self._taken_for.items() if taken == symbol]
+            if others:
+                checks = [self._compared(symbol, other) for other in others]
+                found = self._nodes.identity(found, self._name("compared"), tf.int32, self._device, checks)
+            self._symbols[symbol] = found
+        return self._symbols[symbol]
+
+    def _compared(self, symbol: Symbol, other: Symbol) -> str:
+        (_, one, _), (_, second, _) = symbol, other
+        names = [self._graph.tensor_name(tensor) for tensor in (one, second)]
+        message = (f"{names[1]!r} has {{1}} rows, but {names[0]!r} has {{0}} in the same mini-batch, and an op combines them "
+                   "row by row; give both the same number of rows")
+        return check_equal(self._nodes, self._read(symbol), self._read(other), message, self._name("check"), self._device)
+
+    def _read(self, symbol: Symbol) -> str:
         kind, tensor, index = symbol
         if kind == "dim":
             if tensor not in self._shapes:

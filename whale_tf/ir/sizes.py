@@ -26,12 +26,17 @@ Sizes = Tuple[SizeLike, ...]
 
 class OpenSizes(View):
     """See the module's docstring.  A symbol is ``("dim", t, d)``, a size of tensor t, or ``("value", t, i)``, an element of an
-    integer tensor."""
+    integer tensor.
+
+    Attributes:
+        taken_for: sizes of inputs -> other ones for which they are taken.  No op demands that, so whoever relies on it checks it.
+    """
 
     def __init__(self, graph: OpGraph) -> None:
         super().__init__(graph)
         self._found: Dict[int, Sizes] = {}  # of tensors with open sizes
         self._equal: Dict[Symbol, SizeLike] = {}
+        self.taken_for: Dict[Symbol, Symbol] = {}
         for op in graph.ops:
             shapes = [graph.tensors[tensor].shape for tensor in op.outputs]
             if any(shape is None or None in shape for shape in shapes):
@@ -134,6 +139,9 @@ class OpenSizes(View):
             return False
         self._equal = {symbol: replaced(size, {last: Size.of(first)}) for symbol, size in self._equal.items()}
         self._equal[last] = Size.of(first)
+        self.taken_for = {symbol: first if taken == last else taken for symbol, taken in self.taken_for.items()}
+        if of_inputs:
+            self.taken_for[last] = first
         return True
 
     def _is_of_input(self, symbol: Symbol) -> bool:
