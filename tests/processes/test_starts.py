@@ -27,8 +27,8 @@ def said(monkeypatch: Any) -> List[str]:
 def started(folder: Any, found: Any = None, is_chief: bool = True) -> Run:
     """A start that goes on with a snapshot, or with none, and takes none."""
     pace: Any = SimpleNamespace(is_chief=is_chief, begins=lambda step: None, after=lambda *given: Todo(False, 0))
-    run = Run("fit", SimpleNamespace(path=str(folder)), SimpleNamespace(wait=lambda: None),  # type: ignore[arg-type]
-              pace, found, 1, lambda *given: None)
+    writer: Any = SimpleNamespace(wait=lambda: None, leads=False, lines=lambda: [])
+    run = Run("fit", SimpleNamespace(path=str(folder)), writer, pace, found, 1, lambda *given: None)  # type: ignore[arg-type]
     if found is not None:
         run.begins(found.step)
     return run
