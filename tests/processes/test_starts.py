@@ -27,7 +27,7 @@ def said(monkeypatch: Any) -> List[str]:
 def started(folder: Any, found: Any = None, is_chief: bool = True) -> Run:
     """A start that goes on with a snapshot, or with none, and takes none."""
     pace: Any = SimpleNamespace(is_chief=is_chief, begins=lambda step: None, after=lambda *given: Todo(False, 0))
-    writer: Any = SimpleNamespace(wait=lambda: None, leads=False, lines=lambda: [])
+    writer: Any = SimpleNamespace(wait=lambda: None, leads=False, lines=list)
     run = Run("fit", SimpleNamespace(path=str(folder)), writer, pace, found, 1, lambda *given: None)  # type: ignore[arg-type]
     if found is not None:
         run.begins(found.step)
