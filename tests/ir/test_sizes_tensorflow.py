@@ -25,7 +25,7 @@ def value_of(size: SizeLike, numbers: Mapping[Symbol, int]) -> int:
 
 
 def symbols_of(sizes: Sizes) -> Set[Symbol]:
-    return {symbol for size in sizes if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
+    return {symbol for size in sizes if isinstance(size, Size) for symbol in size.symbols}
 
 
 def check(graph: tf.Graph, feed: Mapping[str, Any], initialiser: Any) -> Tuple[int, int]:

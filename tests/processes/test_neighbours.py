@@ -196,20 +196,25 @@ def sections_of(path: str) -> List[str]:
     return names[:next(number for number, name in enumerate(names) if not os.path.exists(name))]
 
 
+def taking(count: int, *steps: int) -> Callable[[Neighbours, Store, int], None]:
+    """What each of so many processes does to take empty snapshots at steps."""
+    def take(neighbours: Neighbours, store: Store, rank: int) -> None:
+        neighbours.newest()
+        writer = Writer(count, rank, "/device:CPU:0", lambda: False, neighbours)
+        for step in steps:
+            written = Job(store, store.folder(step, 1), step, "{}", [], [])
+            writer.start(written)
+            assert writer.wait_for_manifest(written)
+
+    return take
+
+
 def test_snapshot_without_its_neighbour(tmp_path: Any) -> None:
     """Which parts are missing, who had them, and which snapshot is used, is said."""
     told: List[str] = []
     paths = [str(tmp_path / name) for name in "abc"]
 
-    def take(neighbours: Neighbours, store: Store, rank: int) -> None:
-        neighbours.newest()
-        writer = Writer(3, rank, "/device:CPU:0", lambda: False, neighbours)
-        for step in (4, 8):
-            written = Job(store, store.folder(step, 1), step, "{}", [], [])
-            writer.start(written)
-            assert writer.wait_for_manifest(written)
-
-    assert Processes(paths, "abc", told).run(take) == [None] * 3 and not told
+    assert Processes(paths, "abc", told).run(taking(3, 4, 8)) == [None] * 3 and not told
     for place in "bc":
         os.remove(tmp_path / place / "step-000000008-1" / "part-1.data")
     found = Processes(paths, "abc", told).run(lambda neighbours, store, rank: neighbours.newest(), run=2)
@@ -225,14 +230,7 @@ def test_what_cannot_be_brought_is_said_to_all(tmp_path: Any) -> None:
     told: List[str] = []
     paths = [str(tmp_path / name) for name in "ab"]
 
-    def take(neighbours: Neighbours, store: Store, rank: int) -> None:
-        neighbours.newest()
-        writer = Writer(2, rank, "/device:CPU:0", lambda: False, neighbours)
-        written = Job(store, store.folder(4, 1), 4, "{}", [], [])
-        writer.start(written)
-        assert writer.wait_for_manifest(written)
-
-    Processes(paths, "ab", told).run(take)
+    Processes(paths, "ab", told).run(taking(2, 4))
     shutil.rmtree(tmp_path / "a")
     os.makedirs(tmp_path / "a")
     (tmp_path / "a" / "step-000000004-1").write_text("in the way")

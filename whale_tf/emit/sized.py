@@ -42,10 +42,8 @@ def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int
                          sizes.taken_for)
     for op, position, tensor in reading:
         value = sizes.value(recorded.tensor(tensor.name))
-        symbols = set() if value is None else {
-            symbol for size in value.flat if isinstance(size, Size) for monomial in size.terms for symbol in monomial}
         if value is not None and all(kind == "dim" and owner(graph.get_operation_by_name(recorded.producer(source).name)) is None
-                                     for kind, source, _ in symbols):
+                                     for size in value.flat if isinstance(size, Size) for kind, source, _ in size.symbols):
             if tensor.name not in edges:  # also for its own process: others may compute again what it computes from them
                 edges[tensor.name] = staged.value(value, tensor.dtype)
             edit.move_input(op.name, position, edges[tensor.name])

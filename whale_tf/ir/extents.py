@@ -18,7 +18,7 @@ elements of rows, though (:attr:`Size.may_be_zero`).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -98,6 +98,10 @@ class Size:
 
     def __repr__(self) -> str:
         return " + ".join("*".join([str(c)] + ["/".join(map(str, s)) for s in m]) for m, c in sorted(self.terms.items()))
+
+    @property
+    def symbols(self) -> Set[Symbol]:
+        return {symbol for monomial in self.terms for symbol in monomial}
 
     @property
     def depends_on_batch(self) -> bool:

@@ -160,15 +160,16 @@ class OpenSizes(View):
     def _take(self, op: Op, index: int, sizes: List[Optional[SizeLike]]) -> None:
         """The parts of a Split have equal lengths; those of a SplitV have the lengths that its second operand says."""
         is_equal = len(op.inputs) == 2
-        lengths, axis = self.value(op.inputs[1]) if not is_equal else None, self.ints(op, 0 if is_equal else 2)
-        before = self.sizes(op.inputs[1]) if is_equal else None
-        if axis is not None and before is not None:
-            try:
-                sizes[axis[0]] = before[axis[0]] // len(op.outputs)
-            except UnknownExtent:
-                pass
-        if lengths is not None and axis is not None and (isinstance(lengths[index], Size) or lengths[index] >= 0):
-            sizes[axis[0]] = lengths[index]
+        axis = self.ints(op, 0 if is_equal else 2)
+        known = self.sizes(op.inputs[1]) if is_equal else self.value(op.inputs[1])
+        if axis is None or known is None:
+            return
+        try:
+            length = known[axis[0]] // len(op.outputs) if is_equal else known[index]
+        except UnknownExtent:
+            return
+        if isinstance(length, Size) or length >= 0:
+            sizes[axis[0]] = length
 
 
 # Rules of ops that may repeat an operand's single element along a dimension in which another operand has more.

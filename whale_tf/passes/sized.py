@@ -73,7 +73,7 @@ class KnownSizes:
         if (process, size) in self._met:
             return Size.of(self._met[process, size])
         found: Dict[Symbol, SizeLike] = {}
-        for symbol in {symbol for monomial in size.terms for symbol in monomial}:
+        for symbol in size.symbols:
             first = self._met.get((process, Size.of(symbol)))
             if first is None and not (symbol[0] == "value" and self._has(process, symbol[1])):
                 return None
