@@ -13,7 +13,7 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.capture.record import record
@@ -88,10 +88,10 @@ class _Division:
         results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
         nodes, effects = [*self.nodes, results], [*self._effects, len(self.nodes)]
         runs = partition(nodes, effects, processes.members).runs
-        checks = [index for index, node in enumerate(self.nodes)  # if one process refuses a step, all do
-                  if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
-        self._effects += checks
-        self.found = partition(nodes, [*effects, *checks], processes.members)
+        self._checks = [index for index, node in enumerate(self.nodes)  # if one process refuses a step, all do
+                        if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
+        self._effects += self._checks
+        self.found = partition(nodes, [*effects, *self._checks], processes.members)
         self._may_miss = self._find_may_miss()
         self._check()
 
@@ -152,7 +152,8 @@ class _Division:
         """Reduces the graph to the part of this process."""
         edit, rank = StagedEdit(self._graph), self._processes.rank
         nodes = Nodes(edit)
-        pairs = Pairs(nodes, self._processes, keys, HOST, self._read_alone(inputs))
+        first = {self._output(name)[0] for name in inputs}.union(self._checks)
+        pairs = Pairs(nodes, self._processes, keys, HOST, self._read_alone(first))
         received: Dict[Output, str] = {}
         order, sized, runners = self._sized(nodes, inputs, received)
         for crossing in sorted(self.found.crossings, key=lambda crossing: (order(crossing.output[0]), crossing)):
@@ -217,13 +218,12 @@ class _Division:
             return None if found is None else staged.vector(found[rank]) if rank in found else ""
         return places.__getitem__, sizes, runners
 
-    def _read_alone(self, inputs: Sequence[str]) -> List[str]:
-        """The ops of inputs that follow from no message."""
+    def _read_alone(self, nodes: Iterable[int]) -> List[str]:
+        """Those of these ops that follow from no message."""
         def before(index: int) -> List[int]:
             return [*(output[0] for output in self.nodes[index].inputs), *self.nodes[index].waits]
 
-        found = sorted({self._output(name)[0] for name in inputs})
-        return [self._definitions[index].name for index in found
+        return [self._definitions[index].name for index in sorted(nodes)
                 if all(self.nodes[one].owner is None for one in reached([index], before))]
 
     def _value(self, output: Output, sizes: Callable[[Output], Optional[str]] = lambda output: None) -> CrossingValue:
