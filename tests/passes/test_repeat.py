@@ -1,13 +1,14 @@
 """What processes compute again in place of messages."""
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Dict, List, Sequence, Set, Tuple
 
 import pytest
 
 from whale_tf.passes.partition import Crossing, Node, partition
-from whale_tf.passes.repeat import LATE, MESSAGE, Nodes, find_repeats
+from whale_tf.passes.repeat import LATE, MESSAGE, WORK, Nodes, find_repeats
 
 LARGE, SMALL = 4e6, 4e3
 
@@ -58,6 +59,33 @@ def test_what_grows_is_sent_before_it_does() -> None:
 def test_values_that_are_received_anyway_are_used() -> None:
     nodes = [reads(0), reads(0, 0), reads(0, 0, 1), reads(1, 0), reads(1, 2)]
     assert repeats(nodes, 1, {1, 2}) == [1, 2]
+
+
+def test_sums_of_many_processes_in_a_collective() -> None:
+    """Each reads the sum as soon as process 0 does, and computes the root again rather than wait for one more message."""
+    nodes = [*(reads(rank) for rank in range(4)), reads(0, *range(4)), reads(0, 4), *(reads(rank, 5) for rank in range(4))]
+    together = Nodes(nodes, {4, 5}.__contains__, {4}.__contains__, lambda output: SMALL, {4}.__contains__)
+    assert all(find_repeats(together, range(len(nodes)), rank) == [5] for rank in range(1, 4))
+    assert all(repeats(nodes, rank, {4, 5}, {4}) == [] for rank in range(1, 4))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_costs_less(seed: int) -> None:
+    """No other set of nodes would make the process pay less for messages and work."""
+    rng = random.Random(seed)
+    nodes: List[Node] = []
+    for index in range(14):
+        nodes.append(reads(rng.choice([0, 0, 1]), *sorted(rng.sample(range(index), min(index, rng.randrange(4))))))
+    cheap = [index for index, node in enumerate(nodes) if node.owner == 0 and rng.random() < 0.8]
+    sizes = [rng.choice([SMALL, LARGE]) for _ in nodes]
+
+    def cost(runs: Set[int]) -> int:
+        read = {one for index, node in enumerate(nodes) if node.owner == 1 or index in runs for one, _ in node.inputs}
+        messages = [MESSAGE + sizes[one] for one in read - runs if nodes[one].owner == 0]
+        return sum(map(round, messages)) + sum(round(WORK * sizes[one]) for one in runs)
+
+    least = min(cost(set(runs)) for count in range(len(cheap) + 1) for runs in itertools.combinations(cheap, count))
+    assert cost(set(repeats(nodes, 1, set(cheap), sizes=sizes))) == least
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,4 +1,4 @@
-"""Messages from one process to another: a broadcast in a group of two.
+"""Messages from one process to another: a broadcast in a group of two.  And sums of several processes, which all of them have.
 
 ::
 
@@ -42,7 +42,8 @@ class CrossingValue(NamedTuple):
 
 
 class Pairs:
-    """Stages messages.  All processes must call :meth:`cross` for the same values in the same order, whoever sends them.
+    """Stages messages.  All processes must call :meth:`cross` and :meth:`add_up` for the same values in the same order, whoever
+    sends them.
 
     Args:
         processes: all, and which of them this is.  Of steps side by side, each has its own messages between its processes.
@@ -52,7 +53,7 @@ class Pairs:
 
     Attributes:
         staged: a line for each value, equal in processes that agree.
-        sent: names of the ops that send, which must run.
+        sent: names of the ops that send or add up, which must run.
         received: sender -> names of the ops that receive, which must run, so that the sender may forget the value.
     """
 
@@ -95,11 +96,38 @@ class Pairs:
             found = self._open(message, edge, wire, value.sizes)
         return nodes.cast(found, scope + "/cast", wire, value.dtype, device) if found and wire != value.dtype else found
 
+    def add_up(self, value: CrossingValue, members: Sequence[int]) -> str:
+        """Adds up a value of each of these processes.
+
+        Args:
+            value: ``edge`` is this process's, if it is one of them.
+
+        Returns:
+            In each of them the sum; elsewhere nothing.
+        """
+        nodes, device, scope = self._nodes, self._device, value.scope + "/sum"
+        self.staged.append(f"{scope} {value.dtype.name} {value.shape} of {[*map(self._processes.members.index, members)]}")
+        attrs = dict(T=value.dtype, merge_op="Add", final_op="Id")
+        if value.shape is not None and None not in value.shape:
+            group, instance = self._group(members, "sum"), self._keys.instance()
+            kind, inputs = "CollectiveReduce", [value.edge]
+            attrs.update(group_size=len(members), group_key=group, instance_key=instance, subdiv_offsets=[0])
+        else:
+            block, number = self._keys.open_instance()
+            group, kind, inputs = self._group(members, "sum", block), "CollectiveReduceV2", [value.edge]
+            if self._rank in members:
+                sizes = value.sizes or nodes.shape(value.edge, scope + "/shape", value.dtype, device)
+                inputs += self._numbered(len(members), group, number, sizes, scope)
+        if self._rank not in members:
+            return ""
+        self.sent.append(nodes.add(kind, scope, inputs, device, self._begin, **attrs))
+        return self.sent[-1]
+
     def _shaped(self, message: _Message, edge: str, dtype: tf.DType, shape: Optional[Tuple[Optional[int], ...]]) -> str:
         """A value, with its shape in a message before it unless that is known."""
         if shape is not None and None not in shape:
             return self._end(message, "", [edge], [], T=dtype, shape=tf.TensorShape(shape), group_size=SIZE,
-                             group_key=self._group(message), instance_key=self._keys.instance())
+                             group_key=self._group(message.ends, "pair"), instance_key=self._keys.instance())
         own = self._rank == message.sender
         sizes = self._nodes.shape(edge, message.scope + "/shape", dtype, self._device) if own else ""
         before, rank = message._replace(scope=message.scope + "/sizes", waits=()), None if shape is None else len(shape)
@@ -107,15 +135,11 @@ class Pairs:
 
     def _open(self, message: _Message, edge: str, dtype: tf.DType, sizes: str) -> str:
         """One message of a shape that is known only when the step runs: the vector ``sizes``."""
-        nodes, device, scope, (block, number) = self._nodes, self._device, message.scope, self._keys.open_instance()
-        group = self._group(message, block)
+        block, number = self._keys.open_instance()
+        group = self._group(message.ends, "pair", block)
         if not sizes:
             return ""
-        if sizes not in self._numbers:
-            self._numbers[sizes] = number_of_shape(nodes, sizes, scope + "/instance", device)
-        numbers = [nodes.const(SIZE, scope + "/group_size", tf.int32, device),
-                   nodes.const(group, scope + "/group_key", tf.int32, device),
-                   instance_of_shape(nodes, number, self._numbers[sizes], scope + "/instance", device)]
+        numbers = self._numbered(SIZE, group, number, sizes, message.scope)
         if self._rank == message.sender:
             return self._end(message, "V2", [edge, *numbers], [], T=dtype)
         return self._end(message, "V2", [], [*numbers, sizes], T=dtype, Tshape=tf.int32)
@@ -137,10 +161,19 @@ class Pairs:
         self.received.setdefault(message.sender, []).append(name)
         return name
 
-    def _group(self, message: _Message, *name: str) -> int:
-        sender, receiver = map(self._processes.members.index, (message.sender, message.receiver))
-        pairs = tuple((step[sender], step[receiver]) for step in self._processes.steps)
-        return self._keys.group(pairs, self._processes.step, "pair", *name)
+    def _numbered(self, size: int, group: int, number: int, sizes: str, scope: str) -> List[str]:
+        """Names of int32 scalars: a group's size and key, and the instance of a collective for tensors of these sizes."""
+        nodes, device = self._nodes, self._device
+        if sizes not in self._numbers:
+            self._numbers[sizes] = number_of_shape(nodes, sizes, scope + "/instance", device)
+        return [nodes.const(size, scope + "/group_size", tf.int32, device),
+                nodes.const(group, scope + "/group_key", tf.int32, device),
+                instance_of_shape(nodes, number, self._numbers[sizes], scope + "/instance", device)]
+
+    def _group(self, members: Sequence[int], *name: str) -> int:
+        places = [*map(self._processes.members.index, members)]
+        groups = tuple(tuple(step[place] for place in places) for step in self._processes.steps)
+        return self._keys.group(groups, self._processes.step, *name)
 
 
 class _Message(NamedTuple):
@@ -150,3 +183,7 @@ class _Message(NamedTuple):
     receiver: int
     scope: str
     waits: Tuple[str, ...]
+
+    @property
+    def ends(self) -> Tuple[int, int]:
+        return self.sender, self.receiver

@@ -13,13 +13,14 @@ The other ops stay in the function's graph.  Nothing that runs depends on them, 
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.capture.record import record
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
+from whale_tf.communicators.processes import CARRIED
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.emit.sized import StagedSizes, read_own_sizes
 from whale_tf.errors import PlanError
@@ -27,10 +28,11 @@ from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.sizes import OpenSizes
-from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES
+from whale_tf.ir.traits import MERGES, RANDOM, SUMS, SWITCHES
 from whale_tf.ir.walk import reached
-from whale_tf.passes.partition import Node, Output, before_wait, partition, unanswered
+from whale_tf.passes.partition import Crossing, Node, Output, before_wait, partition, unanswered
 from whale_tf.passes.sized import KnownSizes
+from whale_tf.passes.sums import Sum, find_sums
 
 SCOPE, REPEATED = "whale/crossing", "whale/repeated"
 HOST = "/device:CPU:0"  # of whichever process
@@ -78,7 +80,7 @@ class _Division:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
         read_own_sizes(graph, self._owner, SCOPE + "/sizes_of_inputs")
         ops = graph.get_operations()
-        repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED)
+        repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED, _is_sum)
         self._graph_def = graph.as_graph_def()
         self._definitions: List[NodeDef] = list(self._graph_def.node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
@@ -94,6 +96,9 @@ class _Division:
         self.found = partition(nodes, [*effects, *self._checks], processes.members)
         self._may_miss = self._find_may_miss()
         self._check()
+        self._sums, crossings = find_sums(nodes, self.found, lambda index: _is_sum(graph.get_operation_by_name(
+            self._definitions[index].name)))
+        self.found = self.found._replace(crossings=crossings)
 
     def _node(self, node: NodeDef) -> Node:
         edges = edges_of(node)
@@ -156,11 +161,16 @@ class _Division:
         pairs = Pairs(nodes, self._processes, keys, HOST, self._read_alone(first))
         received: Dict[Output, str] = {}
         order, sized, runners = self._sized(nodes, inputs, received)
-        for crossing in sorted(self.found.crossings, key=lambda crossing: (order(crossing.output[0]), crossing)):
-            arrived = pairs.cross(self._value(crossing.output, sized), crossing.sender, crossing.receiver)
-            if arrived:
-                received[crossing.output] = arrived
         runs = {index for index, processes in enumerate(runners) if rank in processes}
+        crossing: List[Union[Crossing, Sum]] = [*self.found.crossings, *self._sums]
+        for one in sorted(crossing, key=lambda one: order(one.output[0])):
+            if isinstance(one, Sum):
+                total = self._add_up(pairs, one, sized)
+                received.update({(index, 0): total for index in one.nodes if total})
+                runs -= one.nodes
+            else:
+                arrived = pairs.cross(self._value(one.output, sized), one.sender, one.receiver)
+                received.update({one.output: arrived} if arrived else {})
         for index in runs:
             self._read(edit, index, runs, received, rank)
         ends = [self._definitions[index].name for index in self._effects if index in runs]
@@ -194,7 +204,9 @@ class _Division:
             processes that run each node.
         """
         runners: List[Set[int]] = list(map(set, self.found.runs[:-1]))
-        shapes = [self._value(crossing.output).shape for crossing in self.found.crossings]
+        crossings = [*self.found.crossings, *(Crossing(one.output, min(one.operands), other) for one in self._sums
+                                              for other in one.operands)]
+        shapes = [self._value(crossing.output).shape for crossing in crossings]
         if all(shape is not None and None not in shape for shape in shapes):
             return lambda index: 0, lambda output: None, runners
         graph, rank = record(self._graph, self._graph_def), self._processes.rank
@@ -204,7 +216,7 @@ class _Division:
             runners[self._output(name)[0]].update(self._processes.members)
         by_op = [runners[number] if number not in self._may_miss else set() for number in numbers]
         known = KnownSizes(OpenSizes(graph), [crossing._replace(output=(places[crossing.output[0]], crossing.output[1]))
-                                              for crossing in self.found.crossings], by_op,
+                                              for crossing in crossings], by_op,
                            lambda op: self.nodes[numbers[op]].owner is None and numbers[op] not in self._may_miss).found
 
         def edge(tensor: int) -> str:
@@ -217,6 +229,11 @@ class _Division:
             found = known.get((places[output[0]], output[1]))
             return None if found is None else staged.vector(found[rank]) if rank in found else ""
         return places.__getitem__, sizes, runners
+
+    def _add_up(self, pairs: Pairs, one: Sum, sizes: Callable[[Output], Optional[str]]) -> str:
+        """This process's end of a sum, if it has one."""
+        value, own = self._value(one.output, sizes), one.operands.get(self._processes.rank)
+        return pairs.add_up(value._replace(edge="" if own is None else self._value(own).edge), sorted(one.operands))
 
     def _read_alone(self, nodes: Iterable[int]) -> List[str]:
         """Those of these ops that follow from no message."""
@@ -245,6 +262,11 @@ class _Division:
             here = {one for before in befores for one in (*before.nodes, *(output[0] for output, _ in before.outputs))}
             edit.move_waits(definition.name, [self._definitions[wait].name for wait in gone],
                             sorted(self._definitions[one].name for one in here & runs))
+
+
+def _is_sum(op: tf.Operation) -> bool:
+    """Whether processes can compute an op together."""
+    return op.type in SUMS and op.outputs[0].dtype in CARRIED
 
 
 def _beside_readers(nodes: Sequence[Node], cannot_travel: Callable[[Output], bool]) -> List[Node]:

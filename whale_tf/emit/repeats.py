@@ -23,7 +23,8 @@ OPEN = 32  # what a number counts that is not known, such as that of the example
 
 
 def repeat_where_read(graph: tf.Graph, ops: Sequence[tf.Operation], readers: Iterable[tf.Operation],
-                      owner: Callable[[tf.Operation], Optional[int]], members: Sequence[int], scope: str) -> None:
+                      owner: Callable[[tf.Operation], Optional[int]], members: Sequence[int], scope: str,
+                      adds_up: Callable[[tf.Operation], bool] = lambda op: False) -> None:
     """Makes readers read copies of cheap ops of other processes.
 
     Args:
@@ -31,6 +32,7 @@ def repeat_where_read(graph: tf.Graph, ops: Sequence[tf.Operation], readers: Ite
         owner: the process that runs an op; None: each that needs it.
         members: the processes that run the step.
         scope: name of the new ops.
+        adds_up: whether an op is a sum that processes can compute together.
     """
     numbers = {op.name: number for number, op in enumerate(ops)}
     nodes = [Node(owner(op), tuple((numbers[tensor.op.name], tensor.value_index) for tensor in op.inputs
@@ -58,7 +60,7 @@ def repeat_where_read(graph: tf.Graph, ops: Sequence[tf.Operation], readers: Ite
             shape = open_shapes().get(tensor.name, [OPEN])
         return float(np.prod(list(map(float, shape))) * tensor.dtype.size)  # type: ignore[arg-type]
 
-    found = Nodes(nodes, is_cheap, lambda index: ops[index].type in JOINS, size)
+    found = Nodes(nodes, is_cheap, lambda index: ops[index].type in JOINS, size, lambda index: adds_up(ops[index]))
     for place, rank in enumerate(members):
         repeated = find_repeats(found, reading, rank)
         if not repeated:

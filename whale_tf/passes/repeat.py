@@ -7,25 +7,28 @@ computed by both.  Then each receives the other's contribution at once, and not 
     as written     batch ──> one_hot (0) ══> product (1)            part (1) ══> sum (0) ──> root (0) ══> product (1)
     then           batch ──> one_hot (1) ──> product (1)            part (0) ══> sum (1) ──> root (1) ──> product (1)
 
-Prices are in bytes of messages.
+The least that a process pays for all it needs, in bytes of messages, is a minimum cut: of a value that is needed, either the
+message is paid, or the work of its op, and then what that op reads is needed, too::
+
+    start ──> sum ──(its message)──> run ──(work)──> end
+                                      └──────> part ──(its message)──> end
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set
+from typing import Callable, Iterable, List, NamedTuple, Sequence, Set, Union
 
 import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
 
 from whale_tf.ir.walk import reached
 from whale_tf.passes.partition import Node, Output
+from whale_tf.passes.sums import adds_one_of_each
 
 MESSAGE = 1e5  # what a message costs beside its bytes: a tenth of a millisecond at 1 GB/s
 LATE = 1.5  # how much more it costs if its value follows from one that its receiver has to send first
 WORK = 1 / 64  # of computing a byte, which the sender does anyway
-MOST_VALUES = 8  # from which a node may follow
-
-
-Needs = Dict[int, FrozenSet[Output]]
+_START, _END = "start", "end"
 
 
 class Nodes(NamedTuple):
@@ -34,12 +37,14 @@ class Nodes(NamedTuple):
     is_cheap: whether any process may run a node.
     joins: whether a node adds up its operands, or puts them together.
     size: bytes of a value.
+    adds_up: whether a node is a sum that processes can compute together (:mod:`whale_tf.passes.sums`).
     """
 
     all: Sequence[Node]
     is_cheap: Callable[[int], bool]
     joins: Callable[[int], bool]
     size: Callable[[Output], float]
+    adds_up: Callable[[int], bool] = lambda index: False
 
 
 def find_repeats(nodes: Nodes, readers: Iterable[int], rank: int) -> List[int]:
@@ -48,82 +53,41 @@ def find_repeats(nodes: Nodes, readers: Iterable[int], rank: int) -> List[int]:
     Args:
         readers: the nodes whose operands may change.
     """
-    return _Repeats(nodes, rank).find([index for index in readers if nodes.all[index].owner == rank])
-
-
-class _Repeats:
-    """What one process runs.
-
-    Attributes:
-        received: what it receives.
-        runs: nodes that it runs.
-        late: nodes that follow from a value of this process and one of others.
-        deepest: cheap node -> what it follows from by way of cheap nodes.
-        best: cheap node that costs less to run than to receive -> what is received for that.
-    """
-
-    def __init__(self, nodes: Nodes, rank: int) -> None:
-        self._nodes, self._rank = nodes, rank
-        self.received: Set[Output] = set()
-        self.runs: Set[int] = set()
-        self.late: Set[int] = set()
-        self.deepest: Needs = {}
-        self.best: Needs = {}
-
-    def find(self, readers: Iterable[int]) -> List[int]:
-        wanted: Dict[int, Set[Output]] = {}
-        for output in (output for index in readers for output in self._elsewhere(index)):
-            wanted.setdefault(output[0], set()).add(output)
-        self.received |= {output for index in wanted if not self._nodes.is_cheap(index) for output in wanted[index]}
-        order = self._in_order([index for index in wanted if self._nodes.is_cheap(index)])
-        for index in order:
-            self._decide(index, wanted.get(index, set()))
-        return [index for index in order if index in self.runs]
-
-    def _elsewhere(self, index: int) -> List[Output]:
+    def elsewhere(index: int) -> List[Output]:
         """What a node reads that the process does not have."""
-        return [output for output in self._nodes.all[index].inputs if self._nodes.all[output[0]].owner not in (None, self._rank)
-                and output[0] not in self.runs and output not in self.received]
+        return [output for output in nodes.all[index].inputs if nodes.all[output[0]].owner not in (None, rank)]
 
-    def _in_order(self, starts: Iterable[int]) -> List[int]:
-        """Cheap nodes and those before them, each after those that it reads."""
-        def before(index: int) -> List[int]:
-            return [output[0] for output in self._elsewhere(index) if self._nodes.is_cheap(output[0])]
+    wanted = list(dict.fromkeys(output for index in readers if nodes.all[index].owner == rank for output in elsewhere(index)))
+    order = _in_order([index for index, _ in wanted if nodes.is_cheap(index)], lambda index: [
+        output[0] for output in elsewhere(index) if nodes.is_cheap(output[0])])
+    late: Set[int] = set()  # they follow from a value of this process and one of others
+    for index in order:
+        joins = nodes.joins(index) and any(nodes.all[output[0]].owner == rank for output in nodes.all[index].inputs)
+        if joins or any(output[0] in late for output in elsewhere(index)):
+            late.add(index)
+    later = late - {index for index in late if nodes.adds_up(index) and adds_one_of_each(nodes.all, index)}
+    graph, cheap = nx.DiGraph(), set(order)
+    graph.add_nodes_from([_START, _END])
 
-        graph = nx.DiGraph()
-        graph.add_nodes_from(sorted(reached(starts, before)))
-        graph.add_edges_from((one, index) for index in list(graph) for one in before(index))
-        return list(nx.lexicographical_topological_sort(graph))
+    def need(vertex: Union[int, str], output: Output) -> None:
+        graph.add_edge(vertex, output)
+        message = round((MESSAGE + nodes.size(output)) * (LATE if output[0] in later else 1))  # sums of integers are exact
+        graph.add_edge(output, output[0] if output[0] in cheap else _END, capacity=message)
 
-    def _decide(self, index: int, wanted: AbstractSet[Output]) -> None:
-        values = self._elsewhere(index)
-        if any(output[0] in self.late for output in values) or (self._nodes.joins(index) and any(
-                self._nodes.all[output[0]].owner == self._rank for output in self._nodes.all[index].inputs)):
-            self.late.add(index)
-        found = [frozenset().union(*(known.get(output[0], [output]) for output in values)) - self.received
-                 for known in (self.deepest, self.best)]
-        deepest, best = found
-        receive = sum(map(self._price, wanted or [(index, 0)]))
-        if not wanted:
-            if len(deepest) <= MOST_VALUES:
-                self.deepest[index] = deepest
-            if self._cost(best) + WORK * self._nodes.size((index, 0)) < receive:
-                self.best[index] = best
-            return
-        ways = []
-        for needs, known in zip(found, (self.deepest, self.best)):
-            runs = reached([index], lambda one: [output[0] for output in self._elsewhere(one) if output[0] in known])
-            ways.append((self._cost(needs) + WORK * sum(self._nodes.size((one, 0)) for one in runs), needs, runs))
-        cost, needs, runs = min(ways, key=lambda way: way[0])
-        if cost < receive:
-            self.received |= needs
-            self.runs |= runs
-        else:
-            self.received |= wanted
+    for output in wanted:
+        need(_START, output)
+    for index in order:
+        graph.add_edge(index, _END, capacity=round(WORK * nodes.size((index, 0))))
+        for output in elsewhere(index):
+            need(index, output)
+    flows = boykov_kolmogorov(graph, _START, _END)
+    needed = reached([_START], lambda vertex: [to for to, edge in flows[vertex].items() if edge["flow"] < edge["capacity"]])
+    return [index for index in order if index in needed]
 
-    def _cost(self, values: Iterable[Output]) -> float:
-        return sum(map(self._price, values))
 
-    def _price(self, output: Output) -> float:
-        """Of receiving a value."""
-        return (MESSAGE + self._nodes.size(output)) * (LATE if output[0] in self.late else 1)
+def _in_order(starts: Iterable[int], before: Callable[[int], List[int]]) -> List[int]:
+    """Nodes and those before them, each after those that it reads."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(sorted(reached(starts, before)))
+    graph.add_edges_from((one, index) for index in list(graph) for one in before(index))
+    return list(nx.lexicographical_topological_sort(graph))

@@ -95,6 +95,7 @@ SHAPE_ATTRS = types_where(lambda row: row.has_shape_attr)
 # memory and arithmetic
 SAME_BUFFER = types_where(lambda row: row.buffer is Buffer.SAME)
 OVERWRITES = types_where(lambda row: row.buffer is Buffer.OVERWRITES)
+SUMS = types_where(lambda row: row.cost is Cost.ADDS)  # of any number of operands
 JOINS = types_where(lambda row: row.cost is Cost.ADDS or row.rule in ("shape.pack", "shape.concat"))  # sums and concatenations
 CONTRACTIONS = types_where(lambda row: row.cost is Cost.CONTRACTION)
 CONVOLUTIONS = types_where(lambda row: row.cost is Cost.CONVOLUTION)

@@ -269,6 +269,8 @@ def _least(problem: ShardingProblem, state: ShardingState, op: Op, divided: bool
         for tensor, give in zip(op.outputs, strategy.gives):
             if tensor in wanted:
                 cost += problem.price(tensor, give, wanted[tensor], state.count)
+            elif give.is_partial:
+                cost += problem.price(tensor, give, once, state.count)
         is_whole = strategy.how == ONCE
         ranked.append(((divided and is_whole and cost < float("inf"), cost, is_whole, index), strategy))
     finite = [item for item in ranked if item[0][1] < float("inf")]
