@@ -9,6 +9,7 @@ import pytest
 import whale_tf as wh
 from models import bert
 from whale_tf._tf_compat import tf, v1
+from whale_tf.decide import split
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import everywhere, once, partial, shard
 from whale_tf.planner.sharding import assignment, search
@@ -67,5 +68,30 @@ def test_weights_are_divided_even_if_sending_them_costs_less() -> None:
             wh.parallelize()
             plan = wh.current_plan()
             assert plan is not None and plan.shards["product"] in ("column", "row")
+    finally:
+        wh.shutdown()
+
+
+def test_backward_products_count_what_adding_up_terms_exchanges(monkeypatch: Any) -> None:
+    """Sending half of the gradient to each device is less than sending it whole, but leaves terms of a larger sum."""
+    found: List[assignment.Assignment] = []
+    original = split.assign
+
+    def noted(*arguments: Any) -> assignment.Assignment:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(split, "assign", noted)
+    wh.init(cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder("float32", [4096, 256])
+            with wh.split(2):
+                inner = tf.nn.relu(tf.matmul(x, v1.get_variable("first", [256, 1024])))
+                y = tf.matmul(inner, v1.get_variable("second", [1024, 256]), name="product")
+            v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(y)))
+            backward = [index for index, op in enumerate(graph.get_operations()) if op.name == "gradients/product_grad/MatMul"]
+            wh.parallelize()
+            assert [found[-1].strategies[index].gives for index in backward] == [(shard(1, (512, 512)),)]
     finally:
         wh.shutdown()
