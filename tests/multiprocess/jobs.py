@@ -12,7 +12,20 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests import graph_optimizer
 from tests.numeric import equality
-from tests.numeric.cases import CLASSES, RAGGED, Case, Inputs, find_case, minimised, perceptron, register, vectors
+from tests.numeric.cases import (
+    CLASSES,
+    RAGGED,
+    VOCAB,
+    Case,
+    Inputs,
+    find_case,
+    minimised,
+    perceptron,
+    register,
+    sentences,
+    vectors,
+    weight,
+)
 from tests.numeric.equality import Outcome
 from tests.numeric.script import Script, Setting, Stages, source
 from tests.numeric.unequal import described
@@ -47,9 +60,17 @@ def conditional_update(inputs: Inputs, stages: Stages, dtype: str) -> Script:
         return Script([[tf.assign_add(step, 1)]], {"loss": loss}, {})
 
 
+def padded_sentences(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """Sentences as long as the longest one of a mini-batch: nobody knows how many rows of the table's gradient an example has."""
+    tokens = tf.placeholder_with_default(inputs["tokens"], [None, None])
+    words = tf.nn.embedding_lookup(weight("words", [VOCAB, 2], dtype, 0.5), tokens)
+    means = stages.run([lambda rows: tf.tanh(tf.reduce_mean(rows, 1))], words)
+    return minimised(tf.train.AdagradOptimizer(0.1), tf.reduce_mean(tf.square(means)), {"means": means})
+
+
 if __name__ != "__main__":  # which imports itself
     register({"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted),
-              "conditional_update": Case(vectors, conditional_update)})
+              "conditional_update": Case(vectors, conditional_update), "padded_sentences": Case(sentences, padded_sentences)})
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
@@ -142,6 +163,7 @@ JOBS: Dict[str, Job] = {
     "a metric of predictions and labels": Job("counted", devices=2),
     "a metric, batch size open": Job("counted", FED._replace(static_batch=False), devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    "sparse gradient of sentences of any length": Job("padded_sentences", FED._replace(static_batch=False), devices=2),
     # Adagrad leaves rows alone whose gradient is zero
     "sparse gradient made dense": Job("sparse_embedding", devices=2, config=(("communication.sparse_as_dense", True),)),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),

@@ -30,6 +30,7 @@ from whale_tf.ir.layout import (
     exponents_of,
     is_grouped,
     is_grouped_batch,
+    is_measured,
     rows_each,
 )
 from whale_tf.ir.traits import Gives, traits
@@ -402,7 +403,8 @@ class Converter:
         """How many rows of a sharded tensor each process has, int32 `[processes]`; None: it does not follow from the examples."""
         batch = self.context.region.batch
         batches = {batch_of(block) for block in layout.blocks or ()}
-        if is_grouped(layout.blocks) or not batch.follows(tensor) or len(batches) != 1 or self.communicator.processes == 1:
+        if (is_grouped(layout.blocks) or is_measured(layout.blocks) or not batch.follows(tensor) or len(batches) != 1
+                or self.communicator.processes == 1):
             return None
         source = batch.source_of([tensor], batches.pop())
         task_graph = self.context.task_graph_of(self.context.graph.producer(tensor))
