@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from whale_tf._tf_compat import tf
-from whale_tf.graph_editor.control_flow import is_of_loop
+from whale_tf.graph_editor.control_flow import frame_of_ops
 from whale_tf.graph_editor.names import free_name, names_taken
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
 
 READ = "ReadVariableOp"
@@ -33,9 +34,8 @@ def repeat_in_branches(graph: tf.Graph, readers: Iterable[tf.Operation], owner: 
         owner: the process that runs an op; None: each that needs it.
         scope: of the new ops, which belong to no process.
     """
-    switches = [op for op in graph.get_operations() if op.type in SWITCHES and not is_of_loop(op)]
-    if switches:
-        _Branches(graph, switches, owner, scope).repeat(readers)
+    if any(op.type in SWITCHES for op in graph.get_operations()):
+        _Branches(graph, owner, scope).repeat(readers)
 
 
 class _CannotRepeat(Exception):
@@ -45,10 +45,10 @@ class _CannotRepeat(Exception):
 class _Branches:
     """See :func:`repeat_in_branches`."""
 
-    def __init__(self, graph: tf.Graph, switches: Iterable[tf.Operation], owner: Callable[[tf.Operation], Optional[int]],
-                 scope: str) -> None:
-        self._may_miss: Set[tf.Operation] = reached(switches, lambda op: [
-            user for user in _users(op) if user.type not in MERGES])
+    def __init__(self, graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int]], scope: str) -> None:
+        self._in_loop = frame_of_ops(graph)
+        self._may_miss: Set[tf.Operation] = in_branches(
+            graph.get_operations(), _before, lambda op: op.type, self._in_loop)  # type: ignore[arg-type, return-value]
         self._edit, self._owner, self._scope = StagedEdit(graph), owner, scope
         self._nodes, self._taken = Nodes(self._edit), names_taken(graph)
         self._repeated: Dict[str, str] = {}
@@ -77,6 +77,8 @@ class _Branches:
 
     def _new(self, tensor: tf.Tensor) -> str:
         op = tensor.op
+        if op in self._in_loop:
+            raise _CannotRepeat
         if op.type in SWITCHES:
             if tensor.dtype._is_ref_dtype:
                 self._check_unwritten(op, _variable(tensor))
@@ -115,7 +117,7 @@ class _Branches:
         """Raises:
             _CannotRepeat: the branch may write the variable before ``op``, or it is no variable.
         """
-        before = reached([op], lambda one: [*(tensor.op for tensor in one.inputs), *one.control_inputs])
+        before = reached([op], _before)
         if variable.type not in VARIABLES or any(
                 traits(one.type).is_write and one in self._may_miss and _variable(one.inputs[0]) is variable for one in before):
             raise _CannotRepeat
@@ -131,5 +133,5 @@ def _variable(tensor: tf.Tensor) -> tf.Operation:
     return tensor.op
 
 
-def _users(op: tf.Operation) -> List[tf.Operation]:
-    return [*(user for tensor in op.outputs for user in tensor.consumers()), *op._control_outputs]
+def _before(op: tf.Operation) -> List[tf.Operation]:
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]

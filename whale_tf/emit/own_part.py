@@ -24,11 +24,13 @@ from whale_tf.communicators.processes import CARRIED
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.emit.sized import StagedSizes, read_own_sizes
 from whale_tf.errors import PlanError
+from whale_tf.graph_editor.control_flow import frame_of_ops, is_inside
 from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.sizes import OpenSizes
-from whale_tf.ir.traits import MERGES, RANDOM, SUMS, SWITCHES
+from whale_tf.ir.traits import RANDOM, SUMS, SWITCHES
+from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
 from whale_tf.passes.partition import Crossing, Node, Output, before_wait, partition, unanswered
 from whale_tf.passes.sized import KnownSizes
@@ -94,6 +96,7 @@ class _Division:
                         if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
         self._effects += self._checks
         self.found = partition(nodes, [*effects, *self._checks], processes.members)
+        self._frames = frame_of_ops(graph)
         self._may_miss = self._find_may_miss()
         self._check()
         self._sums, crossings = find_sums(nodes, self.found, lambda index: _is_sum(graph.get_operation_by_name(
@@ -133,25 +136,30 @@ class _Division:
     def _check(self) -> None:
         """Raises:
             PlanError: an op takes variables of several processes, or a value crosses that is missing in some steps, for which
-                its receiver would wait forever.
+                its receiver would wait forever, or that a loop of version 1 makes or reads in each iteration.
         """
         for index in filter(self.found.runs.__getitem__, sorted(self._of_several)):
             raise takes_of_several(self._definitions[index])
         for crossing in self.found.crossings:
             if crossing.output[0] in self._may_miss:
                 raise missing_in_some_steps(self._definitions[crossing.output[0]].name, crossing.sender, crossing.receiver)
+        for op, frame in self._frames.items():
+            index = self._numbers[op.name]
+            for output in self.nodes[index].inputs if is_inside(op, frame) else ():
+                for receiver in sorted(self.found.runs[index]):
+                    sender = self.nodes[output[0]].owner
+                    if sender not in (None, receiver):
+                        raise crosses_in_loop(frame.name, op.name, self._definitions[output[0]].name, sender, receiver)
 
     def _find_may_miss(self) -> Set[int]:
         """The nodes that some steps leave out."""
-        switches = [index for index, node in enumerate(self._definitions) if node.op in SWITCHES]
-        if not switches:
+        if not any(node.op in SWITCHES for node in self._definitions):
             return set()
-        readers: Dict[int, List[int]] = {}
-        for index, node in enumerate(self.nodes):
-            for before in [*(output[0] for output in node.inputs), *node.waits]:
-                readers.setdefault(before, []).append(index)
-        return reached(switches, lambda index: [
-            user for user in readers.get(index, ()) if self._definitions[user].op not in MERGES])
+        in_loop = {self._numbers[op.name] for op in self._frames}
+        return in_branches(range(len(self.nodes)), self._before, lambda index: self._definitions[index].op, in_loop)
+
+    def _before(self, index: int) -> List[int]:
+        return [*(output[0] for output in self.nodes[index].inputs), *self.nodes[index].waits]
 
     def part_of(self, keys: Keys, inputs: Sequence[str]) -> OwnPart:
         """Reduces the graph to the part of this process."""
@@ -237,11 +245,8 @@ class _Division:
 
     def _read_alone(self, nodes: Iterable[int]) -> List[str]:
         """Those of these ops that follow from no message."""
-        def before(index: int) -> List[int]:
-            return [*(output[0] for output in self.nodes[index].inputs), *self.nodes[index].waits]
-
         return [self._definitions[index].name for index in sorted(nodes)
-                if all(self.nodes[one].owner is None for one in reached([index], before))]
+                if all(self.nodes[one].owner is None for one in reached([index], self._before))]
 
     def _value(self, output: Output, sizes: Callable[[Output], Optional[str]] = lambda output: None) -> CrossingValue:
         name = f"{self._definitions[output[0]].name}:{output[1]}"
@@ -306,6 +311,15 @@ def missing_in_some_steps(name: str, sender: int, receiver: int) -> PlanError:
     return PlanError(
         f"{name!r} is computed in some steps only, but process {receiver}, which reads it, would wait for it in every step; let "
         f"process {sender} keep what reads it, or compute it in every step (tf.where)")
+
+
+def crosses_in_loop(loop: str, reader: str, value: str, sender: Optional[int], receiver: int) -> PlanError:
+    """An op in a loop of version 1 would read a value of another process in each iteration."""
+    return PlanError(
+        f"the while loop {loop!r} has ops of several processes: {reader!r}, which process {receiver} runs, reads {value!r} of "
+        f"process {sender} in each iteration, but a loop of version 1 must run in one process. Let it read variables of one "
+        "TaskGraph, or make it a loop of version 2 (tf.compat.v1.enable_control_flow_v2() before the graph is built), which "
+        "takes their values")
 
 
 def note(nodes: Nodes, inputs: Sequence[tf.Tensor], name: str, root: str = SCOPE, host: str = HOST) -> str:

@@ -26,15 +26,16 @@ from whale_tf.emit.branches import repeat_in_branches
 from whale_tf.emit.context import Context
 from whale_tf.emit.effects import divide_ops, writes_inside
 from whale_tf.emit.order import PASSED
-from whale_tf.emit.own_part import HOST, missing_in_some_steps, takes_of_several
+from whale_tf.emit.own_part import HOST, crosses_in_loop, missing_in_some_steps, takes_of_several
 from whale_tf.emit.processes import variable_ops
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.errors import PlanError
-from whale_tf.graph_editor.control_flow import frames, is_of_loop, whole_loops
+from whale_tf.graph_editor.control_flow import frame_of_ops, is_inside, whole_loops
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
-from whale_tf.ir.traits import ASSIGNS, ENTERS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import ASSIGNS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
 from whale_tf.passes.partition import Before, Node, Output, before_wait
@@ -266,33 +267,30 @@ class SessionPart:
             if len(kept - {None}) > 1:
                 raise takes_of_several(op.node_def)
         self._check_loops(ours)
-        users = self._users(0)
-        switches = [index for index, op in enumerate(self.ops) if op.type in SWITCHES and not is_of_loop(op)]
-        may_miss = reached(switches, lambda index: [
-            user for user in users.get(index, ()) if self.ops[user].type not in MERGES])
+        may_miss = self._find_may_miss()
         for index in ours & may_miss:
             for output, sender, receiver in self._crossings(index):
                 if output[0] in may_miss:
                     raise missing_in_some_steps(self.ops[output[0]].name, sender, receiver)
         self._may_miss |= may_miss
 
+    def _find_may_miss(self) -> Set[int]:
+        """The ops that some steps leave out."""
+        if not any(op.type in SWITCHES for op in self.ops):
+            return set()
+        in_loop = {self.indices[op.name] for op in frame_of_ops(self.graph) if op.name in self.indices} if self._loops else set()
+        return in_branches(range(len(self.ops)), self.before, lambda index: self.ops[index].type, in_loop)
+
     def _check_loops(self, ours: Set[int]) -> None:
         """Raises:
             PlanError: a value crosses inside of a loop of version 1.
         """
-        found = frames(self.graph) if self._loops else {}
-        frame_of = {op: frame for frame in found.values() for op in frame.ops}
+        found = frame_of_ops(self.graph) if self._loops else {}
         for index in sorted(ours):
             op = self.ops[index]
-            frame = frame_of.get(op)
-            if frame is None or (op.type in ENTERS and frame.parent is None):
-                continue
-            for output, sender, receiver in self._crossings(index):
-                raise PlanError(
-                    f"the while loop {frame.name!r} has ops of several processes: {op.name!r}, which process {receiver} runs, "
-                    f"reads {self.ops[output[0]].name!r} of process {sender} in each iteration, but a loop of version 1 must run "
-                    "in one process. Let it read variables of one TaskGraph, or make it a loop of version 2 "
-                    "(tf.compat.v1.enable_control_flow_v2() before the graph is built), which takes their values")
+            if op in found and is_inside(op, found[op]):
+                for output, sender, receiver in self._crossings(index):
+                    raise crosses_in_loop(found[op].name, op.name, self.ops[output[0]].name, sender, receiver)
 
     def in_every_step(self, index: int) -> int:
         """An op, or the Merge behind it if some steps leave the op out.

@@ -25,7 +25,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf
 from whale_tf.errors import GraphEditError, did_you_mean
 from whale_tf.graph_editor.select import successors
-from whale_tf.ir.traits import ENTERS, EXITS, HANDLES_OF_CONTAINERS, LOOP_CONDS, SWITCHES
+from whale_tf.ir.traits import ENTERS, EXITS, HANDLES_OF_CONTAINERS
 from whale_tf.ir.walk import reached
 
 
@@ -113,9 +113,14 @@ def whole_loops(graph: tf.Graph) -> List[Set[tf.Operation]]:
     return groups
 
 
-def is_of_loop(switch: tf.Operation) -> bool:
-    """Whether a Switch is that of a while loop, behind which an Exit follows in every step, and not of a condition."""
-    return switch.type in SWITCHES and any(tensor.op.type in LOOP_CONDS for tensor in switch.inputs)
+def frame_of_ops(graph: tf.Graph) -> Dict[tf.Operation, Frame]:
+    """The frame of each op that is in one."""
+    return {op: frame for frame in frames(graph).values() for op in frame.ops}
+
+
+def is_inside(op: tf.Operation, frame: Frame) -> bool:
+    """Whether what an op of a frame reads comes from an iteration, of this loop or of one around it."""
+    return op.type not in ENTERS or frame.parent is not None
 
 
 def check_whole_loops(loops: Mapping[str, Frame], names: Set[str],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, SWITCHES, Role, types_of
+from whale_tf.ir.walk import Node
 
 HANDLES = ("resource", "string_ref", "string")
 GATE_ATTR = "_whale_gate"  # on the Switch that decides about all writes of a step; only control edges lead from it to them
@@ -99,15 +100,37 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
 
 def may_miss(graph: OpGraph) -> Set[int]:
     """Ops in branches of v1 conditions.  If a branch is not taken, they have no results, and nothing runs that waits for one."""
-    depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
-    if graph.has_any(SWITCHES):
-        in_loop = frames(graph)
-        for op in graph.ops:
-            inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)
-            if op.id not in in_loop:
-                inside += (op.type in SWITCHES) - (op.type in MERGES and inside > 0)
-            if inside:
-                depth[op.id] = inside
+    if not graph.has_any(SWITCHES):
+        return set()
+    return in_branches(range(len(graph.ops)), lambda index: graph.predecessors(graph.ops[index]),
+                       lambda index: graph.ops[index].type, frames(graph))
+
+
+def in_branches(ops: Iterable[Node], before: Callable[[Node], Iterable[Node]], type_of: Callable[[Node], str],
+                in_loop: Container[Node]) -> Set[Node]:
+    """:func:`may_miss` of any representation of a graph.
+
+    Args:
+        ops: in any order.
+        before: what an op reads and waits for.
+        in_loop: the ops of v1 loops, whose own Switches and Merges run in every step.
+    """
+    users: Dict[Node, List[Node]] = {}
+    pending: List[Node] = []
+    for op in ops:
+        if type_of(op) in SWITCHES and op not in in_loop:
+            pending.append(op)
+        for source in before(op):
+            users.setdefault(source, []).append(op)
+    depth: Dict[Node, int] = {}  # number of conditions inside which an op's results are
+    while pending:
+        op = pending.pop()
+        inside = max((depth.get(source, 0) for source in before(op)), default=0)
+        if op not in in_loop:
+            inside += (type_of(op) in SWITCHES) - (type_of(op) in MERGES and inside > 0)
+        if inside > depth.get(op, 0):
+            depth[op] = inside
+            pending += users.get(op, ())
     return set(depth)
 
 
