@@ -1,13 +1,15 @@
 """A script whose optimizer runs in a condition inside of another one, in every second step, over variables of two processes.
 
 ``python -m tests.multiprocess.train_conditions functional|switches``: it prints what it computes, which must be what one process
-prints.  Adam keeps its powers of beta in one process, and the gradients are clipped by their common norm.
+prints.  Adam keeps its powers of beta in one process, and the gradients are clipped by their common norm.  A moving average
+follows from the forward pass of the first process alone.
 """
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,9 @@ def main(is_functional: bool) -> None:
     x, y = numbers.randn(6, 6, 3), numbers.randn(6, 6, 2)
     features, labels = tf.placeholder(tf.float64, [None, 3]), tf.placeholder(tf.float64, [None, 2])
     with wh.replicate(1):
-        hidden = tf.tanh(dense(features, 3, 4, "one"))
+        average = tf.get_variable("average", [4], tf.float64, tf.zeros_initializer(), trainable=False)
+        hidden = tf.tanh(dense(features, 3, 4, "one")) - average
+        moved = tf.assign_sub(average, .1 * (average - tf.reduce_mean(hidden, 0)))
     with wh.replicate(1):
         loss = tf.reduce_mean(tf.square(dense(hidden, 4, 2, "two") - labels))
     step = tf.train.get_or_create_global_step()
@@ -48,7 +52,7 @@ def main(is_functional: bool) -> None:
         return tf.constant(0., tf.float64)
 
     norm = tf.cond(step < 4, lambda: tf.cond(tf.equal(step % 2, 0), apply, nothing), nothing)
-    with tf.control_dependencies([norm]):
+    with tf.control_dependencies([norm, moved]):
         train = step.assign_add(1)
     slots: Any = [optimizer.get_slot(variable, name) for variable in variables for name in ("m", "v")]
     with tf.Session() as session:
@@ -56,8 +60,9 @@ def main(is_functional: bool) -> None:
         for index in range(6):
             values = session.run([loss, norm, train], {features: x[index], labels: y[index]})
             show("step", *values[:2])
-            if RANK in (index % 2, None):  # each process looks by itself
-                show(f"variables {index}", *session.run(variables))
+            if RANK in (index % 2, None):  # each process looks by itself, and finds what this step has left
+                time.sleep(.3 if index < 4 else 0)
+                show(f"variables {index}", *session.run([*variables, average]))
         show("slots", *session.run([*slots, *optimizer._get_beta_accumulators(), step]))
 
 

@@ -6,7 +6,7 @@ from typing import Dict, List, Set, Tuple
 
 import pytest
 
-from whale_tf.passes.partition import Crossing, Node, partition, unanswered
+from whale_tf.passes.partition import Crossing, Node, begun_before, partition, unanswered
 
 BATCH, FIRST, SECOND, LOSS, GRADIENT, UPDATE, OTHER_UPDATE, RESULT = range(8)
 PIPELINE = [
@@ -26,6 +26,15 @@ def test_pipeline() -> None:
     assert found.runs == [{0, 1}, {0}, {1}, {1}, {1}, {0}, {1}, {0, 1}]
     assert found.crossings == [Crossing((FIRST, 0), 0, 1), Crossing((LOSS, 0), 1, 0), Crossing((GRADIENT, 0), 1, 0)]
     assert unanswered(PIPELINE, found) == [(1, 0)]  # process 0 hears with the loss that its activation has arrived
+
+
+def test_updates_follow_from_all_processes_and_what_the_forward_pass_writes_does_not() -> None:
+    nodes = [*PIPELINE, Node(0, ((FIRST, 0),)), Node(0, ((BATCH, 0),), (UPDATE, OTHER_UPDATE))]
+    average, waits = range(len(PIPELINE), len(nodes))
+    assert begun_before(nodes, [UPDATE, OTHER_UPDATE, average, waits]) == {
+        UPDATE: {0, 1}, OTHER_UPDATE: {0, 1}, average: {0}, waits: {0, 1}}
+    assert begun_before(nodes, [UPDATE, waits], [UPDATE]) == {UPDATE: {0}, waits: {0}}
+    assert begun_before([Node(0, ((1, 0), (2, 0))), Node(None, ((0, 0),)), Node(1)], [0]) == {0: {0, 1}}  # a loop
 
 
 def test_common_nodes_run_where_they_are_needed() -> None:

@@ -34,13 +34,14 @@ from whale_tf.graph_editor.control_flow import frame_of_ops, is_inside, whole_lo
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import assign, read
-from whale_tf.ir.traits import ASSIGNS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
+from whale_tf.ir.traits import ASSIGNS, ENTERS, MERGES, RANDOM, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
 from whale_tf.ir.writes import is_write
-from whale_tf.passes.partition import Before, Node, Output, before_wait
+from whale_tf.passes.partition import Before, Node, Output, before_wait, begun_before
 
 SCOPE = "whale/part"
+BEGUN = "begun"  # name of messages that say that their sender makes the step, and no longer reads what the last one has left
 Fetch = Union[tf.Tensor, tf.Operation]
 
 
@@ -69,6 +70,7 @@ class SessionPart:
         replaced: the same, and name of its result -> that of a piece's.
         sends: (value, receiver) -> the op that sends it.
         received: value of another process -> the name of what has arrived.
+        early: write that could run before other processes have begun the step -> these processes, which tell when they have.
     """
 
     def __init__(self, context: Context, after: Collection[str], merged: Collection[str], gates: Collection[str],
@@ -85,6 +87,8 @@ class SessionPart:
         self.added: Set[str] = set()
         self._seen, self._version = 0, -1
         self.ours: Set[int] = set()
+        self.early: Dict[int, Set[int]] = {}
+        self._told: Dict[int, str] = {}  # process -> what has arrived when it has begun the step
         self._may_miss: Set[int] = set()  # those of ours that some steps leave out
         self._copies: Dict[str, str] = {}  # original op -> its copy that is ours
         self.sends: Dict[Tuple[Output, int], str] = {}
@@ -134,6 +138,7 @@ class SessionPart:
         nodes = Nodes(edit)
         for index in sorted(ours):
             self._cut(edit, nodes, index)
+        self._hold_early(edit, nodes, ours)
         for index in range(first, len(self.ops)):
             if index not in ours:
                 self._leave(edit, nodes, index)
@@ -291,6 +296,41 @@ class SessionPart:
             if op in found and is_inside(op, found[op]):
                 for output, sender, receiver in self._crossings(index):
                     raise crosses_in_loop(found[op].name, op.name, self.ops[output[0]].name, sender, receiver)
+
+    def _hold_early(self, edit: StagedEdit, nodes: Nodes, ours: Set[int]) -> None:
+        """Makes writes wait for processes that may still read, in runs of their own, what the last step has left.  Most writes
+        follow anyway from what all processes compute; one in the forward pass, such as that of a moving average, does not."""
+        writes = sorted(filter(self.is_kept_write, ours))
+        for index, begun in begun_before(self.nodes, writes, self._ends_of_branches() if writes else ()).items():
+            late = set(self.members) - begun
+            if not late:
+                continue
+            self.early[index] = late
+            if self.nodes[index].owner != self.rank:
+                continue
+            for rank in sorted(late - self._told.keys()):
+                self._told[rank] = self.queues.receive(nodes, BEGUN, tf.int32, rank, tf.TensorShape([]))
+            for op in self._entrance(index):
+                edit.move_waits(op.name, [], [self._told[rank] for rank in sorted(late)])
+
+    def _entrance(self, index: int) -> List[tf.Operation]:
+        """An op, or those by which values enter the loop of version 1 around it: its other ops can wait for nothing outside."""
+        op = self.ops[index]
+        found = frame_of_ops(self.graph) if self._loops else {}
+        frame = found.get(op)
+        if frame is None:
+            return [op]
+        by_name = {one.name: one for one in found.values()}
+        while frame.parent is not None:
+            frame = by_name[frame.parent]
+        return [one for one in frame.ops if one.type in ENTERS]
+
+    def _ends_of_branches(self) -> Set[int]:
+        """Those of ours that run whichever branch is taken, or whether a gate is closed or not: perhaps before what they read or
+        wait for."""
+        in_loop = frame_of_ops(self.graph) if self._loops else {}
+        return {index for index in self.ours
+                if self.ops[index].name in self._gates or (self.ops[index].type in MERGES and self.ops[index] not in in_loop)}
 
     def in_every_step(self, index: int) -> int:
         """An op, or the Merge behind it if some steps leave the op out.

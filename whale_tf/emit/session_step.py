@@ -11,7 +11,7 @@ from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTu
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.own_part import CHECK, count_step, note
-from whale_tf.emit.session_part import Fetch, SessionPart, op_of
+from whale_tf.emit.session_part import BEGUN, Fetch, SessionPart, op_of
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -209,6 +209,7 @@ class SessionSteps:
                 ends.append(part.queues.send(nodes, nothing, ANSWER, tf.int32, sender, arrived[sender]))
             elif sender == part.rank:
                 ends.append(part.queues.receive(nodes, ANSWER, tf.int32, receiver, tf.TensorShape([])))
+        ends += self._begin(nodes, found)
         inputs = [name for name in self._sources if found.runs[part.output(name)[0]]
                   and part.graph.get_tensor_by_name(name).dtype not in (tf.variant, tf.resource)]
         if inputs:
@@ -217,6 +218,13 @@ class SessionSteps:
         run = count_step(nodes, sorted(set(ends)), scope, part.host)
         part.commit(edit)
         return run, inputs
+
+    def _begin(self, nodes: Nodes, found: _Division) -> List[str]:
+        """The ops that tell other processes in this step that this process has begun it (:meth:`SessionPart.early`)."""
+        part = self._part
+        receivers = set().union(*(found.runs[index] for index, late in part.early.items() if part.rank in late))  # type: Set[int]
+        return [part.queues.send(nodes, nodes.const(0, f"{part.scope}/step{self._staged}/nothing", tf.int32, part.host), BEGUN,
+                                 tf.int32, receiver) for receiver in sorted(receivers)]
 
     def _ends(self, found: _Division) -> List[str]:
         """The last ops of this process's part."""

@@ -120,6 +120,38 @@ def before_wait(nodes: Sequence[Node], wait: int, rank: int, gates: Collection[i
     return found
 
 
+def begun_before(nodes: Sequence[Node], starts: Iterable[int], ends: Collection[int] = ()) -> Dict[int, Set[int]]:
+    """For each of some nodes that belong to processes: those processes that must have begun the step before the node can run,
+    because it follows from what they compute.
+
+    Args:
+        ends: nodes that may run before what they read or wait for.
+    """
+    found: Dict[Tuple[int, int], Set[int]] = {}  # (node, its runner) -> processes
+
+    def befores(index: int, runner: int) -> List[Tuple[int, int]]:
+        if index in ends:
+            return []
+        owners = [(output[0], nodes[output[0]].owner) for output in nodes[index].inputs]
+        owners += [(wait, nodes[wait].owner) for wait in nodes[index].waits if nodes[wait].owner in (None, runner)]
+        return [(before, runner if owner is None else owner) for before, owner in owners]
+
+    result = {}
+    for start in starts:
+        owner = nodes[start].owner
+        assert owner is not None
+        stack = [(start, owner)]
+        while stack:
+            pair = stack[-1]
+            if pair not in found:
+                found[pair] = {pair[1]}
+                stack += [before for before in befores(*pair) if before not in found]
+            else:  # a second time, behind all before it
+                found[pair].update(*(found[before] for before in befores(*stack.pop())))
+        result[start] = found[start, owner]
+    return result
+
+
 def unanswered(nodes: Sequence[Node], found: Partition) -> List[Tuple[int, int]]:
     """Pairs (sender, receiver) of processes such that the sender could finish a step before the receiver has what it was sent: no
     value that comes back follows from everything that was sent."""
