@@ -76,3 +76,34 @@ def test_loop_over_two_task_graphs_is_refused() -> None:
                     session.run(tf.global_variables_initializer())
     finally:
         wh.shutdown()
+
+
+def adapted(config: Any) -> np.ndarray:
+    """Weights that are trained through a step of their own on each example, in a loop."""
+    with tf.Graph().as_default(), control_flow(1):
+        if config is not None:
+            wh.init(config, cluster="cpu:2")
+            wh.set_default_strategy(wh.replicate(2))
+        tasks = tf.placeholder(tf.float64, [None, 4, 3])
+        kernel = weight("kernel", [3, 5], "float64")
+
+        def error(task: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_mean(tf.square(tf.tanh(tf.matmul(task, kernel)) - 0.5))
+
+        losses = tf.map_fn(lambda task: error(task, kernel - tf.gradients(error(task, kernel), [kernel])[0]), tasks)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(losses))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, {tasks: np.random.RandomState(0).randn(8, 4, 3)})
+            return np.asarray(session.run(kernel))
+
+
+@pytest.mark.slow
+def test_shards_of_gradients_are_cut_inside_of_a_loop() -> None:
+    """The numbers of columns of both shards are constants outside of the loop, which runs on one device."""
+    expected = adapted(None)
+    try:
+        with pytest.warns(wh.IdleWarning):
+            np.testing.assert_allclose(adapted({"zero": "v3"}), expected, rtol=1e-12)
+    finally:
+        wh.shutdown()

@@ -112,9 +112,9 @@ class _Entrance:
         own = [edge for edge in edges if self._of(edge) == frame]
         for position, edge in enumerate(edges):
             if len(self._of(edge)) < len(frame):
-                producers = self._producers.get(node.name)
-                anchor = producers[position] if producers else own[0].partition(":")[0]
-                node.input[position] = self._inside(edge, frame, anchor)
+                producer = self._producers[node.name][position] if node.name in self._producers else ""
+                anchor = producer if self._of(producer) == frame else own[0]  # a constant outside may have no clone
+                node.input[position] = self._inside(edge, frame, anchor.partition(":")[0])
         for position, edge in enumerate(node.input):
             if edge.startswith("^") and edge[1:] in self._context.guards and len(self._of(edge)) < len(frame):
                 node.input[position] = "^" + self._inside(edge[1:], frame, own[0].partition(":")[0])
