@@ -14,11 +14,14 @@ from tests import graph_optimizer
 from tests.numeric import equality
 from tests.numeric.cases import (
     CLASSES,
+    FEATURES,
     RAGGED,
     VOCAB,
     Case,
     Inputs,
+    control_flow,
     find_case,
+    layer,
     minimised,
     perceptron,
     register,
@@ -68,9 +71,19 @@ def padded_sentences(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return minimised(tf.train.AdagradOptimizer(0.1), tf.reduce_mean(tf.square(means)), {"means": means})
 
 
+def rows_in_loop(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """A loop over rows that are fed: their TensorArray is placed beside the placeholder."""
+    kernel = weight("kernel", [FEATURES, 4], dtype)
+    logits = stages.run([lambda x: tf.map_fn(lambda row: tf.tanh(tf.tensordot(row, kernel, 1)), x),
+                         layer("head", CLASSES, tf.identity)], inputs["x"])
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["label"], logits=logits))
+    return minimised(tf.train.GradientDescentOptimizer(0.1), loss, {"logits": logits})
+
+
 if __name__ != "__main__":  # which imports itself
     register({"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted),
-              "conditional_update": Case(vectors, conditional_update), "padded_sentences": Case(sentences, padded_sentences)})
+              "conditional_update": Case(vectors, conditional_update), "padded_sentences": Case(sentences, padded_sentences),
+              "rows_in_loop": Case(vectors, control_flow(1, rows_in_loop))})
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
@@ -222,6 +235,7 @@ SPANNING: Dict[str, Job] = {
                                                  config=(("offload", "states"), ("zero", "v2"))),
     "searched": Job("mlp_mean", counts=(), config=(("auto_parallel", True),)),
     "loop, searched": Job("while_loop_v1", FED, counts=(), config=(("auto_parallel", True),)),
+    "loop over rows, fed": Job("rows_in_loop", FED, counts=(1, 1), micro_batches=2),
     "loop, computed again": Job("while_loop_v1", counts=(1, 1), micro_batches=2, config=(("recompute", "full"),)),
     "stages by cost, called": Job("momentum", FED, counts=(), micro_batches=2, config=(("num_task_graph", 2), ("emit", "call"))),
     "stages of two devices, two steps side by side": Job(

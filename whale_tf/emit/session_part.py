@@ -470,11 +470,16 @@ class SessionPart:
                 edit.move_waits(user.name, [op.name], ())
 
     def _place(self, edit: StagedEdit, index: int) -> None:
-        """Places what every process runs itself on its own devices: TensorFlow 1.15 would choose process 0's."""
-        op = self.ops[index]
-        beside = [group for group in op.colocation_groups() if group.decode() != "loc:@" + op.name]
-        if self.nodes[index].owner is None and not beside and process_of(op.device) is None:
+        """Places what every process runs itself on its own devices: TensorFlow 1.15 would choose process 0's.  What one process
+        runs, such as a tensor array, need not be beside that."""
+        op, owner = self.ops[index], self.nodes[index].owner
+        beside = [group.decode().partition("loc:@")[2] for group in op.colocation_groups()]
+        beside = [name for name in beside if name != op.name]
+        if owner is None and not beside and process_of(op.device) is None:
             edit.place(op, self.processes.prefix(self.rank) + op.device)
+        elif owner is not None and any(self.nodes[self.indices[name]].owner is None for name in beside if name in self.indices):
+            device = op.device if process_of(op.device) is not None else self.processes.prefix(owner) + op.device
+            edit.place(op, device, alone=True)
 
     def stage_start(self, left_out: Collection[str]) -> Tuple[tf.Operation, tf.Operation]:
         """Adds an op that makes variables equal where several processes have one for themselves: all of them, if no device is
