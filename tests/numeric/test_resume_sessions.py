@@ -222,6 +222,16 @@ def test_what_is_refused(tmp_path: Any) -> None:
             else:
                 with pytest.raises(wh.SnapshotError, match="has a value of 'w', which this graph does not have"):
                     v1.train.MonitoredTrainingSession()
+    store = Store(str(tmp_path / "3" / "session-0"), 2, print)  # other hosts have parts of all that there is
+    kept = {"part-0.json": ("process 0 (b:1)", "process 1 (c:1)")}
+    folder = store.folder(4, 1)
+    store.write_part(folder, 0, [], [])
+    store.complete(folder, 4, 1, "{}", lambda: True, kept)
+    os.remove(os.path.join(folder, "part-0.json"))
+    with graph(str(tmp_path / "3")) as w:
+        trains(w, tf.constant(X))
+        with pytest.raises(wh.SnapshotError, match=r"kept by process 0 \(b:1\) and by .*; nor does one before; start again with"):
+            v1.train.MonitoredTrainingSession()
 
 
 def test_parts_of_a_lost_process_are_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
