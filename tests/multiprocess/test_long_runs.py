@@ -108,7 +108,7 @@ def test_directory_is_lost_with_its_process(starter: Starter, tmp_path: Any, kin
     steps, values = chaos.reference(starter, kind, str(tmp_path / "whole"))
     folder.mkdir()
     job = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", "-m", chaos.SCRIPT, kind, plan, str(folder),
-                        "snapshot.every_steps=2", OWN="1", PAUSE="0.2")
+                        "snapshot.every_steps=2", OWN="0,1", PAUSE="0.2")
     for rank in range(2):
         job.wait_for(f"[{rank}] step 7 ", RUN_S)
     os.kill(int(re.findall(rf"\[{lost}\] process (\d+)\n", job.output)[0]), signal.SIGKILL)
