@@ -1,5 +1,6 @@
 """Runs that end in all ways, and go on:
-``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed] [--own]``.
+``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed] [--own]
+[--anew]``.
 
 Each run trains in one way (``fit``, ``fit`` with BackupAndRestore, a loop, a Session, a Session that is fed), and is started
 again and again, under other plans and with one or two processes: some process is killed, or all get a signal, at a random moment;
@@ -345,13 +346,14 @@ def main() -> None:
     parser.add_argument("--names", default=",".join(ELASTIC), help="which of them")
     parser.add_argument("--fixed", action="store_true", help="no such jobs")
     parser.add_argument("--own", action="store_true", help="each host has a directory of its own")
+    parser.add_argument("--anew", action="store_true", help="processes import TensorFlow as a user's do, which takes seconds")
     given = parser.parse_args()
     rng, begin = random.Random(given.seed), time.monotonic()
     done: List[Tuple[str, Result]] = []
     print(f"seed {given.seed}", flush=True)
     folder = tempfile.mkdtemp(prefix="chaos-")
     failed: Optional[str] = None
-    with Starter() as starter:
+    with Starter(given.anew) as starter:
         expected = {kind: reference(starter, kind, f"{folder}/{kind}") for kind in given.kinds.split(",")}
         while len(done) < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
             kind = rng.choice(sorted(expected))

@@ -116,5 +116,5 @@ def test_what_is_refused(tmp_path: Any, monkeypatch: Any) -> None:
     with pytest.raises(wh.SnapshotError, match="is to make 6 steps, but snapshot .* was taken after 6 of them"):
         trained(lambda made, hook: made.train(data, [hook], steps=6), path, PLAIN)
     monkeypatch.setattr(Runs, "_neighbours", lambda *given: object())  # as where hosts have directories of their own
-    with pytest.raises(wh.ConfigError, match=r"snapshot.path '.*/2' is not one directory for all processes, but an Estimator needs"):
+    with pytest.raises(wh.ConfigError, match=r"snapshot.path '.*/2' is not one directory for all processes, but an Estim"):
         trained(lambda made, hook: made.train(data, [hook], steps=1), str(tmp_path / "2"), PLAIN)
