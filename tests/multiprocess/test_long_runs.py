@@ -176,6 +176,34 @@ def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, reference: R
 
 
 @pytest.mark.full
+@pytest.mark.once
+def test_one_host_of_three_waits_for_another(starter: Starter, reference: Reference, tmp_path: Any) -> None:
+    """Two hosts are lost at once, and one with its directory.  The third lacks a part of all snapshots, and waits."""
+    kind, folder = "session", tmp_path / "ends"
+    steps, values = reference(kind)
+    folder.mkdir()
+    options = ("--workers", "1:3", *chaos.hosts_in(str(folder)), "--rejoin", "10000")
+    command = ("-m", chaos.SCRIPT, kind, "nested", str(folder), "snapshot.every_steps=2")
+    job = starter.start(*WHALE_RUN, *options, *command, HOLD="7")
+    for rank, host in enumerate(chaos.ADDRESSES):
+        job.wait_for(f"[{rank} {host}] step 7 ", RUN_S)
+    for _, _, pid in sorted(chaos.BEGUN.findall(job.output))[:2]:
+        os.kill(int(pid), signal.SIGKILL)
+    shutil.rmtree(folder / "snapshots" / chaos.ADDRESSES[0])
+    (folder / "go-7").write_text("")
+    assert job.wait(RUN_S) == 0, job.output
+    first, alone, *others = chaos.starts_of(job.output)
+    assert "SnapshotError" in alone and "nor does one before; start again with a host that has what is" in alone, job.output
+    assert "waiting up to 300 s for lost workers: --workers asks for at least 1, and whale_tf refuses 1" in alone, job.output
+    assert not chaos.steps_of(alone) and min(chaos.steps_of(others[0])) in (5, 7), job.output
+    reached = chaos.checked(first, steps, 0, "before")
+    for start in others:
+        reached = chaos.checked(start, steps, reached, "after")
+    assert reached == chaos.STEPS
+    chaos.compare(str(folder), values, kind)
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", chaos.KINDS)
 def test_chaos(starter: Starter, reference: Reference, tmp_path: Any, kind: str) -> None:

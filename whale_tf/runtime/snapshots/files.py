@@ -263,7 +263,7 @@ class Store:
         for name in os.listdir(folder):
             if name.startswith(f"part-{rank}.") and not name.endswith(".json"):
                 files[name] = _synced(os.path.join(folder, name))
-        _write(f"{prefix}.json", json.dumps(plain(Part(tuple(pieces), files))))
+        _write(f"{prefix}.json", _text(Part(tuple(pieces), files)))
 
     def complete(self, folder: str, step: int, count: int, state: str, goes_on: Callable[[], bool],
                  kept: Optional[Dict[str, Tuple[str, ...]]] = None, share: Callable[[], None] = lambda: None) -> None:
@@ -463,12 +463,22 @@ def _part(folder: str, name: str, manifest: Manifest) -> Part:
     """Raises:
         OSError, ValueError: a file of this part is missing, or is not as it was written.
     """
+    if manifest.parts[name] == _NOTHING:  # so that it needs not be there: its host may be lost
+        return Part((), {})
     _check(folder, name, manifest.parts[name])
     with open(os.path.join(folder, name), encoding="utf8") as handle:
         part = read(Part, json.load(handle))
     for other, expected in part.files.items():
         _check(folder, other, expected)
     return part
+
+
+def _text(part: Part) -> str:
+    return json.dumps(plain(part))
+
+
+_EMPTY = _text(Part((), {})).encode()
+_NOTHING = File(len(_EMPTY), zlib.crc32(_EMPTY))  # the part of a process that alone held nothing
 
 
 def _is_json(path: str) -> bool:
