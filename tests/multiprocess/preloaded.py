@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import warnings
+import weakref
 from multiprocessing import forkserver
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
@@ -118,6 +119,7 @@ class ForkingPopen(_exec):
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary directories are this process's
             if named["start_new_session"]:
                 os.setsid()
             for number, pipe in enumerate(pipes.values()):
