@@ -1,10 +1,14 @@
 """Runs that end in all ways, and go on:
-``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed]``.
+``python -m tests.chaos --runs 200 --minutes 60 [--seed 1] [--kinds fit,loop] [--elastic [--names one] | --fixed] [--own]
+[--anew]``.
 
 Each run trains in one way (``fit``, ``fit`` with BackupAndRestore, a loop, a Session, a Session that is fed), and is started
 again and again, under other plans and with one or two processes: some process is killed, or all get a signal, at a random moment;
 the disk is full; a file of the newest snapshot is torn, changed or lost.  What each step of each start prints, and the variables
-at the end, must be those of a run that does not end; no step may be missed.
+at the end, must be those of a run that does not end; no step may be missed, and the newest snapshot that is left must count.
+
+In some of these runs each host has a directory of its own.  The hosts change, and one whose process was killed may lose its
+directory.
 
 In other runs one job loses workers and takes them in again (``ELASTIC``), with the same demands.
 """
@@ -25,7 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,16 +39,22 @@ from tests.multiprocess.train_chaos import PLANS, STEPS
 
 SCRIPT = "tests.multiprocess.train_chaos"
 KINDS = ("session", "feeds", *(("fit", "backup", "loop") if hasattr(tf, "keras") and hasattr(tf.keras, "ops") else ()))
+WORKERS = {plan: 1 if PLANS[plan].cluster else 2 for plan in PLANS}
+OWN_WORKERS = {**WORKERS, "gpipe": 2, "split": 2, "zero v2 in parts": 2}  # where hosts have directories of their own
+HOSTS = "abc"  # these
 STARTS = 4  # of a run that end by force; the next one ends by itself
 PAUSE_S = 0.05
-_STEP = re.compile(r"(?:\[(\d)\] )?step (\d+) loss (\S+) seen (\S+)\n")
+_STEP = re.compile(r"(?:\[(\d)[^]]*\] )?step (\d+) loss (\S+) seen (\S+)\n")
+BEGUN = re.compile(r"^(?:\[(\d)(?: (\S+))?\] )?process (\d+)$", re.M)
 _STARTING = "whale run: starting "
 _NIC = {"bandwidth_gbits_per_s": 10}
 UNEQUAL = {"name": "unequal", "nodes": [{"devices": ["CPU"] * count, "links": "default", "nic": _NIC} for count in (1, 2, 1, 1)]}
+ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 ELASTIC: Dict[str, Tuple[Sequence[str], int, str]] = {  # options; how many; a worker is lost (-), all are there again (+)
     "equal": (("--workers", "2:4"), 4, "--+"),
     "one": (("--workers", "1:2"), 2, "-+-"),
     "unequal": (("--workers", "1:4", "--cluster", json.dumps(UNEQUAL)), 4, "-+-"),
+    "own": (("--workers", "1:3"), 3, "--+"),  # hosts have directories of their own
 }
 LOSSES = ("SIGKILL", "SIGSTOP", "SIGTERM")  # killed, stopped (and killed by its keeper), preempted
 
@@ -69,10 +79,11 @@ class Result(NamedTuple):
     waits_s: Sequence[float]
 
 
-def started(starter: Starter, kind: str, plan: str, folder: str, given: Sequence[str] = (), **variables: str) -> Process:
+def started(starter: Starter, kind: str, plan: str, folder: str, given: Sequence[str] = (), workers: Optional[int] = None,
+            **variables: str) -> Process:
     os.makedirs(folder, exist_ok=True)
-    workers = "1" if PLANS[plan].cluster else "2"
-    return starter.start(*WHALE_RUN, "--workers", workers, "-m", SCRIPT, kind, plan, folder, *given, **variables)
+    return starter.start(*WHALE_RUN, "--workers", str(workers or WORKERS[plan]), "-m", SCRIPT, kind, plan, folder, *given,
+                         **variables)
 
 
 def steps_of(output: str) -> Steps:
@@ -104,9 +115,20 @@ def variables(folder: str) -> List[Any]:
         return [values[name] for name in values.files]
 
 
-def damage(rng: random.Random, folder: str) -> Tuple[str, str]:
+def complete_in(path: str) -> List[str]:
+    """The manifests of the snapshots in a ``snapshot.path``, oldest first."""
+    return sorted(glob.glob(f"{path}/*/step-*/manifest.json"))
+
+
+def newest_in(paths: Sequence[str]) -> int:
+    """The step of the newest complete snapshot in any of these; 0: there is none."""
+    steps = [re.findall(r"/step-(\d+)-", manifest)[-1] for path in paths for manifest in complete_in(path)]
+    return max(map(int, steps), default=0)
+
+
+def damage(rng: random.Random, path: str) -> Tuple[str, str]:
     """Tears, changes or deletes a file of the newest snapshot that is complete, if there is one before it; says what and how."""
-    complete = sorted(glob.glob(f"{folder}/snapshots/*/step-*/manifest.json"))
+    complete = complete_in(path)
     if len(complete) < 2:
         return "", ""
     path = rng.choice(sorted(glob.glob(os.path.dirname(complete[-1]) + "/*")))
@@ -127,8 +149,11 @@ def damage(rng: random.Random, folder: str) -> Tuple[str, str]:
 
 
 def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: Tuple[Steps, List[Any]],
-        plans: Sequence[str] = tuple(PLANS), starts: int = STARTS) -> Result:
+        own: bool = False, starts: int = STARTS) -> Result:
     """One run.
+
+    Args:
+        own: each host has a directory of its own.
 
     Raises:
         Failed, AssertionError: it is not the expected one.
@@ -137,25 +162,45 @@ def run(starter: Starter, rng: random.Random, kind: str, folder: str, expected: 
     events: List[str] = []
     faults: List[str] = []
     waits_s: List[float] = []
-    reached, ended_at, has_finished = 0, 0.0, False
+    reached, ended_at, has_finished, is_whole = 0, 0.0, False, True
+    having: Set[str] = set()  # the hosts that have all of the newest snapshot
     for number in range(starts + 1):
-        plan = rng.choice(list(plans))
+        plan, at, paths = rng.choice(list(OWN_WORKERS if own else WORKERS)), "", [f"{folder}/snapshots"]
+        if own:
+            at = next(each for each in iter(lambda: "".join(rng.sample(HOSTS, OWN_WORKERS[plan])), None)
+                      if not having or having & set(each))
+            paths = [f"{folder}/snapshots/{host}" for host in at]
+        newest = newest_in(paths)
         given = ["snapshot." + rng.choice(["every_steps=1", "every_steps=2", "every_steps=3", "every_s=0.2"]), "snapshot.keep=3"]
         event = "" if number == starts else rng.choice(["SIGKILL", "SIGKILL", "SIGTERM", "SIGUSR1", "full disk"])
         more = {"FULL_AT": str(rng.randint(1, STEPS))} if event == "full disk" else {}
-        process = started(starter, kind, plan, folder, given, PAUSE=str(PAUSE_S), **more)
-        what = f"{plan} {' '.join(given[:1])} {event}"
-        status, first_at = _watched(process, rng, event, what)
+        if own:
+            more = {"OWN": ",".join(at), **{key: f"{step},{rng.randrange(len(at))}" for key, step in more.items()}}
+        process = started(starter, kind, plan, folder, given, (OWN_WORKERS if own else WORKERS)[plan], PAUSE=str(PAUSE_S), **more)
+        what = " ".join(filter(None, [plan, f"at {at}" if at else "", given[0], event]))
+        status, first_at, killed = _watched(process, rng, event, what)
         if first_at and ended_at:
             waits_s.append(first_at - ended_at)
         ended_at = time.monotonic()
+        first = min(steps_of(process.output), default=newest + 1)
+        if is_whole and kind != "backup" and first != newest + 1:
+            raise Failed(f"{kind}: {events + [what]}: begins with step {first} after snapshot {newest}\n{process.output}")
         reached = checked(process.output, steps, reached, f"{kind}: {events + [what]}")
         has_finished = has_finished or "finished\n" in process.output
         if not event and status:
             raise Failed(f"{kind}: {events + [what]}: ended with status {status}\n{process.output}")
-        which, how = damage(rng, folder) if event and rng.random() < 0.4 else ("", "")
+        if _STEP.search(process.output):
+            having = set(at)
+        which, how = damage(rng, rng.choice(paths)) if event and rng.random() < 0.4 else ("", "")
+        is_whole = is_whole and not how
+        lost = ""
+        if len(at) > 1 and killed is not None and rng.random() < 0.6:
+            lost = "lost directory"
+            having.discard(at[killed])
+            shutil.rmtree(paths[killed], ignore_errors=True)
+            which += f", {at[killed]} loses its directory"
         events.append(what + which)
-        faults += [one for one in (event, how) if one]
+        faults += [one for one in (event, how, lost) if one]
     if reached != STEPS or not has_finished:
         raise Failed(f"{kind}: {events}: only {reached} steps of {STEPS}")
     compare(folder, values, f"{kind}: {events}")
@@ -193,11 +238,15 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     os.makedirs(folder, exist_ok=True)
     options, most, changes = ELASTIC[name]
     how: List[str] = []
-    process = starter.start(*WHALE_RUN, *options, "--rejoin", "10000", "-m", SCRIPT, kind, "two", folder, "snapshot.keep=3",
-                            "snapshot.every_steps=" + rng.choice("123"), PAUSE=str(4 * PAUSE_S))
+    own = name == "own"
+    plan = rng.choice(["two", "nested"] if own else ["two"])
+    every = rng.choice("12" if own else "123")
+    hosts = hosts_in(folder) if own else ()
+    process = starter.start(*WHALE_RUN, *options, *hosts, "--rejoin", "10000", "-m", SCRIPT, kind, plan, folder,
+                            "snapshot.keep=3", f"snapshot.every_steps={every}", PAUSE=str(4 * PAUSE_S))
     counts = [most]
     for number, change in enumerate(changes):
-        wanted = rng.randint(1, 3) * counts[-1]
+        wanted = rng.randint(*((4, 5) if own else (1, 3))) * counts[-1]
         limit = time.monotonic() + RUN_S
         while len(_STEP.findall(starts_of(process.output)[-1])) < wanted or len(starts_of(process.output)) <= number:
             if time.monotonic() > limit or not process.is_running:
@@ -208,7 +257,11 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             counts.append(most)
         else:
             how.append(rng.choice(LOSSES))
-            os.kill(rng.choice(pids_of(starts_of(process.output)[-1])), getattr(signal, how[-1]))
+            _, host, pid = rng.choice(sorted(BEGUN.findall(starts_of(process.output)[-1])))
+            os.kill(int(pid), getattr(signal, how[-1]))
+            if own and how[-1] != "SIGTERM" and rng.random() < 0.6:
+                how[-1] += ", lost directory"
+                shutil.rmtree(f"{folder}/snapshots/{host}", ignore_errors=True)
             counts.append(counts[-1] - 1)
     if process.wait(RUN_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
@@ -217,6 +270,8 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     if trained != counts:
         raise Failed(f"{kind}, {name}: {trained} workers trained, expected {counts}\n{process.output}")
     for number, start in enumerate(starts):
+        if own and number and 1 in steps_of(start):
+            raise Failed(f"{kind}, {name}: start {number} does not go on with a snapshot\n{process.output}")
         reached = checked(start, expected[0], reached, f"{kind}, {name}: start {number}")
     if reached != STEPS:
         raise Failed(f"{kind}, {name}: only {reached} steps of {STEPS}\n{process.output}")
@@ -227,6 +282,15 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     return Result([told], [*how, *["rejoin"] * changes.count("+")], [float(wait) for wait in waits])
 
 
+def hosts_in(folder: str) -> Sequence[str]:
+    """Options of ``whale run`` for three hosts, which are this one, each with a directory of its own."""
+    path = os.path.join(folder, "ssh")
+    with open(path, "w", encoding="utf8") as handle:
+        handle.write('#!/bin/sh\nexec env OWN="$1" sh -c "$2"\n')
+    os.chmod(path, 0o755)
+    return "--hosts", ",".join(ADDRESSES), "--ssh", path
+
+
 def starts_of(output: str) -> List[str]:
     """What each start of a job has printed."""
     return output.split(_STARTING)
@@ -234,17 +298,17 @@ def starts_of(output: str) -> List[str]:
 
 def pids_of(output: str) -> List[int]:
     """The processes that have begun."""
-    return [int(pid) for pid in re.findall(r"^(?:\[\d\] )?process (\d+)$", output, re.M)]
+    return [int(pid) for _, _, pid in BEGUN.findall(output)]
 
 
-def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tuple[int, float]:
+def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tuple[int, float, Optional[int]]:
     """Waits for a start to end, or ends it in its midst, unless it ends before.
 
     Returns:
-        Its status, and when it made its first step; 0: it made none.
+        Its status, when it made its first step (0: it made none), and the rank of the process that was killed, if one was.
     """
     wanted = rng.randint(1, STEPS // 2) if event else STEPS + 1
-    first_at, limit = 0.0, time.monotonic() + RUN_S
+    first_at, limit, killed = 0.0, time.monotonic() + RUN_S, None
     while process.is_running:
         count = len(_STEP.findall(process.output))
         if count and not first_at:
@@ -256,12 +320,14 @@ def _watched(process: Process, rng: random.Random, event: str, what: str) -> Tup
         time.sleep(0.05)
     if event and process.is_running:
         time.sleep(rng.random() * 2 * PAUSE_S)
-        pids = pids_of(process.output)
+        pids = {int(rank or 0): int(pid) for rank, _, pid in BEGUN.findall(process.output)}
         number = signal.SIGKILL if event == "full disk" else getattr(signal, event)
-        for pid in rng.sample(pids, 1) if number == signal.SIGKILL else pids:
+        ranks = sorted(pids)
+        killed = rng.choice(ranks) if number == signal.SIGKILL else None
+        for rank in ranks if killed is None else [killed]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-    return process.wait(RUN_S), first_at
+                os.kill(pids[rank], number)
+    return process.wait(RUN_S), first_at, killed
 
 
 def table(results: Sequence[Tuple[str, Result]]) -> Iterator[str]:
@@ -284,25 +350,29 @@ def main() -> None:
     parser.add_argument("--elastic", action="store_true", help="only jobs that lose workers and take them in again")
     parser.add_argument("--names", default=",".join(ELASTIC), help="which of them")
     parser.add_argument("--fixed", action="store_true", help="no such jobs")
+    parser.add_argument("--own", action="store_true", help="each host has a directory of its own")
+    parser.add_argument("--anew", action="store_true", help="processes import TensorFlow as a user's do, which takes seconds")
     given = parser.parse_args()
     rng, begin = random.Random(given.seed), time.monotonic()
     done: List[Tuple[str, Result]] = []
     print(f"seed {given.seed}", flush=True)
     folder = tempfile.mkdtemp(prefix="chaos-")
     failed: Optional[str] = None
-    with Starter() as starter:
+    with Starter(given.anew) as starter:
         expected = {kind: reference(starter, kind, f"{folder}/{kind}") for kind in given.kinds.split(",")}
         while len(done) < given.runs and time.monotonic() - begin < 60 * given.minutes and failed is None:
             kind = rng.choice(sorted(expected))
             changes = given.elastic or not given.fixed and rng.random() < 0.3
+            own = kind != "backup" and (given.own or rng.random() < 0.3)  # BackupAndRestore needs one directory
             try:
-                where, name = f"{folder}/{len(done)}", rng.choice(given.names.split(","))
+                where = f"{folder}/{len(done)}"
+                name = rng.choice([one for one in given.names.split(",") if kind != "backup" or one != "own"])
                 result = elastic(starter, rng, kind, name, where, expected[kind]) if changes else run(
-                    starter, rng, kind, where, expected[kind])
+                    starter, rng, kind, where, expected[kind], own)
             except AssertionError:
                 failed = f"{kind}, {name if changes else 'fixed'}: {traceback.format_exc()}"
                 break
-            done.append((f"{kind}, elastic" if changes else kind, result))
+            done.append((kind + (", elastic" if changes else ", own directories" if own else ""), result))
             print(f"{len(done)}: {kind}: {'; '.join(result.events)}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(table(done)))

@@ -206,6 +206,16 @@ def test_job_takes_the_next_smaller_number_that_is_not_refused(job: Begun, capfd
 
 
 @pytest.mark.slow
+def test_job_that_is_refused_waits_for_lost_workers(job: Begun, capfd: Any) -> None:
+    """Two have trained, and it may be that one cannot: its snapshots are on both hosts."""
+    status = job.run("all_begin()\nif start == 0 and rank == 1: lose()\nif start == 0: time.sleep(600)\n"
+                     "if count == 1: sys.exit(78)", here(2), wait_s=30.0)
+    said = capfd.readouterr().err
+    assert status == 0 and job.asked == [(0, 1), (0,), (0, 1)], said
+    assert "waiting up to 30 s for lost workers: --workers asks for at least 1, and whale_tf refuses 1\n" in said, said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [1, 3])
 def test_job_that_is_refused_ends(job: Begun, capfd: Any, least: int) -> None:
     """At once if the first start is refused, otherwise if no smaller number may train."""

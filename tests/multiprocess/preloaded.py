@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import warnings
+import weakref
 from multiprocessing import forkserver
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
@@ -82,7 +83,7 @@ class Command(NamedTuple):
 def parsed(command: Sequence[str]) -> Optional[Command]:
     """None: it has options that a fork cannot follow."""
     rest, ignored = list(command), False
-    while rest and rest[0] in ("-u", "-W"):
+    while rest and rest[0] in ("-u", "-I", "-S", "-W"):  # -I and -S: a keeper of whale run, which imports Python's library alone
         if rest.pop(0) == "-W":
             if rest.pop(0) != "ignore":
                 return None
@@ -108,7 +109,7 @@ class ForkingPopen(_exec):
 
     def _execute_child(self, *given: Any) -> None:  # type: ignore[override]
         named = inspect.signature(_exec._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
-        args, is_plain = named["args"], not (named["shell"] or named["preexec_fn"] or named["pass_fds"] or named["executable"])
+        args, is_plain = named["args"], not (named["shell"] or named["pass_fds"] or named["executable"])
         command = parsed(args[1:]) if is_plain and isinstance(args, list) and args[0] == sys.executable else None
         if command is None:
             super()._execute_child(*given)  # type: ignore[misc]
@@ -118,6 +119,7 @@ class ForkingPopen(_exec):
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary directories are this process's
             if named["start_new_session"]:
                 os.setsid()
             for number, pipe in enumerate(pipes.values()):
@@ -125,6 +127,8 @@ class ForkingPopen(_exec):
                     os.dup2(pipe, number)
             if named["cwd"] is not None:
                 os.chdir(named["cwd"])
+            if named["preexec_fn"] is not None:
+                named["preexec_fn"]()
             _run(command, dict(os.environ) if named["env"] is None else named["env"])
         self._child_created = True
         for pipe in set(pipes.values()) - {-1}:
@@ -137,8 +141,9 @@ _filters = list(warnings.filters)
 def _run(command: Command, environment: Mapping[str, str]) -> None:
     """Never returns."""
     os.closerange(3, 1024)
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-        signal.signal(number, handler)
+    for number in signal.Signals:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
     sys.stdin = open(0, closefd=False)

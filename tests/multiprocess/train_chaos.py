@@ -1,12 +1,13 @@
 """Trains with snapshots, in one of several ways, and goes on wherever it has ended.
 
-``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: KIND is a function's name here, or
-``backup``, which is ``fit`` with Keras' BackupAndRestore in place of ``snapshot.path``.  Each step prints its number, the loss,
-and the bits of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``.  Environment variables: PAUSE
-(seconds a step), FULL_AT (a step after which the disk is full), HOLD (steps, such as ``3,8``, after which training waits until
-there is a file ``DIRECTORY/go-3``, or ``go-8``), LAYERS (2; a plan of more TaskGraphs has as many), LOOK (steps between two
-evaluations and checkpoints; none: there are none), NETNS (network namespace of this process), OWN (the snapshots of each process
-are in a directory of its own).  SIGUSR2 prints where it is.
+``python -m tests.multiprocess.train_chaos KIND PLAN DIRECTORY [KEY=VALUE...]``: KIND is a function's name here, or ``backup``,
+which is ``fit`` with Keras' BackupAndRestore in place of ``snapshot.path``. Each step prints its number, the loss, and the bits
+of the examples; all variables at the end go to ``DIRECTORY/variables.RANK.npz``. Environment variables: PAUSE (seconds a step),
+FULL_AT (a step after which the disk is full; ``3,1``: that of process 1), HOLD (steps, such as ``3,8``, after which training
+waits until there is a file ``DIRECTORY/go-3``, or ``go-8``), LAYERS (2; a plan of more TaskGraphs has as many), LOOK (steps
+between two evaluations and checkpoints; none: there are none), NETNS (network namespace of this process), OWN (names of the
+directories in which the processes have their snapshots, by rank, such as ``a,b``; or one name, of the directory of this
+process). SIGUSR2 prints where it is.
 """
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ import whale_tf as wh
 TASK = json.loads(os.environ.get("TF_CONFIG") or "{}")
 RANK, WORKERS = TASK.get("task", {}).get("index", 0), len(TASK.get("cluster", {}).get("worker", ())) or 1
 MOST = int(os.environ.get("WHALE_MAX_WORKERS", WORKERS))  # mini-batches of a step
+OWN = os.environ["OWN"].split(",") if "OWN" in os.environ else []
 EPOCHS, EXAMPLES, BATCH = 4, 48, 12  # of all processes together
 STEPS = EPOCHS * EXAMPLES // BATCH
 
@@ -109,7 +111,8 @@ def report(step: int, loss: float, seen: float) -> None:
     print(f"step {step} loss {float(loss)!r} seen {float(seen)!r}", flush=True)
     while str(step) in os.environ.get("HOLD", "").split(",") and not os.path.exists(f"{sys.argv[3]}/go-{step}"):
         time.sleep(0.05)
-    if step == int(os.environ.get("FULL_AT", 0)):
+    full_at, *ranks = map(int, os.environ.get("FULL_AT", "0").split(","))
+    if step == full_at and RANK in (ranks or [RANK]):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))  # output goes to a pipe
     time.sleep(float(os.environ.get("PAUSE", "0")))
@@ -302,7 +305,7 @@ def main() -> None:
     if kind in kinds:
         tf.compat.v1.disable_eager_execution()
     snapshots = {} if kind == "backup" else {
-        "snapshot.path": f"{folder}/snapshots" + (f"/{RANK}" if "OWN" in os.environ else ""), **given}
+        "snapshot.path": f"{folder}/snapshots" + (f"/{OWN[RANK % len(OWN)]}" if OWN else ""), **given}
     wh.init({**plan.config, **snapshots}, cluster=plan.cluster)
     print("process", os.getpid(), flush=True)
     rng = np.random.RandomState(0)

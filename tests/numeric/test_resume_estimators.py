@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import whale_tf as wh
 from tests.numeric.test_resume_sessions import DIVIDED, INITIALIZER, PIPELINE, PLAIN, Stop, Way
+from whale_tf.runtime.snapshots.runs import Runs
 
 if not tf.__version__.startswith("1."):
     pytest.skip("whale_tf knows the Estimators of TensorFlow 1", allow_module_level=True)
@@ -105,7 +106,7 @@ def test_goes_on_at_the_next_example(tmp_path: Any, script: Any, after: int, sta
     np.testing.assert_array_equal(same["w0"], others["w0"])
 
 
-def test_what_is_refused(tmp_path: Any) -> None:
+def test_what_is_refused(tmp_path: Any, monkeypatch: Any) -> None:
     wh.init({"snapshot.path": str(tmp_path / "0")}, cluster="cpu:1")
     with pytest.raises(wh.ConfigError, match="no model_dir of its own"):
         tf.estimator.Estimator(lambda features, labels, mode: None).train(data, steps=1)
@@ -114,3 +115,6 @@ def test_what_is_refused(tmp_path: Any) -> None:
         trained(lambda made, hook: made.train(data, [hook], steps=9), path, PLAIN, 8)
     with pytest.raises(wh.SnapshotError, match="is to make 6 steps, but snapshot .* was taken after 6 of them"):
         trained(lambda made, hook: made.train(data, [hook], steps=6), path, PLAIN)
+    monkeypatch.setattr(Runs, "_neighbours", lambda *given: object())  # as where hosts have directories of their own
+    with pytest.raises(wh.ConfigError, match=r"snapshot.path '.*/2' is not one directory for all processes, but an Estim"):
+        trained(lambda made, hook: made.train(data, [hook], steps=1), str(tmp_path / "2"), PLAIN)

@@ -11,10 +11,11 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
+from whale_tf._tf_compat import eager_mode
 from whale_tf.emit.session_part import SCOPE
 from whale_tf.processes.watch import TERMINATED_STATUS
 from whale_tf.runtime.snapshots import writing
-from whale_tf.runtime.snapshots.files import Store
+from whale_tf.runtime.snapshots.files import Piece, Store
 from whale_tf.runtime.snapshots.sessions import _seen
 
 v1 = tf.compat.v1
@@ -192,6 +193,12 @@ def graph(path: str) -> Iterator[Any]:
         yield v1.get_variable("w", [5, 1], tf.float64)
 
 
+def write(store: Store, folder: str, rank: int) -> None:
+    """A part with something in it."""
+    with eager_mode():
+        store.write_part(folder, rank, [Piece("n", "n", "n", (), (), True)], [np.array(1.0)])
+
+
 def trains(w: Any, x: Any) -> Any:
     return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.matmul(x, w)))
 
@@ -222,6 +229,19 @@ def test_what_is_refused(tmp_path: Any) -> None:
             else:
                 with pytest.raises(wh.SnapshotError, match="has a value of 'w', which this graph does not have"):
                     v1.train.MonitoredTrainingSession()
+    store = Store(str(tmp_path / "3" / "session-0"), 2, print)
+    folder = store.folder(4, 1)
+    write(store, folder, 0)
+    with eager_mode():
+        store.write_part(folder, 1, [], [])
+    store.complete(folder, 4, 2, "{}", lambda: True, {"part-0.json": ("process 0 (b:1)", "process 1 (c:1)")})
+    os.remove(os.path.join(folder, "part-1.json"))
+    assert [one.step for one in store.newest()] == [4]  # process 1 alone held nothing
+    os.remove(os.path.join(folder, "part-0.json"))  # but other hosts have this one
+    with graph(str(tmp_path / "3")) as w:
+        trains(w, tf.constant(X))
+        with pytest.raises(wh.SnapshotError, match=r"kept by process 0 \(b:1\) and by .*; nor does one before; start again with"):
+            v1.train.MonitoredTrainingSession()
 
 
 def test_parts_of_a_lost_process_are_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
@@ -244,7 +264,7 @@ def test_damaged_snapshot_takes_no_place(tmp_path: Any) -> None:
 
     def take(store: Store, step: int) -> str:
         folder = store.folder(step, 1)
-        store.write_part(folder, 0, [], [])
+        write(store, folder, 0)
         store.complete(folder, step, 1, "{}", lambda: False)
         return folder
 

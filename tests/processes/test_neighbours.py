@@ -7,7 +7,8 @@ import os
 import random
 import shutil
 import threading
-from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Set
+from contextlib import nullcontext
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import pytest
 
@@ -224,6 +225,30 @@ def test_snapshot_without_its_neighbour(tmp_path: Any) -> None:
     assert f"process 0 (a:0) gets part-1 of snapshot {paths[0]}/step-000000004-1 from process 1 (b:1)" in told
     with pytest.raises(ValueError, match=r"part-1.data.*; it was kept by process 1 \(b:1\) and by process 2 \(c:2\)"):
         files.opened(str(tmp_path / "b" / "step-000000008-1"))
+
+
+@pytest.mark.parametrize("hosts, is_enough", [("ab", True), ("aabb", True), ("abc", False), ("abcd", False), ("abbc", False)])
+def test_one_goes_on_alone(tmp_path: Any, hosts: str, is_enough: bool) -> None:
+    """A process that is left has its own directory, which is enough where it has all parts; otherwise it does not begin anew.
+    Once all have gone on, it is enough."""
+    told: List[str] = []
+    paths = [str(tmp_path / host) for host in hosts]
+
+    def alone(path: str) -> Optional[int]:
+        store = Store(path, KEEP, told.append)
+        found = next(store.newest(), None)
+        if found is None:
+            store.begin_anew()
+        return found and found.step
+
+    assert Processes(paths, hosts, told).run(taking(len(hosts), 4, 8)) == [None] * len(hosts) and not told
+    for path in paths:
+        with nullcontext() if is_enough else pytest.raises(SnapshotError, match=(
+                r"step-000000008-1 \(step 8\) does not count: .*part-\d.*; it was kept by process .* and by process .*; nor "
+                r"does one before; start again with a host that has what is missing, or delete '.*' on each host to train from")):
+            assert alone(path) == 8
+    Processes(paths, hosts, told).run(lambda neighbours, store, rank: neighbours.newest(), run=2)
+    assert [alone(path) for path in paths] == [8] * len(hosts)
 
 
 def test_what_cannot_be_brought_is_said_to_all(tmp_path: Any) -> None:

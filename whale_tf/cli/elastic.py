@@ -127,6 +127,11 @@ class Members:
         """A worker is there again."""
         del self.lost[worker]
 
+    def demand(self) -> str:
+        """How many must train, and why."""
+        refused = f", and whale_tf refuses {', '.join(map(str, sorted(self.refused)))}" if self.refused else ""
+        return f"--workers asks for at least {self.least}{refused}"
+
     def could_be_enough(self) -> bool:
         """Whether enough workers would be there if all came back that may, and some number of them fits."""
         most = self._count - len(self.left_out)
@@ -299,7 +304,7 @@ class Elastic:
         is_first = not self._change
         self._members.refused.add(number)
         say(f"{group.failure}: whale_tf refuses this number of workers ({number}), and says why above")
-        return bool(self._members.chosen()) and not is_first
+        return not is_first
 
     def _note(self, text: str, noticed_at: float) -> None:
         """For what the processes say when training goes on."""
@@ -353,11 +358,11 @@ class Elastic:
         limit, has_said = time.monotonic() + self._wait_s, False
         while not self._members.chosen():
             if not self._members.could_be_enough() or time.monotonic() > limit:
-                say(f"too few workers are left: --workers asks for at least {self._members.least}")
+                say(f"too few workers are left: {self._members.demand()}")
                 return False
             if not has_said:
                 has_said = True
-                say(f"waiting up to {self._wait_s:g} s for lost workers: --workers asks for at least {self._members.least}")
+                say(f"waiting up to {self._wait_s:g} s for lost workers: {self._members.demand()}")
             self._look(time.monotonic(), is_urgent=True)
             if not self._members.chosen():
                 time.sleep(WAIT_S)

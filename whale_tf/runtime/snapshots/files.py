@@ -109,6 +109,10 @@ class Manifest(Record):
         return f"; it was kept by {' and by '.join(self.kept[name])}" if self.kept.get(name) else ""
 
 
+class ScatteredError(ValueError):
+    """A snapshot lacks what another host may have."""
+
+
 class SnapshotValue(NamedTuple):
     """A variable of a snapshot: its key, its name, its whole value."""
 
@@ -189,6 +193,7 @@ class Store:
     def __init__(self, path: str, keep: int, say: Callable[[str], None]) -> None:
         self.path, self._keep, self._say = path, keep, say
         self._damaged: Set[str] = set()  # folders of snapshots that do not count
+        self._scattered = ""  # the newest of those that may be whole elsewhere, and what it lacks
 
     def newest(self) -> Iterator[Snapshot]:
         """Snapshots that are whole, newest first.  What is wrong with others is said."""
@@ -198,13 +203,29 @@ class Store:
             try:
                 yield opened(folder)
             except (OSError, ValueError) as error:
-                self.leave_out(os.path.basename(folder), str(error))
+                self.leave_out(os.path.basename(folder), str(error), isinstance(error, ScatteredError))
 
-    def leave_out(self, name: str, why: str) -> None:
-        """A snapshot does not count, which is said."""
+    def leave_out(self, name: str, why: str, is_scattered: bool) -> None:
+        """A snapshot does not count, which is said.
+
+        Args:
+            is_scattered: another host may have what it lacks.
+        """
         folder = os.path.join(self.path, name)
         self._damaged.add(folder)
-        self._say(f"snapshot {folder} (step {order(name)[0]}) does not count: {why}; looking for the one before")
+        what = f"snapshot {folder} (step {order(name)[0]}) does not count: {why}"
+        self._scattered = self._scattered or (what if is_scattered else "")
+        self._say(f"{what}; looking for the one before")
+
+    def begin_anew(self) -> None:
+        """Call if no snapshot counts.
+
+        Raises:
+            SnapshotError: hosts that are not here may have what one lacks, so that its training would be lost in silence.
+        """
+        if self._scattered:
+            raise SnapshotError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
+                                f"delete {self.path!r} on each host to train from the begin")
 
     def names(self) -> List[str]:
         """The names of the snapshots' folders, whether these are whole or not."""
@@ -242,7 +263,7 @@ class Store:
         for name in os.listdir(folder):
             if name.startswith(f"part-{rank}.") and not name.endswith(".json"):
                 files[name] = _synced(os.path.join(folder, name))
-        _write(f"{prefix}.json", json.dumps(plain(Part(tuple(pieces), files))))
+        _write(f"{prefix}.json", _text(Part(tuple(pieces), files)))
 
     def complete(self, folder: str, step: int, count: int, state: str, goes_on: Callable[[], bool],
                  kept: Optional[Dict[str, Tuple[str, ...]]] = None, share: Callable[[], None] = lambda: None) -> None:
@@ -313,7 +334,7 @@ def opened(folder: str) -> Snapshot:
     """A snapshot, once it has been found to be whole.
 
     Raises:
-        OSError, ValueError: a file is missing, or is not as it was written.
+        OSError, ValueError: a file is missing, or is not as it was written; ScatteredError: another host may have it.
     """
     with open(os.path.join(folder, MANIFEST), encoding="utf8") as handle:
         manifest = read_manifest(handle.read())
@@ -323,7 +344,7 @@ def opened(folder: str) -> Snapshot:
         try:
             parts[name] = _part(folder, name, manifest)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{error}{manifest.keepers(name)}") from None
+            raise (ScatteredError if manifest.kept else ValueError)(f"{error}{manifest.keepers(name)}") from None
     return Snapshot(folder, manifest, parts)
 
 
@@ -442,12 +463,22 @@ def _part(folder: str, name: str, manifest: Manifest) -> Part:
     """Raises:
         OSError, ValueError: a file of this part is missing, or is not as it was written.
     """
+    if manifest.parts[name] == _NOTHING:  # so that it needs not be there: its host may be lost
+        return Part((), {})
     _check(folder, name, manifest.parts[name])
     with open(os.path.join(folder, name), encoding="utf8") as handle:
         part = read(Part, json.load(handle))
     for other, expected in part.files.items():
         _check(folder, other, expected)
     return part
+
+
+def _text(part: Part) -> str:
+    return json.dumps(plain(part))
+
+
+_EMPTY = _text(Part((), {})).encode()
+_NOTHING = File(len(_EMPTY), zlib.crc32(_EMPTY))  # the part of a process that alone held nothing
 
 
 def _is_json(path: str) -> bool:

@@ -175,7 +175,7 @@ class Neighbours:
                 self._deliver(folder, gifts, manifests[name])
                 return files.opened(folder)
             self._store.leave_out(name, "; ".join(
-                f"no process has all of {part[:-len('.json')]}{manifest.keepers(part)}" for part in missing))
+                f"no process has all of {part[:-len('.json')]}{manifest.keepers(part)}" for part in missing), bool(manifest.kept))
         return None
 
     def _reached(self) -> Dict[str, Any]:

@@ -290,6 +290,8 @@ class Runs:
             raise ConfigError(f"snapshot.path {self._path!r} is not one directory for all processes, but an Estimator needs "
                               "that, as it needs model_dir; give it a directory that all of them reach")
         found = next(store.newest(), None) if neighbours is None else neighbours.newest()
+        if found is None:
+            store.begin_anew()
         self._check_same(f"{kind}-{number}", "snapshot.path", self._path, found)
         return self._run_in(store, kind, self._settings, found, run, neighbours)
 
