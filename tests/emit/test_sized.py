@@ -30,8 +30,8 @@ def own(build: Callable[[Any, Any], Any], rows: int = len(BATCH)) -> Tuple[bool,
             found = build(batch, tf.reshape(tf.matmul(batch + shift, tf.eye(4, dtype=tf.float64)), [-1, 2], name="value"))
         with tf.device(SECOND):
             tf.identity(found, "read")
-        read_own_sizes(graph, lambda op: process_of(op.device), "sizes")
         read = graph.get_operation_by_name("read")
+        read_own_sizes(graph, [read], lambda op: process_of(op.device), "sizes")
         before = reached([read], lambda op: [tensor.op for tensor in op.inputs])
         definition = graph.as_graph_def()
     for node in definition.node:

@@ -90,6 +90,7 @@ def main() -> int:
             print(f"{model}/{loop}/{plan}: equal", flush=True)
     wrong += not refuses_few_examples()  # the job goes on
     wrong += not all(takes_any_size(*counts) for counts in [(1, 1), (WORKERS * DEVICES,)])
+    wrong += not measures_looked_up_rows()
     wrong += not notices_wrong_numbers()
     wrong += not notices_different_data()
     wrong += not refuses_ragged_mini_batches()
@@ -142,6 +143,37 @@ def trained(counts: Sequence[int], *sizes: int) -> List[np.ndarray]:
             while True:
                 found += [one.numpy() for one in take(elements)]
     return found + [weight.numpy() for weight in weights]
+
+
+def measures_looked_up_rows() -> bool:
+    """Whether a loss of sampled rows is the local one: it slices looked-up rows, and the look-up is divided, but stays in the
+    graph."""
+    rng = np.random.RandomState(7)
+    values = [rng.randn(20, 6), np.zeros(20), rng.randn(20, 6)]
+    batches = [tf.constant(rng.randint(0, 20, [2, 8])) for _ in range(3)]
+
+    def losses(count: int) -> List[float]:
+        table, bias, inputs = variables = [tf.Variable(value) for value in values]
+
+        @tf.function(input_signature=[tf.TensorSpec([2, None], tf.int64)])
+        def step(ids: tf.Tensor) -> tf.Tensor:
+            rates = tf.fill([tf.shape(ids)[1], 1], tf.constant(.2, tf.float64))
+            sampled = tf.constant([1, 3, 5, 7], tf.int64), rates, tf.fill([4], tf.constant(.2, tf.float64))
+            with tf.GradientTape() as tape, wh.split(count) if count else contextlib.ExitStack():
+                rows = tf.nn.embedding_lookup(inputs, ids[0])
+                loss = tf.reduce_mean(tf.nn.nce_loss(table, bias, ids[1][:, None], rows, 4, 20, sampled_values=sampled))
+            for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+                variable.assign_sub(.1 * tf.convert_to_tensor(gradient))
+            return loss
+
+        return [float(step(ids)) for ids in batches]
+
+    local = losses(0)
+    wh.init({"io.slicing": False}, cluster=CLUSTER)
+    try:
+        return np.allclose(losses(WORKERS * DEVICES), local, 1e-11, 1e-13)
+    finally:
+        wh.shutdown()
 
 
 def notices_wrong_numbers() -> bool:

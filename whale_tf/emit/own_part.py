@@ -80,7 +80,8 @@ class _Division:
     def __init__(self, graph: tf.Graph, variables: Mapping[str, Optional[int]], pieces: Mapping[str, Optional[int]],
                  processes: Processes) -> None:
         self._graph, self._variables, self._pieces, self._processes = graph, variables, pieces, processes
-        read_own_sizes(graph, self._owner, SCOPE + "/sizes_of_inputs")
+        ends = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+        read_own_sizes(graph, ends, self._owner, SCOPE + "/sizes_of_inputs")
         ops = graph.get_operations()
         repeat_where_read(graph, ops, ops, self._owner, processes.members, REPEATED, _is_sum)
         self._graph_def = graph.as_graph_def()

@@ -9,7 +9,7 @@ Integers that follow from the sizes of the step's inputs do not cross at all: th
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.record import record
@@ -20,12 +20,15 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Monomial, Size, SizeLike, Symbol, Value
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.sizes import OpenSizes, Sizes
+from whale_tf.ir.walk import reached
 
 
-def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int]], scope: str) -> None:
+def read_own_sizes(graph: tf.Graph, ends: Iterable[tf.Operation], owner: Callable[[tf.Operation], Optional[int]],
+                   scope: str) -> None:
     """Makes ops compute integers from the sizes of common inputs, rather than read those of a process.
 
     Args:
+        ends: ops that run.
         owner: the process that runs an op; None: each that needs it.
         scope: name of the new ops.
     """
@@ -40,10 +43,16 @@ def read_own_sizes(graph: tf.Graph, owner: Callable[[tf.Operation], Optional[int
     sizes, edit, edges = OpenSizes(recorded), StagedEdit(graph), {}  # type: OpenSizes, StagedEdit, Dict[str, str]
     staged = StagedSizes(Nodes(edit), recorded, lambda tensor: canonical_edge(recorded.tensor_name(tensor)), scope, "",
                          sizes.taken_for)
+    running = reached(ends, lambda op: [*(tensor.op for tensor in op.inputs), *op.control_inputs])  # not what clones replace
+
+    def is_common(symbol: Symbol) -> bool:
+        producer = graph.get_operation_by_name(recorded.producer(symbol[1]).name)
+        return symbol[0] == "dim" and owner(producer) is None and producer in running
+
     for op, position, tensor in reading:
         value = sizes.value(recorded.tensor(tensor.name))
-        if value is not None and all(kind == "dim" and owner(graph.get_operation_by_name(recorded.producer(source).name)) is None
-                                     for size in value.flat if isinstance(size, Size) for kind, source, _ in size.symbols):
+        symbols = [] if value is None else [one for size in value.flat if isinstance(size, Size) for one in size.symbols]
+        if value is not None and all(map(is_common, symbols)):
             if tensor.name not in edges:  # also for its own process: others may compute again what it computes from them
                 edges[tensor.name] = staged.value(value, tensor.dtype)
             edit.move_input(op.name, position, edges[tensor.name])

@@ -225,7 +225,7 @@ class Store:
         """
         if self._scattered:
             raise SnapshotError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
-                                f"delete {self.path!r} on each host to train from the begin")
+                                f"delete {self.path!r} on each host to train from the start")
 
     def names(self) -> List[str]:
         """The names of the snapshots' folders, whether these are whole or not."""
