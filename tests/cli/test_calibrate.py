@@ -36,7 +36,7 @@ def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def
     large, larger = found.arithmetic[-2:]
     assert larger[1] > large[1] > 1e-6  # eight times the FLOPs take longer
     assert set(found.slow_down) == set(OVERLAPS)
-    assert len(found.wake) == (6 if found.cores > 1 else 0) and all(0 <= seconds < 1e-3 for _, seconds in found.wake)
+    assert len(found.wake) == (6 if found.cores > 1 else 0) and all(0 <= seconds < 1 for _, seconds in found.wake)
     assert len(found.far) == (6 if len(os.sched_getaffinity(0)) > 1 else 0)
     assert set(found.communicators) == {"local", "processes"}
     assert all(one.alpha_s >= 0 and one.bandwidth_bytes_per_s > 0 for one in found.communicators.values())
