@@ -3,8 +3,8 @@ script.
 
 ``python -m tests.multiprocess.train_functions DEVICES PLAN...``, in a job of several processes: DEVICES of each; a plan is
 ``name of the model / loop / name of the plan``, in which ``*`` stands for all.  At the end a mini-batch is too small;
-there are mini-batches of several sizes; one process sends wrong numbers, which the comparison with the local step must notice;
-and processes read different data, which they must notice.
+there are mini-batches of several sizes; a late process reads between steps; one process sends wrong numbers, which the comparison
+with the local step must notice; and processes read different data, which they must notice.
 """
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import itertools
 import json
 import os
 import sys
+import time
 import traceback
-from typing import Iterator, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Iterator, List, Sequence, Tuple
 
 import whale_tf as wh
 
@@ -91,6 +92,7 @@ def main() -> int:
     wrong += not refuses_few_examples()  # the job goes on
     wrong += not all(takes_any_size(*counts) for counts in [(1, 1), (WORKERS * DEVICES,)])
     wrong += not measures_looked_up_rows()
+    wrong += not reads_what_the_last_step_has_left()
     wrong += not notices_wrong_numbers()
     wrong += not notices_different_data()
     wrong += not refuses_ragged_mini_batches()
@@ -172,6 +174,40 @@ def measures_looked_up_rows() -> bool:
     wh.init({"io.slicing": False}, cluster=CLUSTER)
     try:
         return np.allclose(losses(WORKERS * DEVICES), local, 1e-11, 1e-13)
+    finally:
+        wh.shutdown()
+
+
+def reads_what_the_last_step_has_left() -> bool:
+    """Whether a weight that the forward pass shrinks has the local values between steps, also where a late process reads it while
+    its owner begins the next step."""
+    examples = tf.constant(np.cos(np.arange(12.)).reshape(4, 3))
+
+    def seen(scope: Callable[[], ContextManager[Any]]) -> List[np.ndarray]:
+        first, second = weights = [tf.Variable(np.linspace(-1, 1, 9).reshape(3, 3)) for _ in range(2)]
+
+        @tf.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                with scope():
+                    first.assign(first * .9)
+                    hidden = tf.tanh(tf.matmul(x, first))
+                with scope():
+                    loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second)))
+            for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+                weight.assign_sub(.1 * gradient)
+
+        found = []
+        for _ in range(3):
+            step(examples)
+            time.sleep(.1 * (RANK > 0))
+            found.append(first.numpy())
+        return found
+
+    local = seen(contextlib.ExitStack)
+    wh.init({"io.slicing": False}, cluster=CLUSTER)
+    try:
+        return np.allclose(seen(lambda: wh.replicate(1)), local, 1e-11, 1e-13)
     finally:
         wh.shutdown()
 

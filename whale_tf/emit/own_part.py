@@ -21,6 +21,7 @@ from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
 from whale_tf.communicators.processes import CARRIED
+from whale_tf.emit.effects import writes_inside
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.emit.sized import StagedSizes, read_own_sizes
 from whale_tf.errors import PlanError
@@ -29,10 +30,10 @@ from whale_tf.graph_editor.edges import canonical_edge, edges_of
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.sizes import OpenSizes
-from whale_tf.ir.traits import RANDOM, SUMS, SWITCHES
+from whale_tf.ir.traits import MERGES, RANDOM, SUMS, SWITCHES, traits
 from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
-from whale_tf.passes.partition import Crossing, Node, Output, before_wait, partition, unanswered
+from whale_tf.passes.partition import Crossing, Node, Output, before_wait, begun_before, partition, unanswered
 from whale_tf.passes.sized import KnownSizes
 from whale_tf.passes.sums import Sum, find_sums
 
@@ -182,8 +183,9 @@ class _Division:
                 received.update({one.output: arrived} if arrived else {})
         for index in runs:
             self._read(edit, index, runs, received, rank)
+        told = self._hold_early(edit, nodes, pairs)
         ends = [self._definitions[index].name for index in self._effects if index in runs]
-        for sender, receiver in unanswered(self.nodes, self.found):
+        for sender, receiver in sorted(told.union(unanswered(self.nodes, self.found))):
             answer = nodes.const(0, SCOPE + "/nothing", tf.int32, HOST) if rank == receiver else ""
             pairs.cross(CrossingValue(answer, SCOPE + "/answer", tf.int32, ()), receiver, sender, pairs.received.get(sender, ()))
         for definition in self._definitions:  # TensorFlow places also what does not run
@@ -200,6 +202,33 @@ class _Division:
             outputs.append(tensor if name is None else self._graph.get_tensor_by_name(name + ":0"))
         return OwnPart(outputs, [self._graph.get_operation_by_name(name) for name in dict.fromkeys(ends)],
                        "\n".join(pairs.staged), seen)
+
+    def _hold_early(self, edit: StagedEdit, nodes: Nodes, pairs: Pairs) -> Set[Tuple[int, int]]:
+        """Makes writes wait for processes that may still read, between steps, what the last step has left.  Most writes follow
+        anyway from what all processes compute; one in the forward pass, such as that of a moving average, does not.
+
+        Returns:
+            Pairs (sender, receiver) of processes: the sender tells the receiver that it has begun the step.
+        """
+        writes = [index for index, node in enumerate(self.nodes)
+                  if node.owner is not None and self.found.runs[index] and self._writes(self._definitions[index])]
+        ends = {index for index, node in enumerate(self._definitions)
+                if node.op in MERGES and self._graph.get_operation_by_name(node.name) not in self._frames}
+        begun: Dict[Tuple[int, int], str] = {}  # (process, writer) -> what has arrived when the process has begun the step
+        for index, processes in begun_before(self.nodes, writes, ends).items():
+            owner = self.nodes[index].owner
+            assert owner is not None
+            late = sorted(set(self._processes.members) - processes)
+            for sender in late:
+                if (sender, owner) not in begun:
+                    own = nodes.const(0, f"{SCOPE}/begins", tf.int32, HOST) if sender == self._processes.rank else ""
+                    begun[sender, owner] = pairs.cross(CrossingValue(own, f"{SCOPE}/begun", tf.int32, ()), sender, owner)
+            if late and owner == self._processes.rank:
+                edit.move_waits(self._definitions[index].name, [], [begun[sender, owner] for sender in late])
+        return set(begun)
+
+    def _writes(self, node: NodeDef) -> bool:
+        return traits(node.op).is_write or (node.name in self._pieces and writes_inside(self._graph, node))
 
     def _sized(self, nodes: Nodes, inputs: Sequence[str], received: Mapping[Output, str]) -> Tuple[
             Callable[[int], int], Callable[[Output], Optional[str]], Sequence[Set[int]]]:
