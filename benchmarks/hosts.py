@@ -5,25 +5,28 @@
 The hosts are network namespaces that a virtual Ethernet cable connects, each with one process on a core of its own; ``tc`` limits
 what either sends.  In the first table, a step over the link is predicted from the same step over the unlimited cable: it takes at
 least as long as its bytes do, and at most that much more.  In the second one, an encoder's first half is on the two logical
-devices of one host as replicas, its second half on those of the other one under ``wh.split``, and the step is the simulator's
-(:mod:`benchmarks.pipeline`), with the link's bandwidth and delay.
+devices of one host as replicas, its second half on those of the other one under ``wh.split``, in a Session (the encoder of
+:mod:`benchmarks.pipeline`) and in a tf.function with a Keras model.  The step is the simulator's, with the times of the local
+script's ops on one core, and the link's bandwidth and delay.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence
 
 from rich.console import Console
 
 from benchmarks import pipeline, processes
-from benchmarks.accuracy import calibrated
+from benchmarks.accuracy import calibrated, medians
+from benchmarks.keras_processes import loss_of, one_thread
 from benchmarks.measure import Result, Spec, ask, first_result, main, session_config, step_times, table
 from benchmarks.workloads import WORKLOADS
 
@@ -38,7 +41,10 @@ MODEL = "mlp"
 STEPS = 8
 MICRO_BATCHES = 2, 4
 SETTLE = 40  # steps, of several micro-batches each, after which TensorFlow's executor knows which ops are short
-SYSTEM = pipeline.System("replicas, then split")
+SESSION, KERAS = (pipeline.System(door) for door in ("Session", "Keras"))
+BLOCKS, WIDTH, TOKENS = 4, 256, 128  # of the Keras model
+TRACES = 6  # of the local step with it
+Step = Callable[[], float]
 
 
 ECHO = """
@@ -119,8 +125,10 @@ def delay_s() -> float:
 def worker(spec: Spec) -> Result:
     """One of the processes; ``bytes``: what its host sends in a step."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[spec["rank"] % os.cpu_count()]})
-    if spec["system"] == SYSTEM.name:
+    if "folder" in spec:
         return planned(spec)
+    if spec["system"] == KERAS.name:
+        return profile()
     step = processes.SYSTEMS[spec["system"]](WORKLOADS[spec["model"]](), spec["rank"])
     step()
     before = sent_bytes()
@@ -130,24 +138,90 @@ def worker(spec: Spec) -> Result:
 
 def planned(spec: Spec) -> Result:
     """A step of the second table; the first process leaves its Plan and its step graph."""
-    import tensorflow.compat.v1 as tf
+    import tensorflow as tf
 
     import whale_tf as wh
 
-    tf.disable_eager_execution()
+    door = {one.name: one for one in (SESSION, KERAS)}[spec["system"]]
+    one_thread(tf, inter=2)
     wh.init({"num_micro_batch": spec["micro_batches"], "emit": "call", "io.slicing": False}, cluster="2xcpu:2")
-    fetches = pipeline.build(pipeline.EXAMPLES * spec["micro_batches"], [lambda _: wh.replicate(2), lambda _: wh.split(2)])
-    plan = wh.parallelize()
+    make = session_step if door == SESSION else keras_step
+    step = make(pipeline.EXAMPLES * spec["micro_batches"], [lambda _: wh.replicate(2), lambda _: wh.split(2)])
+    found = step_times(step, STEPS, warmup=SETTLE)
     if not spec["rank"]:
-        for path, one in zip(pipeline.files(spec["folder"], SYSTEM), (plan, wh.step_graph())):
+        for path, one in zip(pipeline.files(spec["folder"], door), (wh.current_plan(), wh.step_graph())):
             with open(path, "w", encoding="utf8") as handle:
                 handle.write(one.to_json())
+    return found
+
+
+def session_step(batch: int, scopes: List[Any]) -> Step:
+    import tensorflow.compat.v1 as tf
+
+    tf.disable_eager_execution()
+    fetches = pipeline.build(batch, scopes)
     session = tf.Session(config=session_config(2, inter=2, intra=1))
     session.run(tf.global_variables_initializer())
-    return step_times(lambda: session.run(fetches)[0], STEPS, warmup=SETTLE)
+    return lambda: session.run(fetches)[0]
 
 
-def predicted_s(folder: str, calibration: Any, profiled: Result, rate_mbit: int, delay: float) -> float:
+def keras_step(batch: int, scopes: Sequence[Callable[[int], ContextManager[Any]]]) -> Step:
+    """A step of an encoder, whose two halves are built in these scopes."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    inputs = x = keras.Input((TOKENS, WIDTH))
+    for number, scope in enumerate(scopes, 1):
+        with scope(1):
+            for _ in range(BLOCKS // len(scopes)):
+                normal = keras.layers.LayerNormalization()(x)
+                x = x + keras.layers.MultiHeadAttention(4, WIDTH // 4)(normal, normal)
+                wide = keras.layers.Dense(4 * WIDTH, activation="relu")(keras.layers.LayerNormalization()(x))
+                x = x + keras.layers.Dense(WIDTH)(wide)
+            if number == len(scopes):
+                x = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling1D()(x))
+    model, optimizer = keras.Model(inputs, x), keras.optimizers.SGD(.01)
+    rng = np.random.RandomState(0)
+    examples, labels = tf.constant(rng.randn(batch, TOKENS, WIDTH), tf.float32), tf.constant(rng.randint(0, 10, batch))
+
+    @tf.function(input_signature=[tf.TensorSpec.from_tensor(one) for one in (examples, labels)])
+    def step(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(keras)(labels, model(x, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    return lambda: float(step(examples, labels))
+
+
+def profile() -> Result:
+    """Seconds of each op of the local Keras script with one micro-batch, on one thread, with each op's share of what the executor
+    does between them."""
+    import tensorflow as tf
+
+    import whale_tf as wh
+    from whale_tf.runtime.doctor import profiled
+
+    one_thread(tf)
+    wh.init(cluster="cpu:1")  # gradients are named as in the divided script
+    step = keras_step(pipeline.EXAMPLES, [contextlib.nullcontext] * 2)
+    step_s, traces = step_times(step, STEPS, warmup=SETTLE)["wall_s"], []
+    for _ in range(TRACES):
+        with tempfile.TemporaryDirectory() as folder:
+            with tf.profiler.experimental.Profile(folder):
+                step()
+            seconds: Dict[str, float] = {}
+            for event in profiled(folder):
+                seconds[event.name] = seconds.get(event.name, 0.0) + event.seconds
+            traces.append(seconds)
+    found = medians(traces)
+    factor = step_s / sum(found.values())
+    return {"seconds": {name: factor * value for name, value in found.items()}, "memory": {}}
+
+
+def predicted_s(folder: str, door: pipeline.System, calibration: Any, profiled: Result, rate_mbit: int, delay: float) -> float:
     """Seconds of the step of the Plan in ``folder``, over a link of this rate and delay."""
     from whale_tf.cluster import Cluster
 
@@ -155,7 +229,7 @@ def predicted_s(folder: str, calibration: Any, profiled: Result, rate_mbit: int,
     bandwidth = min(link.bandwidth_bytes_per_s, rate_mbit * 1e6 / 8)
     slower = replace(link, alpha_s=link.alpha_s + delay, bandwidth_bytes_per_s=bandwidth)
     known = replace(calibration, communicators={**calibration.communicators, "processes": slower})
-    return pipeline.predicted_s(folder, SYSTEM, known, profiled, Cluster.parse("2xcpu:2"))
+    return pipeline.predicted_s(folder, door, known, profiled, Cluster.parse("2xcpu:2"))
 
 
 def measured(system: str, model: str, **more: Any) -> Result:
@@ -193,22 +267,24 @@ def report(console: Console) -> None:
     planned_rows: List[Any] = []
     rates = [int(each) for each in sys.argv[1:]] or RATES_MBIT
     with tempfile.TemporaryDirectory() as folder, hosts():
-        calibration, profiled = calibrated(os.path.join(folder, "calibration.json"), inter_op=1), ask(pipeline.__file__, {})
+        calibration = calibrated(os.path.join(folder, "calibration.json"), inter_op=1)
+        profiles = {SESSION: ask(pipeline.__file__, {}), KERAS: ask(__file__, {"system": KERAS.name, "rank": 0})}
         free: Dict[str, Result] = {system: measured(system, MODEL) for system in SYSTEMS}
         rows += [row(system, None, free[system], free[system]) for system in SYSTEMS]
         for rate in rates:
             limit(rate)
             delay = delay_s()
-            for count in MICRO_BATCHES:
-                took = measured(SYSTEM.name, "encoder", folder=folder, micro_batches=count)["wall_s"]
-                predicted = predicted_s(folder, calibration, profiled, rate, delay)
+            for (door, profiled), count in itertools.product(profiles.items(), MICRO_BATCHES):
+                took = measured(door.name, "encoder", folder=folder, micro_batches=count)["wall_s"]
+                predicted = predicted_s(folder, door, calibration, profiled, rate, delay)
                 times = [f"{1e3 * value:.0f}" for value in (took, predicted)]
-                planned_rows.append([str(count), str(rate), f"{1e3 * delay:.2f}", *times, f"{predicted / took - 1:+.1%}"])
+                error = f"{predicted / took - 1:+.1%}"
+                planned_rows.append([door.name, str(count), str(rate), f"{1e3 * delay:.2f}", *times, error])
             rows += [row(system, rate, measured(system, MODEL), free[system]) for system in SYSTEMS]
     console.print(table(f"{MODEL}: a step over a link of so many Mbit/s", [
         "system", "Mbit/s", "MB sent", "measured ms", "at least ms", "at most ms"], rows))
-    console.print(table(f"encoder: {SYSTEM.name}, {pipeline.EXAMPLES} examples a micro-batch", [
-        "micro-batches", "Mbit/s", "delay ms", "measured ms", "simulated ms", "error"], planned_rows))
+    console.print(table(f"encoder: replicas, then split, {pipeline.EXAMPLES} examples a micro-batch", [
+        "door", "micro-batches", "Mbit/s", "delay ms", "measured ms", "simulated ms", "error"], planned_rows))
 
 
 if __name__ == "__main__":

@@ -125,9 +125,10 @@ SYSTEMS: Dict[str, Callable[[str, int], Result]] = {
 }
 
 
-def one_thread(tf: Any) -> None:
+def one_thread(tf: Any, inter: int = 1) -> None:
+    """One thread within an op, and so many for ops."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(inter)
 
 
 def worker(spec: Spec) -> Result:
