@@ -356,12 +356,14 @@ class Plan(Record):
         return any(len(owner) > 1 for owner in owners) or len({counts[rank] for rank in range(len(self.processes))}) > 1
 
     def local_part(self, rank: int) -> Plan:
-        """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero; the
-        whole plan if processes run parts of one step."""
+        """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero, and
+        (without ZeRO) the homes there; the whole plan if processes run parts of one step."""
         if not self.processes or self.spans_processes:
             return self
         mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
-        tasks = tuple(replace(task, devices=tuple(task.devices[g] for g in mine)) for task in self.task_graphs)
+        tasks = tuple(replace(task, devices=tuple(task.devices[g] for g in mine), homes={
+            name: home if self.zero != "none" else self.here(home, rank) for name, home in task.homes.items()})
+            for task in self.task_graphs)
         return replace(self, task_graphs=tasks, num_model_replicas=len(mine))
 
     @classmethod

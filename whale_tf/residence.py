@@ -9,7 +9,7 @@
     home on the host (offload)     0 1       host     host
 
 Processes that train side by side share no memory. Each has the value of a shared variable, and of a variable whose home is in
-another process, unless zero is ``v3``; only the home's process has the optimizer state.
+another process, unless zero is ``v3``; under ZeRO only the home's process has the optimizer state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def residence(plan: Plan, task_graph: int, variable: str, shard: int = 0) -> Res
     home, side_by_side = task.homes.get(variable), plan.data_parallel_processes
     if home is not None:
         copies = [plan.here(home, rank) for rank in range(len(side_by_side))] if plan.zero != "v3" else []
-        return Residence(readers, tuple(dict.fromkeys([home, *copies])), (home,))
+        kept = tuple(dict.fromkeys([home, *copies]))
+        return Residence(readers, kept, (home,) if plan.zero != "none" else kept)
     kept = readers
     if task.variables == "shared":
         kept = tuple(next(device for device in readers if device in own) for own in side_by_side or [readers])

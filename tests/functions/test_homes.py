@@ -22,8 +22,7 @@ from tests.functions.test_training_steps import (
     perceptron,
     sparse,
 )
-from whale_tf.capture.annotations import Annotations
-from whale_tf.cluster import Cluster, Processes
+from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.runtime import functions
 
@@ -400,20 +399,11 @@ def test_what_is_refused(config: Dict[str, Any], message: str) -> None:
         one_step(momentum, config, 1)
 
 
-def test_several_processes_are_refused() -> None:
-    with pytest.raises(wh.PlanError, match="variables is 'stage', which moves variables of functions only within one process, "
-                                           "but tf.function 'step' trains in 2;"):
-        functions.check("step", Annotations(), {}, Config(STAGE), None, Processes(("a:1", "b:1")), False)
-
-
-@pytest.mark.parametrize("variables, cluster, count, spans, expected", [
-    ("auto", "cpu:2", 1, False, "shared"), ("auto", "V100-32GB:2", 1, False, "stage"), ("auto", "cpu:2", 2, True, "stage"),
-    ("auto", "V100-32GB:2", 2, False, "shared"), ("shared", "V100-32GB:2", 1, False, "shared"),
-    ("stage", "cpu:2", 1, False, "stage")])
-def test_variables_go_to_devices_with_memories_of_their_own(variables: str, cluster: str, count: int, spans: bool,
-                                                            expected: str) -> None:
-    hosts = Processes(tuple(f"a:{port}" for port in range(count)))
-    assert functions.settings(Config({"variables": variables}), Cluster.parse(cluster), hosts, spans).variables == expected
+@pytest.mark.parametrize("variables, cluster, spans, expected", [
+    ("auto", "cpu:2", False, "shared"), ("auto", "V100-32GB:2", False, "stage"), ("auto", "cpu:2", True, "stage"),
+    ("shared", "V100-32GB:2", False, "shared"), ("stage", "cpu:2", False, "stage")])
+def test_variables_go_to_devices_with_memories_of_their_own(variables: str, cluster: str, spans: bool, expected: str) -> None:
+    assert functions.settings(Config({"variables": variables}), Cluster.parse(cluster), spans).variables == expected
 
 
 def test_variable_that_is_an_argument() -> None:

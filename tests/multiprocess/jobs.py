@@ -80,10 +80,25 @@ def rows_in_loop(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return minimised(tf.train.GradientDescentOptimizer(0.1), loss, {"logits": logits})
 
 
+def adversaries(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """The second loss is computed with what the first update made of a variable."""
+    first, second = (weight(name, [FEATURES, FEATURES], dtype) for name in ("first", "second"))
+
+    def loss(x: tf.Tensor, target: float) -> tf.Tensor:
+        hidden = tf.tanh(tf.matmul(x, first.read_value()))
+        return tf.reduce_mean(tf.square(tf.matmul(hidden, second.read_value()) - target))
+
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    one = stages.run([lambda x: loss(x, 1.0)], inputs["x"])
+    with tf.control_dependencies([optimizer.minimize(one, var_list=[first])]):
+        other = loss(inputs["x"], -1.0)
+    return Script([[optimizer.minimize(other, var_list=[second])]], {"one": one, "other": other}, {})
+
+
 if __name__ != "__main__":  # which imports itself
     register({"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted),
               "conditional_update": Case(vectors, conditional_update), "padded_sentences": Case(sentences, padded_sentences),
-              "rows_in_loop": Case(vectors, control_flow(1, rows_in_loop))})
+              "rows_in_loop": Case(vectors, control_flow(1, rows_in_loop)), "adversaries": Case(vectors, adversaries)})
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
@@ -170,6 +185,7 @@ JOBS: Dict[str, Job] = {
     "nested": Job("mlp_sum", counts=(1,), devices=2, config=VERIFIED),
     "two losses": Job("gan"),
     "two losses, batch size open": Job("gan", Setting(dataset=True, static_batch=False), devices=2),
+    "updates that wait for each other": Job("adversaries", micro_batches=2),
     "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),

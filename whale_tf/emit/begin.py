@@ -97,9 +97,10 @@ def _check_writes(captured: Captured, region: Region, plan: Plan) -> None:
 def _check_rereads(context: Context) -> None:
     for index in context.region.rereads:
         op = context.graph.ops[index]
-        copies = context.copies(context.task_graph_of(op))
-        if len(copies) > 1 or context.processes.graphs > 1:
+        copies = len(context.copies(context.task_graph_of(op)))
+        if copies > 1 or context.owners.process:
+            copies *= context.processes.graphs
             raise PlanError(
-                f"op {op.name!r} reads a variable after its update in the same step, and there are "
-                f"{len(copies) * context.processes.graphs} copies of it, which may not have been updated by then: set variables "
-                "to 'shared' (CPU devices of one process), or run the updates one after the other")
+                f"op {op.name!r} reads a variable after its update in the same step, and there are {copies} copies of it, which "
+                "may not have been updated by then: set variables to 'shared' and zero to 'none', or run the updates one after "
+                "the other")

@@ -105,6 +105,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     rereads = _rereads(graph, region, batch_level)
     early = _early(graph, batch, batch_level, sections, loops, frozenset().union(*rereads.values()))
+    if rereads:
+        early |= _losses_of_early(graph, cloned, early, rereads)
     ops = tuple(op.id for op in region)
     return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, rereads, frozenset(sections))
 
@@ -212,6 +214,19 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Se
         return batch_level.intersection(graph.predecessors(graph.ops[index])) | (batch_level & loop_of.get(index, set()))
 
     return reached(starts & batch_level, before) - sections
+
+
+def _losses_of_early(graph: OpGraph, cloned: Set[int], early: Set[int], rereads: Collection[int]) -> Set[int]:
+    """Cloned forward ops that follow from early ones, and not from a variable's new value: such as the loss whose gradients the
+    early updates take.  Over several processes it is a part of every run of these."""
+    later = reached(rereads, lambda index: (user for tensor in graph.ops[index].outputs for user, _ in graph.consumers(tensor)))
+    found: Set[int] = set()
+    for op in graph.ops:
+        if op.id in cloned and op.phase is Phase.FORWARD and op.id not in early and op.id not in later:
+            before = cloned.intersection(graph.predecessors(op))
+            if before and all(one in early or one in found for one in before):
+                found.add(op.id)
+    return found
 
 
 def returning(graph: OpGraph, batch_level: AbstractSet[int]) -> Set[int]:

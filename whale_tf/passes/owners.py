@@ -135,7 +135,7 @@ def waited_for(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
 
 
 def find_owners(step: TrainingStep, plan: Plan) -> Owners:
-    """See the module's docstring.  There are no owners if one process has all homes.
+    """See the module's docstring.  There are no owners if one process has all homes, or each process has homes of its own.
 
     Raises:
         UnsupportedOpError: a value that only one process can compute is needed in another one, and cannot be sent.
@@ -144,7 +144,7 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
 
 
 def _owners(step: TrainingStep, plan: Plan) -> Owners:
-    if step.processes == 1 or not plan.processes:
+    if step.processes == 1 or not plan.processes or plan.zero == "none":
         return Owners()
     graph = step.graph
     homes = variables_at_home(graph, plan)

@@ -132,6 +132,8 @@ def _owners(plan: Plan) -> List[str]:
     homes = [home for task in plan.task_graphs for home in task.homes.values()]
     if plan.num_devices in homes:
         return ["Each process has all variables on its own host, and updates them."]
+    if plan.zero == "none":
+        return ["Each process has all variables, and updates them."]
     owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
     if plan.zero == "v3":

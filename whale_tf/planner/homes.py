@@ -209,12 +209,13 @@ def resident(plan: Plan, variables: Sequence[TrainedVariable], one_memory: bool)
     largest: Dict[int, Dict[str, int]] = {}  # device -> variable -> bytes that others have of it
     for one in variables:
         where, kept = one.residence(plan), one.kept(plan)
-        if one.name not in plan.task_graphs[one.task_graph].homes:
+        home = plan.task_graphs[one.task_graph].homes.get(one.name)
+        if home is None:
             continue
-        home, = where.states
         for device, size in kept.items():
             found.held[device] += size
-        found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
+        for device in where.states:
+            found.sums[device] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
         sent_to = {plan.here(home, rank) for rank in range(len(plan.data_parallel_processes))}.difference(kept)
         for device in sent_to:
             found.read[device] += one.parameter

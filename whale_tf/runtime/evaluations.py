@@ -63,7 +63,7 @@ def _divide_ops(graph: tf.Graph, state: Active, finish: Optional[Callable[[Paral
     if spans and finish is None:
         raise UnsupportedOpError(f"the loop with body {graph.name!r} takes variables of which several processes keep parts; "
                                  "make each of its steps a call of a tf.function")
-    config = functions.settings(state.config, cluster, processes, spans).changed(
+    config = functions.settings(state.config, cluster, spans).changed(
         zero=NONE, offload=NONE, recompute=NONE, pipeline__num_micro_batch=1, amp__dtype=NONE)
     if processes.count > 1 and not spans:
         cluster = cluster.subset(devices_of_processes(cluster, processes)[processes.rank])

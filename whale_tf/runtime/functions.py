@@ -20,7 +20,7 @@ from whale_tf.config import Config
 from whale_tf.emit.context import Context
 from whale_tf.emit.effects import divide_effects
 from whale_tf.emit.emit import Emitted
-from whale_tf.emit.own_part import HOST, OwnPart, keep_own_part
+from whale_tf.emit.own_part import CHECK, HOST, OwnPart, keep_own_part
 from whale_tf.emit.owners import kept_variables
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor import add_control_inputs, consumers
@@ -76,11 +76,8 @@ class Finished(NamedTuple):
 
 
 def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan],
-          processes: Processes, spans: bool) -> None:
+          processes: Processes) -> None:
     """Refuses what is not supported for the tf.function that has this name and these attributes.
-
-    Args:
-        spans: a model replica has devices in several processes.
 
     Raises:
         ConfigError, PlanError: they say what to do instead.
@@ -101,10 +98,6 @@ def check(name: str, annotations: Annotations, attributes: Mapping[str, Any], co
             "out init ('exact')")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
-    if config.variables == STAGE and processes.count > 1 and not spans:
-        raise PlanError(
-            f"variables is {STAGE!r}, which moves variables of functions only within one process, but tf.function {name!r} "
-            f"trains in {processes.count}; use variables 'auto' or '{SHARED}', or start one process that sees all devices")
     if config.variables == "mirrored" or mirrored:
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
@@ -188,15 +181,18 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
     return False
 
 
-def settings(config: Config, cluster: Cluster, processes: Processes, spans: bool) -> Config:
-    """The configuration that functions run under: one copy of each variable, with its TaskGraph if devices have memories of their
-    own or a model replica spans processes.  A mini-batch that the function itself takes from an iterator, as in Keras 2, is
-    divided over all model replicas like one that it is given, unless the user says otherwise."""
+def settings(config: Config, cluster: Cluster, spans: bool) -> Config:
+    """The configuration that functions run under.
+
+    There is one copy of each variable in each process that has whole model replicas, and with its TaskGraph if devices have
+    memories of their own; one in all processes if a model replica spans them (``spans``).  A mini-batch that the function itself
+    takes from an iterator, as in Keras 2, is divided over all model replicas like one that it is given, unless the user says
+    otherwise."""
     if config.io.batch == "micro":
         raise ConfigError("config key 'io.batch' is 'micro', which is for input pipelines of graphs that train in Sessions; a "
                           "tf.function is given whole mini-batches: set io.batch to 'mini'")
     divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
-    has_memories = spans or (processes.count == 1 and not has_one_memory(cluster))
+    has_memories = spans or not has_one_memory(cluster)
     moves = config.variables == STAGE or (config.variables == "auto" and has_memories)
     return config.changed(variables=STAGE if moves else SHARED, **divided)
 
@@ -264,6 +260,8 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
                    if op.name not in parts]
     sums = emitted.communicator
     finished = Finished(sums.staged if isinstance(sums, ProcessCommunicator) else "")
+    if isinstance(sums, ProcessCommunicator):
+        _check_first(graph, sums.collectives)
     if processes.runs_part:
         assert keys is not None
         if before_parts is not None:
@@ -277,6 +275,20 @@ def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divid
     _place_at_variables(graph)
     _share_functions(graph)
     return finished
+
+
+def _check_first(graph: tf.Graph, collectives: Sequence[str]) -> None:
+    """Makes collectives wait for the checks of the step: one that a failing check cancels would end all later ones."""
+    exchanging = [graph.get_operation_by_name(name) for name in collectives]
+    behind = reached(exchanging, _users)
+    checks = [op for op in graph.get_operations() if op.type == CHECK and op not in behind]
+    for op in exchanging if checks else ():
+        add_control_inputs(op, checks)
+
+
+def _users(op: tf.Operation) -> List[tf.Operation]:
+    """What reads or waits for an op."""
+    return [*(user for tensor in op.outputs for user in tensor.consumers()), *op._control_outputs]
 
 
 def _keep_own_part(graph: tf.Graph, moved: Sequence[MovedVariable], processes: Processes, keys: Keys,

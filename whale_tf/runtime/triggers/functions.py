@@ -127,8 +127,8 @@ class FunctionTriggers:
             return
         self._note_plan(graph)
         may_span = state.runtime is not None and state.may_span(graph, plan)
-        functions.check(graph.name, known, attributes, state.config, plan, state.processes, may_span)
-        config = functions.settings(state.config, state.cluster, state.processes, may_span)
+        functions.check(graph.name, known, attributes, state.config, plan, state.processes)
+        config = functions.settings(state.config, state.cluster, may_span)
         if functions.moves_variables(config, plan) or has_own_places:
             functions.separate_updates(graph, known)
         before = traced(graph) if state.verifies else None
