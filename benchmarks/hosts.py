@@ -25,7 +25,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 from rich.console import Console
 
 from benchmarks import pipeline, processes
-from benchmarks.accuracy import calibrated, medians
+from benchmarks.accuracy import calibrated
 from benchmarks.keras_processes import loss_of, one_thread
 from benchmarks.measure import Result, Spec, ask, first_result, main, session_config, step_times, table
 from benchmarks.workloads import WORKLOADS
@@ -43,7 +43,6 @@ MICRO_BATCHES = 2, 4
 SETTLE = 40  # steps, of several micro-batches each, after which TensorFlow's executor knows which ops are short
 SESSION, KERAS = (pipeline.System(door) for door in ("Session", "Keras"))
 BLOCKS, WIDTH, TOKENS = 4, 256, 128  # of the Keras model
-TRACES = 6  # of the local step with it
 Step = Callable[[], float]
 
 
@@ -202,23 +201,20 @@ def profile() -> Result:
     import tensorflow as tf
 
     import whale_tf as wh
-    from whale_tf.runtime.doctor import profiled
+    from whale_tf.diagnosis.record import parse
 
     one_thread(tf)
     wh.init(cluster="cpu:1")  # gradients are named as in the divided script
-    step = keras_step(pipeline.EXAMPLES, [contextlib.nullcontext] * 2)
-    step_s, traces = step_times(step, STEPS, warmup=SETTLE)["wall_s"], []
-    for _ in range(TRACES):
-        with tempfile.TemporaryDirectory() as folder:
-            with tf.profiler.experimental.Profile(folder):
-                step()
-            seconds: Dict[str, float] = {}
-            for event in profiled(folder):
-                seconds[event.name] = seconds.get(event.name, 0.0) + event.seconds
-            traces.append(seconds)
-    found = medians(traces)
-    factor = step_s / sum(found.values())
-    return {"seconds": {name: factor * value for name, value in found.items()}, "memory": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "step.json")
+        wh.doctor(steps=SETTLE, path=path)
+        step = keras_step(pipeline.EXAMPLES, [contextlib.nullcontext] * 2)
+        while not os.path.exists(path):
+            step()
+        ops = parse(path).processes[0].ops
+    step_s = step_times(step, STEPS)["wall_s"]
+    factor = step_s / sum(op.seconds for op in ops)
+    return {"seconds": {op.name: factor * op.seconds for op in ops}, "memory": {}}
 
 
 def predicted_s(folder: str, door: pipeline.System, calibration: Any, profiled: Result, rate_mbit: int, delay: float) -> float:
