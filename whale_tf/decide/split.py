@@ -47,7 +47,10 @@ def divide(local: Captured, request: Request) -> Division:
         shares = {number: _shares(local, number, rows[number], examples, cluster, config) for number in counts}
     else:
         shares = {number: plan.task_graphs[number].slices or (1,) * count for number, count in counts.items()}
-    problem = sharding_problem(local, examples, shares, by_batch)
+    placements = rows if plan is None else [task.devices for task in plan.task_graphs]
+    spans = bool(processes) and not all(any(set(row).issubset(own) for own in processes) for number in counts
+                                        for row in placements[number])
+    problem = sharding_problem(local, examples, shares, by_batch, bodies=None if spans else batch)
     _warn_of_whole_variables(local, counts)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)

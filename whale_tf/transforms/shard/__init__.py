@@ -177,8 +177,8 @@ class _Mover:
         view = self._lowering.view
         for number, spread, names in self._lowering.values.made():
             shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
-            if shape is None or spread.kind == EACH:
-                continue
+            if shape is None or spread.kind == EACH or (spread.is_divided and self._graph.tensors[number].dtype == "variant"):
+                continue  # parts of a weight stand for a list of it
             shapes = spread.shapes(shape) if shape and spread.is_divided else [tuple(shape)] * len(names)  # handles have none
             found.update((tensor_name(name), own) for name, own in zip(names, shapes)
                          if name.partition(":")[0] in self._lowering.edit)
