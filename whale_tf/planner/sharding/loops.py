@@ -1,13 +1,13 @@
 """What of a loop's body can be divided: products with weights that are the same in each round.
 
-A training step has a loop and, behind it, the loop of its gradient.  The body keeps the weight of each round on a list, from which
-the other body takes it; and that one adds a term to the weight's gradient in each round::
+A training step has a loop and, behind it, the loop of its gradient.  The body keeps the weight of each round on a list, from
+which the other body takes it; and that one adds a term to the weight's gradient in each round::
 
     body(x, w, l)              y = MatMul(x, w)                              -> y, w, push(l, w)
     gradient's body(d, g, l)   l, w = pop(l);  dx = MatMul(d, w^T);  dw = MatMul(x^T, d)  -> dx, g + dw, l
 
-All elements of such a list are one value, so parts of the weight stand for the list.  Weights, lists and sums are in parts; what else
-the loops carry stays whole, on the first device.
+All elements of such a list are one value, so parts of the weight stand for the list.  Weights, lists and sums are in parts; what
+else the loops carry stays whole, on the first device.
 """
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class LoopBody:
         shape = self._view.shape(element)
         if shape is None or None in shape or not is_float(self.graph.tensors[element].dtype):
             return None
-        products, kept = [], []  # type: List[Use], List[int]
+        products: List[Use] = []
+        kept: List[int] = []
         for user, at in uses:
             if traits(user.type).is_contraction:
                 products.append((user, at))
@@ -93,7 +94,7 @@ class LoopBody:
         return Weight(element, is_list, tuple(products), tuple(kept)) if products else None
 
     def _list_of(self, op: Op, position: int) -> Optional[int]:
-        """The result that is the list onto which an op pushes what it takes there; None: it does something else."""
+        """The result that is the list onto which an op pushes what it takes there; None: it does not."""
         if traits(op.type).batch != "list_write" or len(op.inputs) != 2 or position != 1:
             return None
         found = [index for index, tensor in self._results.items() if self._plain(tensor) == op.outputs[0]]
@@ -105,8 +106,9 @@ class LoopBody:
         parameter, result = self._arguments[index], self._plain(self._results[index])
         op, shape = self.graph.producer(result), self._view.shape(parameter)
         uses = list(self._uses(parameter))
-        if (not is_float(self.graph.tensors[parameter].dtype) or shape is None or None in shape or shape != self._view.shape(result)
-                or len(uses) != 1 or uses[0][0] is not op or len(list(self._uses(result))) != 1):
+        if not is_float(self.graph.tensors[parameter].dtype) or shape is None or None in shape:
+            return None
+        if shape != self._view.shape(result) or [user for user, _ in uses] != [op] or len(list(self._uses(result))) != 1:
             return None
         rule = known_rule(op, self.graph, self._view)
         return op if rule is not None and set(rule.roles) == {ADDED} else None

@@ -453,7 +453,7 @@ class ShardingState:
 
 
     def _of_loop(self, op: Op, whole: Strategy) -> List[Strategy]:
-        """Strategies of a loop: computed once, or with the parts of weights that its body takes, and of sums of their gradients."""
+        """Strategies of a loop: computed once, or with parts of the weights that its body takes, and of sums of gradients."""
         loop, problem = self.problem.loop(op), self.problem
         spreads: Dict[int, Spread] = {}
         for index, tensor in enumerate(op.inputs) if loop is not None else ():

@@ -5,8 +5,8 @@
     before   While(x, w)        body(x, w)        y = MatMul(x, w)                                                   -> y, w
     after    While(x, w0, w1)   body(x, w0, w1)   y = Concat(MatMul(x, w0) on device 0, MatMul(x, w1) on device 1)   -> y, w0, w1
 
-The first part has the place of the whole, and the others follow all other operands.  Nodes of a body have the number of their device
-as an attribute, because each model replica has devices of its own (:func:`whale_tf.emit.bodies.place_body`).
+The first part has the place of the whole, and the others follow all other operands.  Nodes of a body have the number of their
+device as an attribute, because each model replica has devices of its own (:func:`whale_tf.emit.bodies.place_body`).
 """
 from __future__ import annotations
 

@@ -171,6 +171,8 @@ class Lowering:
         graph = self.graph
         operands = [self.values.parts(t, need, task_graph) for t, need in zip(op.inputs, strategy.needs)]
         divided = [place for place, need in enumerate(strategy.needs) if need.is_divided]
+        for place in divided:
+            operands[place] = self._brought(op, place, operands[place], task_graph)
         node = self._clone(op, 0, [names[0] for names in operands] + [
             name for place in divided for name in operands[place][1:]], same_attrs=False)
         divided_loop = divide_loop(self.edit, node, op, strategy)
@@ -190,6 +192,13 @@ class Lowering:
                 self.values.shapes[names[0]] = self.view.shape(tensor)
             self.values.put(tensor, give, names, task_graph)
         self.done[op.name] = [[node.name]]
+
+    def _brought(self, op: Op, place: int, names: Sequence[str], task_graph: int) -> List[str]:
+        """Parts that a loop takes, each on its device: TensorFlow keeps what a loop carries where its first value comes from."""
+        if self.graph.tensors[op.inputs[place]].dtype == "variant":
+            return list(names)  # of a list: the loop before this one took them there
+        scope, dtype = self._scope(op, f"operand{place}"), self._dtype(op.inputs[place])
+        return [self.nodes[task_graph].identity(name, f"{scope}/part{i}", dtype, str(i)) for i, name in enumerate(names)]
 
     def _only_waits(self, op: Op, strategy: Strategy) -> bool:
         """Whether an op does nothing but delay a gradient until those of all operands of another op are there, on all devices.
