@@ -144,19 +144,20 @@ class LoopBody:
         return min(priced, key=lambda one: one[:2])[2] if priced else None
 
     def inner(self, spreads: Mapping[int, Spread]) -> Optional[Tuple[Tuple[int, Strategy], ...]]:
-        """The strategies of the body's ops that work on parts, if parameters come in parts; None: there are none."""
+        """The strategies of the body's ops that work on parts, if parameters come in parts that they take; None: a sum does not.
+        A product of two weights takes the parts of the first."""
         needs: Dict[int, Dict[int, Spread]] = {}
         for index, spread in spreads.items():
             for op, at in self.weights[index].products if index in self.weights else ():
                 needs.setdefault(op.id, {})[at] = spread
         chosen = {}
         for number, own in needs.items():
-            strategy = self._taking(self.graph.ops[number], own)
-            if strategy is None:
-                return None
-            chosen[number] = strategy
+            first = dict([min(own.items())])
+            strategy = self._taking(self.graph.ops[number], own) or self._taking(self.graph.ops[number], first)
+            if strategy is not None:
+                chosen[number] = strategy
         for index in spreads:
-            if index in self.sums and index not in self.weights:
+            if index in self.sums:
                 op = self.sums[index]
                 own_sum = giving(op, self._view, 0, spreads[index])
                 if own_sum is None:

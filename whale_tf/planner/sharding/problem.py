@@ -462,10 +462,9 @@ class ShardingState:
                 spread = have if have.is_shard else loop.cheapest(index) if have.is_tiles or self.is_free(tensor) else None
                 if spread is not None and problem.loop_takes(op, index, spread):
                     spreads[index] = spread
-        inner = loop.inner(spreads) if loop is not None and spreads else None
-        if loop is None or not inner:
+        if loop is None:
             return [whole]
-        gives = list(whole.gives)
+        inner, gives = loop.inner(spreads), list(whole.gives)
         for index, spread in spreads.items():
             weight = loop.weights[index]
             gives[index] = once if weight.is_list else spread
@@ -473,10 +472,12 @@ class ShardingState:
                 gives[kept] = spread
         for index in loop.sums:
             spread = self.spreads.get(problem.trained_by(op.outputs[index]), once)
-            with_sum = loop.inner({**spreads, index: spread}) if spread.is_shard and index not in loop.weights else None
+            with_sum = loop.inner({**spreads, index: spread}) if spread.is_shard else None
             if with_sum:
                 spreads[index] = gives[index] = spread
                 inner = with_sum
+        if not inner:
+            return [whole]
         needs = tuple(spreads.get(index, once) for index in range(len(op.inputs)))
         divided = Strategy(LOOP, LOOP, needs, tuple(gives), inner=inner)
         has_lists = any(index in loop.weights and loop.weights[index].is_list for index in spreads)
