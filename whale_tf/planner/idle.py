@@ -131,7 +131,7 @@ def _is_shared(region: Region, plan: Plan, parameter: Parameter) -> bool:
 
 
 def _is_divided(region: Region, plan: Plan, op: Op) -> bool:
-    if SHARD_ATTR in op.attrs:
+    if SHARD_ATTR in op.attrs and not op.body:  # of a loop, what its body computes counts
         return True
     if _is_of_split(plan, region.task_graph[op.id]):
         return False
