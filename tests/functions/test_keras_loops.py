@@ -145,8 +145,8 @@ RECURRENT: Dict[str, Tuple[Any, Tuple[int, int], bool]] = {  # layer, mesh, whet
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(name: str) -> None:
-    """In training, the loops of layer and gradient take parts of the kernels.  Keras calls a recurrent layer's cell once outside of
-    its loop, for a result that nothing needs."""
+    """In training, the loops of layer and gradient take parts of the kernels.  Keras calls a recurrent layer's cell once outside
+    of its loop, for a result that nothing needs."""
     layer, mesh, is_divided = RECURRENT[name]
     x, y = np.random.RandomState(0).rand(8, 4, 3), np.random.RandomState(1).rand(8, 2)
 

@@ -18,7 +18,7 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import known_rule
 from whale_tf.ir.rules.rule import ADDED
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import SHAPE_ONLY, traits
 from whale_tf.patterns.moves import moved_bytes
 from whale_tf.patterns.spread import Spread, once, shard
 from whale_tf.patterns.strategy import NOMINAL_SIZE, SHARDS, Sizes, Strategy, giving, is_float, strategies
@@ -27,7 +27,7 @@ Use = Tuple[Op, int]  # an op, and the input at which it takes a value
 
 
 class Weight(NamedTuple):
-    """A weight of a body.
+    """A weight of a body, which only products take, and ops that ask for its shape.
 
     Attributes:
         element: the weight itself; ``is_list``: that of a list.
@@ -89,9 +89,13 @@ class LoopBody:
                 products.append((user, at))
             elif not is_list and self._list_of(user, at) is not None:
                 kept.append(self._list_of(user, at) or 0)
-            else:
+            elif user.type not in SHAPE_ONLY or not self._has_known_answer(user, at):
                 return None
         return Weight(element, is_list, tuple(products), tuple(kept)) if products else None
+
+    def _has_known_answer(self, op: Op, position: int) -> bool:
+        """Whether the shape is known for which an op asks."""
+        return static_ints(self._view.value(op.outputs[min(position, len(op.outputs) - 1)])) is not None
 
     def _list_of(self, op: Op, position: int) -> Optional[int]:
         """The result that is the list onto which an op pushes what it takes there; None: it does not."""

@@ -22,6 +22,7 @@ from whale_tf.graph_editor.stage import Stage
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import static_ints
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Shape
+from whale_tf.ir.traits import SHAPE_ONLY
 from whale_tf.patterns.spread import EVERYWHERE, Spread, once
 from whale_tf.patterns.strategy import Sizes, Strategy
 
@@ -139,7 +140,9 @@ class _Body(_Function):
                 self._pass_on(op, 0, op.inputs[0])
             else:
                 for position, tensor in enumerate(op.inputs):
-                    if tensor in self._table:
+                    if op.type in SHAPE_ONLY and self._table.get(tensor, (once,))[0].is_divided:
+                        self._answer(op, position)
+                    elif tensor in self._table:
                         copy.set_operand(op.name, position, self._whole(tensor))
         lists = set(self._pops.values())
         for index, tensor in self._results.items():
@@ -161,6 +164,16 @@ class _Body(_Function):
         """Lets what stands for a tensor stand for an op's result."""
         self._table[op.outputs[result]] = self._table.get(tensor) or (once, [self._edge(tensor)])
         self._gone[op.name] = []
+
+    def _answer(self, op: Op, position: int) -> None:
+        """Lets an op that asks for shapes look at a part, and a constant stand for the shape of the whole, if it is known."""
+        result, tensor = op.outputs[min(position, len(op.outputs) - 1)], op.inputs[position]
+        shape = static_ints(self.view.value(result))
+        if shape is None:
+            self.copy.set_operand(op.name, position, self._whole(tensor))
+            return
+        self.copy.set_operand(op.name, position, self._table[tensor][1][0])
+        self._table[result] = once, [self._nodes.const(shape, f"{op.name}/whole{position}", self._dtype(result), "0")]
 
     def _divide(self, op: Op, strategy: Strategy) -> None:
         original, names = self.copy.node(op.name), []
