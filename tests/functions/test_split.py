@@ -121,20 +121,52 @@ def rows_of_moments(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out, moments]
 
 
+def recurrent(stages: Sequence[Scope], counts: bool = False) -> Tuple[Callable, Sequence]:
+    """A loop with products and convolutions.  One of its weights is not divided, because its product takes another value that
+    follows from it; one is frozen.  ``counts``: it writes a variable."""
+    weights = [variable(6, 6, seed=1), variable(6, 6, seed=2), variable(6, 6, seed=3), variable(2, 2, 1, 5, seed=4),
+               variable(2, 2, 5, 1, seed=5), variable(6, 3, seed=6)]
+    frozen, count = tf.Variable(variable(6, 6, seed=7), trainable=False), tf.Variable(0.0, trainable=False)
+    slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, h: tf.Tensor) -> Any:
+            if counts:
+                count.assign_add(1.0)
+            image = tf.nn.conv2d(tf.reshape(h, [-1, 3, 2, 1]), weights[3], 1, "SAME")
+            image = tf.reshape(tf.nn.conv2d(image, weights[4], 1, "SAME"), [-1, 6])
+            mixed = tf.matmul(h, weights[1]) + tf.matmul(tf.matmul(h, frozen), tf.tanh(weights[2])) + image
+            return i + 1, tf.tanh(tf.matmul(x * tf.cast(i + 1, x.dtype), weights[0]) + mixed)
+
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                _, h = tf.while_loop(lambda i, h: i < 3, body, [0, tf.zeros_like(x)])
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(h, weights[5]))
+        update(weights, slots, tape.gradient(loss, weights))
+        return loss
+
+    return step, [*weights, *slots, frozen, count]
+
+
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts, "kernels": kernels, "rows_of_moments": rows_of_moments}
+                          "experts": experts, "kernels": kernels, "recurrent": recurrent,
+                          "counting": functools.partial(recurrent, counts=True), "rows_of_moments": rows_of_moments}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way", [
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
-    ("experts", HYBRID), ("kernels", WHOLE),
+    ("experts", HYBRID), ("kernels", WHOLE), ("counting", WHOLE),
+    ("recurrent", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
     ("rows_of_moments", Way((2,), 2, {"patterns.force": {"positions": "embedding"}}, split=(0,))),
     pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])
 def test_steps(build: str, way: Way) -> None:
     outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
     assert outcome.plan is not None and outcome.plan.shards
+    assert ("loop" in outcome.plan.shards.values()) == (build in ("recurrent", "counting"))
 
 
 def held(variables: Sequence[tf.Variable]) -> List[int]:

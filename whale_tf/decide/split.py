@@ -47,7 +47,9 @@ def divide(local: Captured, request: Request) -> Division:
         shares = {number: _shares(local, number, rows[number], examples, cluster, config) for number in counts}
     else:
         shares = {number: plan.task_graphs[number].slices or (1,) * count for number, count in counts.items()}
-    problem = sharding_problem(local, examples, shares, by_batch)
+    placements = rows if plan is None else [task.devices for task in plan.task_graphs]
+    divides_loops = _divides_loops(local, tuple(row for number in counts for row in placements[number]), processes)
+    problem = sharding_problem(local, examples, shares, by_batch, bodies=batch if divides_loops else None)
     _warn_of_whole_variables(local, counts)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
@@ -56,6 +58,15 @@ def divide(local: Captured, request: Request) -> Division:
     members = batch_ops(problem, assignment, region, listed)
     local = _beside(local, counts, members)
     return initialised(Division(local, local, shares, with_batch(problem, assignment, region, members)), init)
+
+
+def _divides_loops(local: Captured, rows: Rows, processes: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether the bodies of loops may be divided: in a training function whose model replicas are each in one process.  In a
+    function that does not train, they are steps of their own (:mod:`whale_tf.runtime.evaluations`)."""
+    step = local.recording
+    if step is None or step.returned is None or step.annotations.evaluates:
+        return False
+    return not processes or all(any(set(row).issubset(own) for own in processes) for row in rows)
 
 
 def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:

@@ -21,13 +21,13 @@ from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.convert import Converter, takes_some
 from whale_tf.emit.shares import Number, Shares
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.graph_editor.control_flow import function_names
+from whale_tf.graph_editor.control_flow import call_functions, function_names
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs
 from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import SHARD_ATTR, Op, inner_ops
 from whale_tf.ir.layout import PLAIN, REFERENCE, Base, batch_of
 from whale_tf.ir.traits import WHILES
 from whale_tf.patterns.sources import is_seeded
@@ -191,6 +191,28 @@ class Bodies:
         if kind == "start":
             return str(share.starts[position])
         return str(self._converter.totals(op, task_graph, batches[int(of)])[int(kind[len("total") :])])
+
+
+def place_body(context: Context, node: NodeDef, op: Op, device: Callable[[int], str]) -> None:
+    """Places the nodes of a loop's body whose products ``wh.split`` divides.
+
+    Args:
+        device: the device of each part.
+    """
+    for name in sorted(function_names(node).values()) if is_divided_inside(op) else ():
+        copy = FunctionCopy(context.tf_graph, context.edit.function(name))
+        for inner in copy.definition.node_def:
+            if SHARD_ATTR in inner.attr:
+                inner.device = device(inner.attr[SHARD_ATTR].i)
+                del inner.attr[SHARD_ATTR]
+        if copy.is_changed:
+            placed = context.edit.add_function(copy.finish(free_name(f"{name}_placed", context.edit.has_function)))
+            call_functions(node, {name: placed})
+
+
+def is_divided_inside(op: Op) -> bool:
+    """Whether ops of the functions that an op calls are on several devices."""
+    return any(SHARD_ATTR in inner.attrs for inner in inner_ops(op))
 
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, clone: Clone) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.emit.bodies import Bodies
+from whale_tf.emit.bodies import Bodies, is_divided_inside, place_body
 from whale_tf.emit.calls import Calls, control_for
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Coordinates
 from whale_tf.emit.draws import LOCAL, take_rows
@@ -34,6 +35,7 @@ class _Part(NamedTuple):
     pinned: Sequence[str]  # names of ops that run where their variable is
     guarded: Sequence[int]  # batch-level ops, which may read several inputs
     with_bodies: Sequence[Op]  # those of them that have bodies
+    inside: Sequence[Op]  # loops whose bodies are on several devices
     kept: Sequence[Tuple[Op, Sequence[Op]]]  # ops with the ops of this part for which they still wait, though others do not
 
 
@@ -95,9 +97,10 @@ def _part(operands: Operands, task_graph: int, batch_level: bool, sections: bool
     pinned = [op.name for op in ops if op.name in context.pinned]
     guarded = ops if batch_level else []
     with_bodies = [op for op in guarded if op.type in FUNCTIONAL]
+    inside = [op for op in ops if is_divided_inside(op)]
     kept = [(op, [graph.ops[wait] for wait in op.control_inputs if wait in context.dropped and wait in members]) for op in ops]
     return _Part(templates, boundary, waits, random, counted, shaped, functional, pinned, [op.id for op in guarded], with_bodies,
-                 [(op, waited) for op, waited in kept if waited])
+                 inside, [(op, waited) for op, waited in kept if waited])
 
 
 def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, guard: Guard, after: Set[int], task_graph: int,
@@ -140,6 +143,8 @@ def _clone(context: Context, operands: Operands, bodies: Bodies, order: Order, g
             operands.converter.tell_rows(op, context.edit.node(f"{scope}/{op.name}"), at, canonical_edge)
         for op in part.functional:
             bodies.localise(op, at)
+    for op in part.inside if is_split else ():
+        place_body(context, context.edit.node(f"{scope}/{op.name}"), op, functools.partial(context.device, task_graph, at))
 
 
 def _delay(context: Context, nodes: Nodes, guard: Guard, op: Op, task_graph: int, at: Coordinates) -> None:

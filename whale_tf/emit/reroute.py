@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
+from whale_tf.emit.bodies import is_divided_inside, place_body
 from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
@@ -109,6 +111,8 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
     graph, edit, ops = context.graph, context.edit, set(context.region.ops).difference(homes)
     for index in list(context.region.ops) + [i for i in homes if not context.region.contains(graph.ops[i])]:
         op = graph.ops[index]
+        if is_divided_inside(op):
+            place_body(context, edit.node(op.name), op, functools.partial(context.device, context.task_graph_of(op), ORIGINAL))
         moves_away = "_class" in op.attrs and index not in homes
         if moves_away:
             others = [graph.op(name) if name in graph else None for name in _beside(op)]

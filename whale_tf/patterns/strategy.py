@@ -12,7 +12,7 @@ a factor whole have a recipe that exchanges a few numbers per example instead of
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Shape, elements_of
 from whale_tf.ir.parts import apportion
@@ -27,7 +27,7 @@ from whale_tf.patterns.spread import TILES, Spread, Tile, each, everywhere, once
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
 CUT, ADVANCED, RESEEDED = "cut", "advanced", "reseeded"
-ON_TILES = "tiles"
+ON_TILES, LOOP = "tiles", "loop"
 
 
 class Localise(NamedTuple):
@@ -49,6 +49,7 @@ class Strategy(NamedTuple):
         localise: shape operands that differ from device to device.
         weights: for a mean over a divided factor, each device's share of the elements.
         exchanged: elements that change devices inside the recipe.
+        inner: of a loop, the strategies of the ops of its body that work on parts.
     """
 
     pattern: str
@@ -58,6 +59,7 @@ class Strategy(NamedTuple):
     localise: Tuple[Localise, ...] = ()
     weights: Tuple[float, ...] = ()
     exchanged: int = 0
+    inner: Tuple[Tuple[int, Any], ...] = ()  # op of the body, Strategy
 
 
 class Strategies(NamedTuple):

@@ -75,8 +75,11 @@ def divided(region: Region, plan: Plan, parameters: Sequence[Parameter]) -> Opti
                if rare.isdisjoint((op.id, op.forward)) and _computes(op)]
     flops = known_flops(graph, ASSUMED, counted)
     kept = [one for one in parameters if not one.whole and not _is_shared(region, plan, one)]
-    whole = {op.id: flops[op.id] for op in counted if not _is_divided(region, plan, op)}
-    makers = {device for op in counted if flops[op.id] for device in _makers(region, plan, op, op.id in whole)}
+    inside = {op.id: _share_inside(op) for op in counted if op.body}
+    whole = {op.id: flops[op.id] * (1.0 - inside.get(op.id, 0.0)) for op in counted
+             if not (_is_divided(region, plan, op) or inside.get(op.id) == 1.0)}
+    makers = {device for op in counted if flops[op.id]
+              for device in _makers(region, plan, op, op.id in whole and not inside.get(op.id))}
     return Divided(flops, whole, parameters, kept, len(devices), sorted(devices - makers))
 
 
@@ -88,6 +91,18 @@ def _makers(region: Region, plan: Plan, op: Op, is_whole: bool) -> Iterator[int]
 
 def _computes(op: Op) -> bool:
     return bool(op.body) or traits(op.type).is_product
+
+
+def _share_inside(op: Op) -> float:
+    """The share of a loop's arithmetic that ``wh.split`` divides inside of its body."""
+    total = parts = 0.0
+    for body in (op.body or {}).values():
+        computing = [inner for inner in body.ops if _computes(inner)]
+        if any(SHARD_ATTR in inner.attrs for inner in computing):
+            flops = known_flops(body, ASSUMED, computing)
+            total += sum(flops.values())
+            parts += sum(flops[inner.id] for inner in computing if SHARD_ATTR in inner.attrs)
+    return parts / total if total else 0.0
 
 
 def _may_do_nothing(op: Op) -> bool:
@@ -116,7 +131,7 @@ def _is_shared(region: Region, plan: Plan, parameter: Parameter) -> bool:
 
 
 def _is_divided(region: Region, plan: Plan, op: Op) -> bool:
-    if SHARD_ATTR in op.attrs:
+    if SHARD_ATTR in op.attrs and not op.body:  # of a loop, what its body computes counts
         return True
     if _is_of_split(plan, region.task_graph[op.id]):
         return False

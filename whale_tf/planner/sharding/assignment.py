@@ -252,10 +252,12 @@ def _task_graph_of_root(problem: ShardingProblem, root: int, default: int) -> in
 
 
 def _task_graph_of(problem: ShardingProblem, op: Op, states: Mapping[int, ShardingState]) -> Optional[int]:
-    """The split TaskGraph of an op.  An optimizer's op joins that of the divided tensors it reads, if there is only one."""
+    """The split TaskGraph of an op.  An optimizer's op joins that of the divided tensors it reads, if there is only one, and so
+    does an op that asks for a variable's shape (a loop's gradient does, even where nobody needs the gradient)."""
     if problem.task_graph[op.id] >= 0:
         return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
-    if op.phase is not Phase.APPLY or traits(op.type).state is Effect.IS_INITIALIZED:  # which asks one part
+    asks_for_shape = op.phase is Phase.OTHER and traits(op.type).state is Effect.HANDLE and bool(traits(op.type).of_value)
+    if not (op.phase is Phase.APPLY or asks_for_shape) or traits(op.type).state is Effect.IS_INITIALIZED:  # which asks one part
         return None
     numbers = [number for number, state in states.items() if any(state.spread(t) != once for t in op.inputs)]
     return numbers[0] if len(numbers) == 1 else None

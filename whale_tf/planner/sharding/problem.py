@@ -9,11 +9,12 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, Op, OpGraph, Phase, Shape
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.sizes import nominal_shapes
-from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, Role, traits
+from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, WHILES, Role, traits
 from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
+    LOOP,
     NOMINAL_SIZE,
     ONCE,
     SIZES,
@@ -26,6 +27,7 @@ from whale_tf.patterns.strategy import (
     on_tiles,
     strategies,
 )
+from whale_tf.planner.sharding.loops import LoopBody
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
@@ -63,12 +65,13 @@ class ShardingProblem:
         factored: slot of another shape -> the dimensions of its variable that it has.
         whole: ops that are not divided, except by a variable's handle.
         bound: ops of loops and conditions without bodies of their own, which stay where they are and run once.
+        loops: loop whose body may be divided -> tensor of the body -> the dimension that counts examples.
     """
 
     def __init__(self, graph: OpGraph, task_graph: Sequence[int], splits: Sequence[SplitTaskGraph], batch: Mapping[int, int],
                  variables: Mapping[int, int], slots: Mapping[int, Sequence[int]], gradients: Mapping[int, int],
                  factored: Mapping[int, Factored] = MappingProxyType({}), whole: AbstractSet[int] = frozenset(),
-                 bound: FrozenSet[int] = frozenset()) -> None:
+                 bound: FrozenSet[int] = frozenset(), loops: Mapping[int, Mapping[int, int]] = MappingProxyType({})) -> None:
         self.graph = graph
         self.view = Sizes(graph)
         self.task_graph = task_graph
@@ -76,6 +79,8 @@ class ShardingProblem:
         self.batch, self.variables, self.slots = batch, variables, slots
         self.owners = {slot: variable for variable in reversed(list(slots)) for slot in slots[variable]}
         self.gradients, self.factored, self.whole, self.bound = gradients, factored, whole, bound
+        self._loops = loops
+        self._bodies: Dict[int, LoopBody] = {}
         self.roots = self._find_roots()
         self.asked = self._find_asked()
         self._strategies: Dict[int, Strategies] = {}
@@ -111,7 +116,10 @@ class ShardingProblem:
         return op.type in READS and bool(op.inputs) and op.inputs[0] in self.roots and op.outputs[0] in self.roots
 
     def is_anchor(self, op: Op) -> bool:
-        """Whether an op is worth dividing: a contraction, a convolution, or a look-up in a variable."""
+        """Whether an op is worth dividing: a contraction, a convolution, a look-up in a variable, or a loop over products."""
+        if op.type in WHILES:
+            loop = self.loop(op)
+            return loop is not None and bool(loop.weights)
         if op.type in LOOK_UPS:
             return self.is_variable(self.root(op.inputs[0]))
         return traits(op.type).is_contraction
@@ -149,6 +157,8 @@ class ShardingProblem:
         """All strategies except the one that computes the op once.  Terms of a sum pass only through ops that move them."""
         if op.id in self.bound:
             return Strategies([], ["it is part of a loop or condition, which runs once"])
+        if op.type in WHILES and self.is_anchor(op):
+            return Strategies([computed_once(op, LOOP)._replace(how=LOOP)], [])
         if op.id not in self._strategies:
             key = look(op, self.view, self.batch), split.shares
             if key not in self._alike or not self._alike[key].found:  # the reasons may name the op's operands
@@ -156,6 +166,44 @@ class ShardingProblem:
                 self._alike[key] = Strategies([s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
             self._strategies[op.id] = self._alike[key]
         return self._strategies[op.id]
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+    def loop(self, op: Op) -> Optional[LoopBody]:
+        """The body of a loop that may be divided."""
+        split = self.splits.get(self.task_graph[op.id])
+        if op.id not in self._loops or op.id in self.whole or split is None or split.by_batch:
+            return None
+        if op.id not in self._bodies:
+            self._bodies[op.id] = LoopBody(op, self._loops[op.id], split.shares)
+        return self._bodies[op.id]
+
+    def loop_takes(self, op: Op, index: int, spread: Spread) -> bool:
+        """Whether a loop takes these parts of a weight, as does the loop of its gradient, for which it keeps the weight."""
+        loop = self.loop(op)
+        if loop is None or not loop.takes(index, spread):
+            return False
+        for kept in loop.weights[index].kept:
+            readers = self.graph.consumers(op.outputs[kept])
+            if traits(self.graph.producer(op.inputs[kept]).type).role is not Role.EMPTY_LIST or not all(
+                    self.graph.ops[user].type in WHILES and self.loop_takes(self.graph.ops[user], at, spread)
+                    for user, at in readers):
+                return False
+        return True
+
+    def trained_by(self, tensor: int) -> int:
+        """The variable, as a tensor, to whose gradient a gradient leads, element by element; -1: none is known."""
+        shape, waiting, seen = self.view.shape(tensor), [tensor], {tensor}
+        while waiting:
+            before = waiting.pop()
+            if before in self.gradients:
+                return self.graph.ops[self.gradients[before]].outputs[0]
+            for user, position in self.graph.consumers(before):
+                op = self.graph.ops[user]
+                outputs = op.outputs[position:position + 1] if len(op.inputs) == len(op.outputs) else op.outputs
+                following = [t for t in outputs if t not in seen and op.phase is Phase.BACKWARD and self.view.shape(t) == shape]
+                waiting += following
+                seen.update(following)
+        return -1
 
     # -- prices -------------------------------------------------------------------------------------------------------
     def bytes(self, tensor: int) -> float:
@@ -395,11 +443,45 @@ class ShardingState:
         whole = self.problem.undivided(op)
         if op.id in self.problem.bound:
             return [whole]
+        if op.type in WHILES:
+            return self._of_loop(op, whole)
         if op.type in SHAPE_ONLY or op.type == "VariableShape":
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
         tiled = next((on_tiles(op, self.problem.view, position, spread) for position, spread in enumerate(
             map(self.spread, op.inputs)) if spread.is_tiles), None)
         return [whole, *([tiled] if tiled is not None else []), *self.problem.strategies(op, self.split).found]
+
+
+    def _of_loop(self, op: Op, whole: Strategy) -> List[Strategy]:
+        """Strategies of a loop: computed once, or with parts of the weights that its body takes, and of sums of gradients."""
+        loop, problem = self.problem.loop(op), self.problem
+        spreads: Dict[int, Spread] = {}
+        for index, tensor in enumerate(op.inputs) if loop is not None else ():
+            have = self.spread(tensor)
+            if loop is not None and index in loop.weights:
+                spread = have if have.is_shard else loop.cheapest(index) if have.is_tiles or self.is_free(tensor) else None
+                if spread is not None and problem.loop_takes(op, index, spread):
+                    spreads[index] = spread
+        if loop is None:
+            return [whole]
+        inner, gives = loop.inner(spreads), list(whole.gives)
+        for index, spread in spreads.items():
+            weight = loop.weights[index]
+            gives[index] = once if weight.is_list else spread
+            for kept in weight.kept:
+                gives[kept] = spread
+        for index in loop.sums:
+            spread = self.spreads.get(problem.trained_by(op.outputs[index]), once)
+            with_sum = loop.inner({**spreads, index: spread}) if spread.is_shard else None
+            if with_sum:
+                spreads[index] = gives[index] = spread
+                inner = with_sum
+        if not inner:
+            return [whole]
+        needs = tuple(spreads.get(index, once) for index in range(len(op.inputs)))
+        divided = Strategy(LOOP, LOOP, needs, tuple(gives), inner=inner)
+        has_lists = any(index in loop.weights and loop.weights[index].is_list for index in spreads)
+        return [divided] if has_lists else [whole, divided]
 
 
 def _is_moved(spread: Spread) -> bool:

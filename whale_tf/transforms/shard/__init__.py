@@ -19,6 +19,7 @@ from whale_tf.graph_editor.names import free_name
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Phase, Shape
+from whale_tf.ir.traits import WHILES
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 from whale_tf.transforms.shard.divided_variables import DividedVariable, DividedVariables
@@ -92,7 +93,8 @@ class _Mover:
         """Makes ops that are not divided read the whole of divided tensors."""
         graph, lowering = self._graph, self._lowering
         for tensor in sorted(lowering.values.table):
-            if tensor in self._roots or graph.tensors[tensor].dtype == "resource":
+            is_handle = graph.tensors[tensor].dtype == "resource" and graph.producer(tensor).type not in WHILES
+            if tensor in self._roots or is_handle:
                 continue
             for op, position in graph.consumers(tensor):
                 if graph.ops[op].name not in lowering.done:
@@ -177,8 +179,8 @@ class _Mover:
         view = self._lowering.view
         for number, spread, names in self._lowering.values.made():
             shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
-            if shape is None or spread.kind == EACH:
-                continue
+            if shape is None or spread.kind == EACH or (spread.is_divided and self._graph.tensors[number].dtype == "variant"):
+                continue  # parts of a weight stand for a list of it
             shapes = spread.shapes(shape) if shape and spread.is_divided else [tuple(shape)] * len(names)  # handles have none
             found.update((tensor_name(name), own) for name, own in zip(names, shapes)
                          if name.partition(":")[0] in self._lowering.edit)

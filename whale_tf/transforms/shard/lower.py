@@ -34,6 +34,7 @@ from whale_tf.patterns.strategy import (
     CUT,
     EXTREME,
     LOOK_UP,
+    LOOP,
     ON_TILES,
     RESEEDED,
     ROWS,
@@ -46,6 +47,7 @@ from whale_tf.patterns.strategy import (
 from whale_tf.planner.sharding import Assignment
 from whale_tf.transforms.attributes import own_numbers
 from whale_tf.transforms.shard.initial import Stream, cut
+from whale_tf.transforms.shard.loops import divide_loop
 from whale_tf.transforms.shard.recipes import Rows, Softmax, combine
 from whale_tf.transforms.shard.tags import TaggedStage
 from whale_tf.transforms.shard.values import Values
@@ -123,7 +125,7 @@ class Lowering:
         stage.is_backward = op.phase is Phase.BACKWARD
         stage.controls = self._controls(op, task_graph)
         recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes,
-                  CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
+                  CUT: self._cut, ADVANCED: self._advanced, LOOP: self._loop}.get(strategy.how)
         if recipe is not None:
             recipe(op, strategy, task_graph)
         elif self._only_waits(op, strategy):
@@ -163,6 +165,40 @@ class Lowering:
             if strategy.how == EXTREME or (strategy.how == ON_TILES and strategy.gives[index] == once):
                 names = [self._combined(op, names, self._dtype(tensor), task_graph)]
             self.values.put(tensor, strategy.gives[index], names, task_graph)
+
+    def _loop(self, op: Op, strategy: Strategy, task_graph: int) -> None:
+        """Stages a loop that takes parts: the first in the place of the whole, and the others behind all operands."""
+        graph = self.graph
+        operands = [self.values.parts(t, need, task_graph) for t, need in zip(op.inputs, strategy.needs)]
+        divided = [place for place, need in enumerate(strategy.needs) if need.is_divided]
+        for place in divided:
+            operands[place] = self._brought(op, place, operands[place], task_graph)
+        node = self._clone(op, 0, [names[0] for names in operands] + [
+            name for place in divided for name in operands[place][1:]], same_attrs=False)
+        divided_loop = divide_loop(self.edit, node, op, strategy)
+        self.values.shapes.update((f"{node.name}:{place}", shape) for place, shape in enumerate(divided_loop.shapes))
+        later = len(op.inputs)
+        for place, (tensor, give) in enumerate(zip(op.outputs, strategy.gives)):
+            names = [f"{node.name}:{place}"]
+            if place in divided:
+                names += [f"{node.name}:{number}" for number in range(later, later + len(operands[place]) - 1)]
+                later += len(names) - 1
+                if not give.is_divided:  # a list that is empty now: the loop before this one kept nothing on it
+                    before = graph.tensors[op.inputs[place]]
+                    names = [self.values.whole(graph.ops[before.op].inputs[before.index])]
+            elif place in divided_loop.kept:
+                names = operands[divided_loop.kept[place]]
+            else:
+                self.values.shapes[names[0]] = self.view.shape(tensor)
+            self.values.put(tensor, give, names, task_graph)
+        self.done[op.name] = [[node.name]]
+
+    def _brought(self, op: Op, place: int, names: Sequence[str], task_graph: int) -> List[str]:
+        """Parts that a loop takes, each on its device: TensorFlow keeps what a loop carries where its first value comes from."""
+        if self.graph.tensors[op.inputs[place]].dtype == "variant":
+            return list(names)  # of a list: the loop before this one took them there
+        scope, dtype = self._scope(op, f"operand{place}"), self._dtype(op.inputs[place])
+        return [self.nodes[task_graph].identity(name, f"{scope}/part{i}", dtype, str(i)) for i, name in enumerate(names)]
 
     def _only_waits(self, op: Op, strategy: Strategy) -> bool:
         """Whether an op does nothing but delay a gradient until those of all operands of another op are there, on all devices.

@@ -7,8 +7,8 @@ from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, Opti
 from whale_tf.capture.captured import Captured
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis
-from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, TRAINED, Op, Phase
-from whale_tf.ir.traits import ASSIGNS, traits
+from whale_tf.ir.graph import LAYOUT_ATTR, LAYOUT_OF_ATTR, NOT_DIVIDED, TRAINED, Op, OpGraph, Phase
+from whale_tf.ir.traits import ASSIGNS, WHILES, traits
 from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import ShardingProblem, SplitTaskGraph
@@ -22,13 +22,14 @@ def divided_dims(batch: BatchAxis) -> Dict[int, int]:
 
 def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mapping[int, Tuple[int, ...]],
                      by_batch: Collection[int] = (), only: Optional[Collection[int]] = None,
-                     whole: AbstractSet[int] = frozenset()) -> ShardingProblem:
+                     whole: AbstractSet[int] = frozenset(), bodies: Optional[BatchAxis] = None) -> ShardingProblem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
     shares: shares of each split TaskGraph's devices.
     by_batch: split TaskGraphs whose devices have their own examples.
     only: the trained variables that may be divided; the values of their sparse gradients get the same layout.
     whole: ops that are not divided, whatever they read.
+    bodies: how the batch passes through the bodies of loops, which may be divided; None: loops stay whole.
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
@@ -50,7 +51,13 @@ def sharding_problem(captured: Captured, batch: Mapping[int, int], shares: Mappi
     if only is not None:
         gradients = {**gradients, **rows}
     return ShardingProblem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
-                           captured.once(bound_ops))
+                           captured.once(bound_ops), {} if bodies is None else _loops(captured.graph, bodies))
+
+
+def _loops(graph: OpGraph, batch: BatchAxis) -> Dict[int, Dict[int, int]]:
+    """Loop of the step with a body that is a function -> tensor of the body -> the dimension that counts examples."""
+    loops = [op for op in graph.ops if op.type in WHILES and op.phase in TRAINED and {"body", "cond"}.issubset(op.body or ())]
+    return {op.id: divided_dims(batch.bodies[op.id, "body"]) if (op.id, "body") in batch.bodies else {} for op in loops}
 
 
 def _check_layouts(captured: Captured, shares: Mapping[int, Tuple[int, ...]], trained: Mapping[int, int],
