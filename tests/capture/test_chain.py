@@ -97,6 +97,17 @@ def test_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     assert any(None in (t.shape or ()) for t in region.graph.tensors), "the captured graph is as it was"
 
 
+def test_what_the_script_says_about_a_shape_is_known(recwarn: Any) -> None:
+    """No definition of an op has it."""
+    def build() -> Any:
+        h = v1.TensorArray(tf.float32, 1, infer_shape=False).write(0, v1.placeholder(tf.float32, [None, 4])).read(0)
+        h.set_shape([None, 4])
+        return tf.reduce_mean(tf.square(tf.matmul(h, v1.get_variable("w", [4, 3]))))
+
+    assert sum(chain_of_model(build, 8)[0].forward_flops) == 2 * 8 * 4 * 3
+    assert not [warning for warning in recwarn if "the rank of an operand" in str(warning.message)]
+
+
 @pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config", [

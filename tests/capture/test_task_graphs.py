@@ -178,6 +178,19 @@ def test_loops_and_their_helpers_are_in_one_task_graph(graph: Any, control_flow:
     assert find_detour(ops, task_graphs) is None
 
 
+def test_loops_of_two_stages_use_one_array(graph: Any, control_flow: Any) -> None:
+    control_flow(False)
+    w = v1.get_variable("w", [], use_resource=True)
+    with annotate(graph, "replicate", 1):
+        array = v1.TensorArray(tf.float32, 3, name="array")
+        _, array = v1.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a.write(i, w)), [0, array], name="first")
+    with annotate(graph, "replicate", 1):
+        _, h = v1.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * array.read(i)), [0, w], name="second")
+    minimize(h)
+    with pytest.raises(AnnotationError, match="loops of TaskGraphs 0, 1 use the tensor array 'array', which only one device can"):
+        assigned(graph)
+
+
 def test_default_strategy_takes_what_is_not_annotated(graph: Any) -> None:
     h = dense(placeholder(), 8, "first")
     with annotate(graph, "split", 2, "experts"):

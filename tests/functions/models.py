@@ -160,6 +160,28 @@ def tied(stages: Sequence[Scope]) -> Any:
     return compiled(inputs, outputs, keras.optimizers.Adam(0.01))
 
 
+class Text(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return tf.strings.as_string(x)
+
+
+class Hash(layers.Layer):
+    def call(self, x: Any) -> Any:
+        return tf.strings.to_hash_bucket_fast(x, 20)
+
+
+def texts(stages: Sequence[Scope]) -> Any:
+    """The second stage reads texts that the first one makes."""
+    inputs = keras.Input((6,), dtype="int32")
+    with stages[0]():
+        words = Text()(inputs)
+        x = layers.Flatten()(layers.Embedding(20, 4)(Hash()(words)))
+    with stages[1]():
+        late = layers.GlobalMaxPooling1D()(layers.Embedding(20, 4)(Hash()(words)))
+        outputs = head(layers.Dense(4)(x) + late)
+    return compiled(inputs, outputs, keras.optimizers.SGD(0.1))
+
+
 # -- training steps of the user's ----------------------------------------------------------------------------------------
 class Trained(keras.Model):
     """Means of losses, and a step that takes nothing but inputs."""
@@ -298,6 +320,7 @@ CASES: Dict[str, Case] = {
     "encoder": Case(encoder, TOKENS, LABELS),
     "lstm and gru": Case(recurrent, SERIES, LABELS),
     "embeddings": Case(embeddings, TOKENS, LABELS),
+    "texts": Case(texts, TOKENS, LABELS),
     "tied weights": Case(tied, TOKENS, np.roll(TOKENS, -1, axis=1)),
     "bfloat16": Case(bfloat16, FEATURES, LABELS, policy="mixed_bfloat16", tolerance=2e-2),
     "loss scale": Case(functools.partial(mlp, optimizer=scaled),

@@ -13,7 +13,8 @@ if function_tracing() is None or function_tracing().compilation is None:  # type
 
 SCRIPT = ("-m", "tests.multiprocess.train_functions")
 SAMPLE = ("mlp/fit/pipeline", "embeddings/custom/zero v3", "mlp/custom/split after replicas", "mlp/custom/auto_parallel",
-          "loss scale/custom/one stage", "gan/custom/data parallel", "accumulated, clipped together/fit/pipeline")
+          "loss scale/custom/one stage", "gan/custom/data parallel", "texts/custom/pipeline",
+          "accumulated, clipped together/fit/pipeline")
 EVERY = [(2, 1), (2, 2), (4, 1)]
 
 

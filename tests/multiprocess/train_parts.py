@@ -74,9 +74,11 @@ def main(has_steps: bool, is_alone: bool, is_other: bool) -> None:
             show("summary", *(value.simple_value for value in tf.Summary.FromString(text).value))
         tf.add_to_collection("later", tf.norm(tf.trainable_variables()[0]))
         show("later", session.run(tf.get_collection("later")[0]))
+        if RANK == 1:  # it waits for process 0 no longer than until that one waits for it
+            tf.train.Saver().save(session, os.environ["FOLDER"] + "/alone")
+        time.sleep(RANK == 0)  # process 0 is late
         path = tf.train.Saver().save(session, os.environ["FOLDER"] + "/model")
-        while not tf.train.checkpoint_exists(path):  # process 0 writes it
-            time.sleep(.05)
+        assert tf.train.checkpoint_exists(path), "process 0 has written it"
         tf.train.Saver().restore(session, path)
         show("restored", *session.run(tf.trainable_variables()))
 

@@ -11,10 +11,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.runtime import active
 
 pytestmark = pytest.mark.half
 PLANS: Dict[str, Tuple[Dict[str, Any], int]] = {
-    "data parallel": ({}, 2), "split": ({}, 2), "rhino": ({"auto_parallel": "rhino", "auto.batch_size": 8}, 2)}
+    "data parallel": ({}, 2), "split": ({}, 2), "stages": ({"num_micro_batch": 2}, 2),
+    "rhino": ({"auto_parallel": "rhino", "auto.batch_size": 8}, 2)}
 IS_FUNCTIONAL = tf.__version__ >= "2"  # loops and conditions are ops with bodies
 
 
@@ -55,6 +57,18 @@ def array(x: tf.Tensor) -> tf.Tensor:
         h = tf.tanh(tf.matmul(h, w))
         found = found.write(i, h)
     return tf.reduce_sum(found.stack(), 0)
+
+
+def arrays_handed_on(x: tf.Tensor) -> tf.Tensor:
+    """The second stage reads arrays that the first one fills: one in a loop."""
+    stage: Callable[[], Any] = contextlib.ExitStack if active.current() is None else lambda: wh.replicate(1)
+    with stage():
+        h = tf.tanh(tf.matmul(x, weights("w", 6, 6)))
+        one, two = (tf.TensorArray("float64", 2, clear_after_read=False).unstack(tf.stack([h, each])) for each in (x, 2.0 * h))
+    with stage():
+        v = weights("v", 6, 6)
+        g = tf.while_loop(lambda i, g: i < 2, lambda i, g: (i + 1, tf.tanh(tf.matmul(g, v) + two.read(i))), (0, h))[1]
+        return g + one.read(0) * one.stack()[1]
 
 
 def partition(x: tf.Tensor) -> tf.Tensor:
@@ -110,7 +124,8 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
 @pytest.mark.slow
 @pytest.mark.parametrize("model, plan, batch", [
     (loop, "split", None), (condition, "split", 8), (condition, "rhino", None), (scan, "split", 8), (loop, "rhino", 8),
-    (array, "split", None), (partition, "split", None), (partition, "data parallel", 8), (table, "split", 8),
+    (array, "split", None), (arrays_handed_on, "stages", 8),
+    (partition, "split", None), (partition, "data parallel", 8), (table, "split", 8),
     (nested, "split", None), (centres, "split", None), (centres, "data parallel", None),
     (table, "data parallel", None), (averages, "data parallel", None), (averages, "rhino", None)])
 def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) -> None:
@@ -120,7 +135,8 @@ def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) ->
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_FUNCTIONAL, reason="TensorFlow 1.15 has no other control flow")
 @pytest.mark.parametrize("model, plan, batch", [
-    (loop, "rhino", None), (condition, "split", None), (nested, "split", 8), (scan, "split", None), (nested, "rhino", None)])
+    (loop, "rhino", None), (condition, "split", None), (nested, "split", 8), (scan, "split", None), (nested, "rhino", None),
+    (arrays_handed_on, "stages", 8)])
 def test_control_flow_of_tensorflow_1(model: Callable, plan: str, batch: Optional[int]) -> None:
     before = tf.control_flow_v2_enabled()
     tf.disable_control_flow_v2()

@@ -6,7 +6,7 @@ from typing import Dict, List, Set, Tuple
 
 import pytest
 
-from whale_tf.passes.partition import Crossing, Node, begun_before, partition, unanswered
+from whale_tf.passes.partition import Crossing, Node, begun_before, partition, unanswered, where_values_are
 
 BATCH, FIRST, SECOND, LOSS, GRADIENT, UPDATE, OTHER_UPDATE, RESULT = range(8)
 PIPELINE = [
@@ -54,6 +54,17 @@ def test_each_value_travels_once_to_each_reader() -> None:
     found = partition(nodes, list(range(1, 6)), range(3))
     assert found.crossings == [Crossing((0, 0), 0, 1), Crossing((0, 0), 0, 2)]
     assert unanswered(nodes, found) == [(0, 1), (0, 2)]
+
+
+def test_values_that_cannot_travel() -> None:
+    """A text is made by whoever reads it, and a loop's list is read where the loop is."""
+    text, split, hashed, loop, stacked, result, print_list = range(7)
+    nodes = [Node(None), Node(0, ((text, 0),)), Node(1, ((split, 0),)), Node(0), Node(None, ((loop, 0),)),
+             Node(None, ((stacked, 0), (loop, 1))), Node(None, ((loop, 0),))]
+    stay, have_effects = {(text, 0), (split, 0), (loop, 0)}, {text, loop, result, print_list}
+    found = where_values_are(nodes, stay.__contains__, have_effects.__contains__)
+    assert [node.owner for node in found] == [None, None, 1, 0, 0, None, None]
+    assert [node._replace(owner=None) for node in found] == [node._replace(owner=None) for node in nodes]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -46,7 +46,7 @@ def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], ba
             shapes = _inferred(definitions, graph_def, given)
         except ValueError as error:
             raise _contradiction(ops, sources, unknown, batch, error) from None
-    known = (shapes.get(ops.tensor_name(tensor), record.shape) for tensor, record in enumerate(ops.tensors))
+    known = (_both(shapes.get(ops.tensor_name(tensor)), record.shape) for tensor, record in enumerate(ops.tensors))
     return ops.with_shapes({tensor: _filled(shape, batch) for tensor, shape in enumerate(known)})
 
 
@@ -119,6 +119,14 @@ def _inferred(definitions: Definitions, graph_def: GraphDef, given: Mapping[str,
                 found[output.name] = None if shape.ndims is None else tuple(shape.as_list())
     found.update((name, tuple(shape)) for name, shape in given.items())
     return found
+
+
+def _both(found: Shape, before: Shape) -> Shape:
+    """What inference has found, and what the graph knew beside: a definition does not have what a script says about a tensor
+    (``set_shape``)."""
+    if found is None or before is None or len(found) != len(before):
+        return before if found is None else found
+    return tuple(old if size is None else size for size, old in zip(found, before))
 
 
 def _filled(shape: Shape, batch: int) -> Shape:

@@ -3,6 +3,8 @@
 * A forward op is in the TaskGraph under which it was created.  Outside all annotations it is in the default strategy's
   TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.  What a gradient
   call adds to a version 1 loop joins the loop, also under a default strategy.
+* All ops that use one tensor array of version 1, or one stack, are in one TaskGraph, because only one device has the array: in
+  that of a loop that uses it, else in that of the last op that fills it.
 * A backward op is in its forward op's TaskGraph, regardless of where it was created.  Backward ops without a forward op
   (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
   those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say to which
@@ -19,8 +21,8 @@ from whale_tf.capture.annotations import PHASE_ATTR, Annotation, Annotations, ca
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import SHARD_ATTR, Op, OpGraph, Phase
-from whale_tf.ir.traits import CALLS, READS, VARIABLES, Cost, Role, traits
-from whale_tf.ir.units import frames
+from whale_tf.ir.traits import CALLS, FILLS, READS, VARIABLES, Cost, Role, traits
+from whale_tf.ir.units import containers, frames
 from whale_tf.ir.walk import reached
 
 
@@ -77,6 +79,7 @@ def complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
         elif SHARD_ATTR in op.attrs:
             of[op.id] = op.task_graph
     _assign_forward(graph, of)
+    _join_arrays(graph, of)
     of_variables = _by_variable(graph, variables, of)
     for variable, task_graph in of_variables.items():
         if graph.ops[variable].phase is Phase.FORWARD:
@@ -250,6 +253,32 @@ def _assign_forward(graph: OpGraph, of: List[int]) -> None:
     for op in missing:
         if of[op.id] < 0:  # not connected to any annotation
             of[op.id] = 0
+
+
+def _join_arrays(graph: OpGraph, of: List[int]) -> None:
+    """Raises:
+        AnnotationError: loops of several TaskGraphs use one tensor array.
+    """
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    apart = [unit for unit in containers(graph, forward) if len({of[index] for index in unit}) > 1]
+    in_loop = frames(graph) if apart else {}
+    for unit in apart:
+        of_loops = {of[index] for index in unit if index in in_loop}
+        if len(of_loops) > 1:
+            numbers = ", ".join(map(str, sorted(of_loops)))
+            raise AnnotationError(
+                f"loops of TaskGraphs {numbers} use the tensor array {graph.ops[min(unit)].name!r}, "
+                "which only one device can have; let the first one pass on a tensor (array.stack()), of which the next one makes "
+                "an array of its own (tf.TensorArray(...).unstack)")
+        place = max(of_loops or {of[index] for index in unit if graph.ops[index].type in FILLS} or {of[min(unit)]})
+        for index in unit:
+            of[index] = place
+        pending = list(unit)
+        while pending:  # what tells which elements are read
+            for source in graph.predecessors(graph.ops[pending.pop()]):
+                if of[source] > place and graph.ops[source].phase is Phase.FORWARD and source not in in_loop:
+                    of[source] = place
+                    pending.append(source)
 
 
 def _assign_backward(graph: OpGraph, of: List[int]) -> None:

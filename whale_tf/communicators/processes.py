@@ -32,6 +32,11 @@ COMPRESSED = (tf.float32, tf.float64)
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
+def is_carried(dtype: tf.DType) -> bool:
+    """Whether messages carry values of a type."""
+    return CARRIERS.get(dtype, dtype) in CARRIED
+
+
 class ProcessCommunicator(Communicator):
     """See the module's docstring.
 

@@ -20,7 +20,7 @@ from whale_tf.capture.record import record
 from whale_tf.cluster import Processes, process_of
 from whale_tf.communicators import Keys
 from whale_tf.communicators.pairs import CrossingValue, Pairs
-from whale_tf.communicators.processes import CARRIED
+from whale_tf.communicators.processes import CARRIED, is_carried
 from whale_tf.emit.effects import writes_inside
 from whale_tf.emit.repeats import repeat_where_read
 from whale_tf.emit.sized import StagedSizes, read_own_sizes
@@ -33,7 +33,16 @@ from whale_tf.ir.sizes import OpenSizes
 from whale_tf.ir.traits import MERGES, RANDOM, SUMS, SWITCHES, traits
 from whale_tf.ir.units import in_branches
 from whale_tf.ir.walk import reached
-from whale_tf.passes.partition import Crossing, Node, Output, before_wait, begun_before, partition, unanswered
+from whale_tf.passes.partition import (
+    Crossing,
+    Node,
+    Output,
+    before_wait,
+    begun_before,
+    partition,
+    unanswered,
+    where_values_are,
+)
 from whale_tf.passes.sized import KnownSizes
 from whale_tf.passes.sums import Sum, find_sums
 
@@ -89,10 +98,11 @@ class _Division:
         self._definitions: List[NodeDef] = list(self._graph_def.node)
         self._numbers = {node.name: index for index, node in enumerate(self._definitions)}
         self._of_several: Set[int] = set()  # ops that take variables which different processes keep
-        self.nodes = _beside_readers([self._node(node) for node in self._definitions], self._cannot_travel)
-        self._effects = [self._numbers[op.name] for op in graph.control_outputs]
         results = Node(None, tuple((self._numbers[tensor.op.name], tensor.value_index) for tensor in graph.outputs))
-        nodes, effects = [*self.nodes, results], [*self._effects, len(self.nodes)]
+        nodes = where_values_are([*map(self._node, self._definitions), results], self._cannot_travel, self._has_effect)
+        self.nodes = nodes[:-1]
+        self._effects = [self._numbers[op.name] for op in graph.control_outputs]
+        effects = [*self._effects, len(self.nodes)]
         runs = partition(nodes, effects, processes.members).runs
         self._checks = [index for index, node in enumerate(self.nodes)  # if one process refuses a step, all do
                         if node.owner is None and runs[index] and self._definitions[index].op == CHECK]
@@ -127,9 +137,15 @@ class _Division:
         return None if is_constant else owner  # a constant is not worth a message
 
     def _cannot_travel(self, output: Output) -> bool:
-        """Whether a value is a list or an iterator, which an op that has no effect makes."""
-        op = self._graph.get_operation_by_name(self._definitions[output[0]].name)
-        return op.outputs[output[1]].dtype == tf.variant and not op.op_def.is_stateful
+        """Whether no message carries a value, such as a text or a list."""
+        dtype = self._graph.get_operation_by_name(self._definitions[output[0]].name).outputs[output[1]].dtype
+        return not is_carried(dtype.base_dtype)
+
+    def _has_effect(self, index: int) -> bool:
+        """Whether a node does more than compute a value from others."""
+        if index == len(self._definitions):  # the results
+            return True
+        return bool(self._graph.get_operation_by_name(self._definitions[index].name).op_def.is_stateful)
 
     def _output(self, edge: str) -> Output:
         name, _, index = edge.partition(":")
@@ -302,20 +318,6 @@ class _Division:
 def _is_sum(op: tf.Operation) -> bool:
     """Whether processes can compute an op together."""
     return op.type in SUMS and op.outputs[0].dtype in CARRIED
-
-
-def _beside_readers(nodes: Sequence[Node], cannot_travel: Callable[[Output], bool]) -> List[Node]:
-    """The nodes, of which those whose values cannot travel are common: each process that reads such a value computes it."""
-    found = list(nodes)
-    pending = list(range(len(found)))
-    while pending:
-        node = found[pending.pop()]
-        for output in node.inputs:
-            owner = found[output[0]].owner
-            if owner is not None and owner != node.owner and cannot_travel(output):
-                found[output[0]] = found[output[0]]._replace(owner=None)
-                pending.append(output[0])
-    return found
 
 
 def count_step(nodes: Nodes, ends: Sequence[str], root: str = SCOPE, host: str = HOST) -> str:

@@ -15,7 +15,7 @@ and for messages with their values (:func:`before_wait`).
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 Output = Tuple[int, int]  # (node, number of its output)
 
@@ -82,6 +82,44 @@ def partition(nodes: Sequence[Node], effects: Sequence[int], processes: Iterable
         for wait in node.waits:
             need(wait, rank)
     return Partition(runs, sorted(crossings))
+
+
+def where_values_are(nodes: Sequence[Node], cannot_travel: Callable[[Output], bool],
+                     has_effect: Callable[[int], bool]) -> List[Node]:
+    """The nodes, of which none reads a value of another process that cannot travel, if that can be had.
+
+    Each process that reads such a value computes it itself, so its node becomes common.  If that has an effect, like a loop,
+    common nodes that read the value follow it::
+
+        as written     text ──> split (0) ══> hash (1)              loop (0) ══> list as a tensor (each) ──> result (each)
+        then           text ──> split (1) ──> hash (1)              loop (0) ──> list as a tensor (0) ═════> result (each)
+
+    Args:
+        has_effect: whether a node does more than compute values from others.
+    """
+    found = list(nodes)
+    pending = list(range(len(found)))
+    while pending:
+        node = found[pending.pop()]
+        for output in node.inputs:
+            owner = found[output[0]].owner
+            if owner is not None and owner != node.owner and cannot_travel(output) and not has_effect(output[0]):
+                found[output[0]] = found[output[0]]._replace(owner=None)
+                pending.append(output[0])
+    readers: Dict[int, List[int]] = {}
+    for index, node in enumerate(found):
+        for before, _ in node.inputs:
+            readers.setdefault(before, []).append(index)
+    pending = [index for index, node in enumerate(found) if node.owner is not None and has_effect(index)]
+    while pending:
+        maker = pending.pop()
+        for index in readers.get(maker, ()):
+            node = found[index]
+            if node.owner is None and not has_effect(index) and any(
+                    output[0] == maker and cannot_travel(output) for output in node.inputs):
+                found[index] = node._replace(owner=found[maker].owner)
+                pending.append(index)
+    return found
 
 
 class Before(NamedTuple):

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import copy
 import errno
+import functools
 import os
 import socket
 import sys
@@ -19,7 +20,7 @@ from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
 from whale_tf.emit.processes import Start
-from whale_tf.errors import ClusterError, PlanError
+from whale_tf.errors import ClusterError, PlanError, ProcessLostError
 from whale_tf.processes.watch import Watch, say, split_address
 
 ENDED = "whale_ended"  # queue: another process needs nothing more of this one
@@ -65,7 +66,7 @@ class Runtime:
         self._runs = 0  # of all processes that this one has made
         self._written = 0  # point up to which process 0 writes files, or has
         self._is_writing = False
-        self._tell: Optional[Callable[[], None]] = None  # says in which of these runs this process waits
+        self._tell: Optional[Callable[[int], None]] = None  # says in which of these runs this process waits
         self._afterwards: List[Callable[[], None]] = []
         self._free = threading.local()  # see is_free
         self.sessions = 0  # in which this process takes part in steps
@@ -182,15 +183,17 @@ class Runtime:
 
     @contextlib.contextmanager
     def run_of_all(self) -> Iterator[None]:
-        """A run that all processes make, each as often as the others."""
-        if (self._stays or self._is_eager) and self._tell is None:
-            self._tell = self._teller()
-            assert self._watch is not None
-            self._watch.when_late = self._tell
-        yield
+        """A run that all processes make, each as often as the others; or a place to which all come."""
+        assert self._watch is not None
+        self._tell = self._tell or self._teller()
+        before, self._watch.when_late = self._watch.when_late, functools.partial(self._tell, self._runs + 1)
+        try:
+            yield
+        finally:
+            self._watch.when_late = before
         self._runs += 1
 
-    def _teller(self) -> Callable[[], None]:
+    def _teller(self) -> Callable[[int], None]:
         """What says, on this process's own devices, in which run this process waits."""
         free, self.is_free = self.is_free, True
         try:
@@ -200,7 +203,7 @@ class Runtime:
                 session = v1.Session(self._server.target, graph=graph, config=v1.ConfigProto(device_filters=[self._own]))
         finally:
             self.is_free = free
-        return lambda: session.run(told, {number: self._runs + 1})
+        return lambda run: session.run(told, {number: run})
 
     @property
     def _is_eager(self) -> bool:
@@ -220,7 +223,7 @@ class Runtime:
         Returns:
             What ``original`` returns; None in the others.
         """
-        if not self._is_writing and self._runs and self._is_eager:
+        if not self._is_writing and self._server is not None:
             self._written = max(self._written + 1, self._runs << 20)
             if not self.processes.is_chief:
                 self._wait_until_written()
@@ -231,7 +234,7 @@ class Runtime:
             return original()
         finally:
             self._is_writing = before
-            if not before and self._is_eager:
+            if not before and self._server is not None:
                 self._run_alone([self._own], lambda: tf.raw_ops.AssignVariableOp(
                     resource=_int_at(self._own, WRITTEN), value=tf.constant(self._written, tf.int64)))
 
@@ -243,7 +246,7 @@ class Runtime:
                 with self._watch:
                     written, waits = self._run_alone(sorted({first, self._own}), lambda: [
                         _read_int(first, WRITTEN), _read_int(first, WAITED_FOR)])
-            except tf.errors.OpError:
+            except (ProcessLostError, tf.errors.OpError):
                 if not self._watch.wait_for_loss(LOST_PATIENCE_S):
                     raise
                 return  # it has ended, so it writes no more
@@ -286,7 +289,7 @@ class Runtime:
             ProcessLostError: another process has ended.
             PlanError: another process has built a different graph.
         """
-        with self._guarded():
+        with self._guarded(), self.run_of_all():
             if session not in self._equal:
                 self.check_agreement(original(start.agreement))
                 original(start.broadcast)
@@ -457,7 +460,7 @@ class Runtime:
         others = [other for other in range(count) if other != rank]
         free, self.is_free = self.is_free, True
         try:
-            with self._guarded(), tf.Graph().as_default():
+            with self._guarded(), self.run_of_all(), tf.Graph().as_default():
                 given = v1.placeholder(tf.string, [])
                 sent = [queue(rank, other).enqueue(given) for other in others]
                 found = [queue(other, rank).dequeue() for other in others]

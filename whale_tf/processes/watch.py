@@ -181,7 +181,7 @@ class Watch:
 
     Attributes:
         must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
-        when_late: called from a thread of its own, once in each run that waits for other processes for :data:`LATE_S`.
+        when_late: called from a thread of its own, once, if a run waits for other processes for :data:`LATE_S`.
     """
 
     def __init__(self, addresses: Dict[int, str], silent_s: float, end: Optional[Callable[[str, int], None]] = None,
@@ -200,7 +200,7 @@ class Watch:
         self._told: Optional[float] = None  # when an exception told this process of a loss
         self.must_end = False
         self.when_late: Optional[Callable[[], None]] = None
-        self._late_since: Optional[float] = None  # the beginning of the run that was last late
+        self._told_late: Optional[Callable[[], None]] = None  # the last of these that was called
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
 
@@ -337,10 +337,10 @@ class Watch:
             self._end(self._message(), EXIT_STATUS)
 
     def _tell_if_late(self, now: float) -> None:
-        since = self._waiting_since
-        if self.when_late is not None and since not in (None, self._late_since) and now - since > LATE_S:
-            self._late_since = since
-            threading.Thread(target=self.when_late, name="whale_tf late", daemon=True).start()
+        since, late = self._waiting_since, self.when_late
+        if late not in (None, self._told_late) and since is not None and now - since > LATE_S:
+            self._told_late = late
+            threading.Thread(target=late, name="whale_tf late", daemon=True).start()
 
     def _end_in_time(self) -> None:
         """Ends a process that knows of a loss though TensorFlow waits for the lost process while Python shuts down: then this

@@ -142,9 +142,7 @@ class Fetches:
 
     def step(self, session: Any, original_run: Callable, *arguments: Any) -> Any:
         """Makes a run that waits for other processes, with these arguments of TensorFlow's own ``session.run``."""
-        assert self._runtime is not None
-        with self._runtime.run_of_all():
-            return self.together(session, original_run, self._numbers.run, original_run, *arguments)
+        return self.together(session, original_run, self._numbers.run, original_run, *arguments)
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Calls ``function``, a run that waits for other processes.  It begins without the state that they keep."""

@@ -75,6 +75,7 @@ SWITCHES, MERGES, LOOP_CONDS = types_of(Role.SWITCH), types_of(Role.MERGE), type
 WHILES, CONDITIONALS, CALLS = types_of(Role.WHILE), types_of(Role.CONDITIONAL), types_of(Role.CALL)
 CONTROL_FLOW = types_of(*FLOW, Role.LOOP_COND) | WHILES | CONDITIONALS | CALLS
 CONTAINERS = types_of(Role.CONTAINER)
+FILLS = types_where(lambda row: row.batch in ("array_write", "array_scatter", "push")) | {"TensorArraySplitV3"}
 HANDLES_OF_CONTAINERS = CONTAINERS | types_of(Role.CONTAINER_GRADIENT)
 PULLS = types_of(Role.PULL)
 

@@ -312,8 +312,11 @@ class SessionTriggers:
     # --------------------------------------------------------------------------------------------- files and Estimators
     def save(self, saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any,
              **kwargs: Any) -> Any:
-        if self._state.processes.is_chief:
-            return self._state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
+        state = self._state
+        save = functools.partial(state.termination.save, saver, original, session, save_path, global_step, *args, **kwargs)
+        path = save() if state.runtime is None else state.runtime.write(save)
+        if state.processes.is_chief:
+            return path
         return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"
 
     def add_event(self, writer: Any, original: Callable, event: Any) -> None:
