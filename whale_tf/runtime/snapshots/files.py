@@ -151,10 +151,15 @@ class Snapshot:
             yield SnapshotValue(key, held[0][0].name, self._joined(held))
 
     def pieces(self) -> Iterator[Tuple[Piece, Read]]:
-        """The pieces of all variables, and what reads the value of each."""
+        """The pieces of all variables, and what reads the value of each.  Processes that run replicas of a model hold the same
+        pieces, of which this is the first."""
+        seen: Set[Tuple[str, Tuple[int, ...], Tuple[int, ...]]] = set()
         for reader, pieces in self._readers():
+            sizes = reader.get_variable_to_shape_map()
             for piece in pieces:
-                if not piece.tensor.startswith(STATE):
+                place = piece.variable, tuple(piece.start), tuple(sizes[piece.tensor])
+                if not piece.tensor.startswith(STATE) and place not in seen:
+                    seen.add(place)
                     yield piece, functools.partial(reader.get_tensor, piece.tensor)
 
     def _joined(self, held: Sequence[Tuple[Piece, Read]]) -> np.ndarray:
