@@ -32,7 +32,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.documents import Record, field, plain, read
-from whale_tf.errors import SnapshotError
+from whale_tf.errors import ScatteredError, SnapshotError
 
 FORMAT = "whale_tf snapshot 1"
 MANIFEST = "manifest.json"
@@ -107,10 +107,6 @@ class Manifest(Record):
     def keepers(self, name: str) -> str:
         """Which processes kept a part, as the end of a message; empty: all had one directory."""
         return f"; it was kept by {' and by '.join(self.kept[name])}" if self.kept.get(name) else ""
-
-
-class ScatteredError(ValueError):
-    """A snapshot lacks what another host may have."""
 
 
 class SnapshotValue(NamedTuple):
@@ -226,10 +222,10 @@ class Store:
         """Call if no snapshot counts.
 
         Raises:
-            SnapshotError: hosts that are not here may have what one lacks, so that its training would be lost in silence.
+            ScatteredError: hosts that are not here may have what one lacks, so that its training would be lost in silence.
         """
         if self._scattered:
-            raise SnapshotError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
+            raise ScatteredError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
                                 f"delete {self.path!r} on each host to train from the start")
 
     def names(self) -> List[str]:
