@@ -235,8 +235,8 @@ def test_job_takes_the_next_smaller_number_that_is_not_refused(job: Begun, capfd
                      "if count in (2, 3): print('whale refused why not ' + str(count), file=sys.stderr); sys.exit(78)", here(4))
     said = capfd.readouterr().err
     assert status == 0 and job.asked == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)], said
-    assert "whale run: going on with 2 workers (0, 1), since whale_tf refuses 3 workers: why not 3\n" in said, said
-    assert "whale run: going on with worker 0, since whale_tf refuses 2 workers: why not 2\n" in said, said
+    assert "whale run: going on with 2 workers (0, 1), since whale_tf refuses the script on 3 workers: why not 3\n" in said, said
+    assert "whale run: going on with worker 0, since whale_tf refuses the script on 2 workers: why not 2\n" in said, said
     assert said.count("why not") == 2, said
 
 

@@ -340,7 +340,7 @@ class Elastic:
             what = f"{self._named(self._workers)} cannot go on alone"
         else:
             self._members.refuse(self._workers)
-            what = f"whale_tf refuses {number}"
+            what = f"whale_tf refuses the script on {number}"
         reasons = [group.reasons[index] for index in group.statuses if index in group.reasons]
         why = reasons[0] if reasons else f"{group.failure}, and says why above"
         chosen = self._members.chosen()
