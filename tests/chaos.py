@@ -55,6 +55,7 @@ ELASTIC: Dict[str, Tuple[Sequence[str], int, str]] = {  # options; how many; a w
     "one": (("--workers", "1:2"), 2, "-+-"),
     "unequal": (("--workers", "1:4", "--cluster", json.dumps(UNEQUAL)), 4, "-+-"),
     "own": (("--workers", "1:3"), 3, "--+"),  # hosts have directories of their own
+    "stages": (("--workers", "1:4"), 4, "-+-"),  # replicas of two stages, so that three workers are refused
 }
 LOSSES = ("SIGKILL", "SIGSTOP", "SIGTERM")  # killed, stopped (and killed by its keeper), preempted
 
@@ -239,7 +240,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     options, most, changes = ELASTIC[name]
     how: List[str] = []
     own = name == "own"
-    plan = rng.choice(["two", "nested"] if own else ["two"])
+    plan = rng.choice(["two", "nested"] if own else ["stages" if name == "stages" else "two"])
     every = rng.choice("12" if own else "123")
     hosts = hosts_in(folder) if own else ()
     process = starter.start(*WHALE_RUN, *options, *hosts, "--rejoin", "10000", "-m", SCRIPT, kind, plan, folder,
@@ -248,7 +249,7 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
     for number, change in enumerate(changes):
         wanted = rng.randint(*((4, 5) if own else (1, 3))) * counts[-1]
         limit = time.monotonic() + RUN_S
-        while len(_STEP.findall(starts_of(process.output)[-1])) < wanted or len(starts_of(process.output)) <= number:
+        while len(_STEP.findall(going_on(process.output)[-1])) < wanted or len(going_on(process.output)) <= number:
             if time.monotonic() > limit or not process.is_running:
                 raise Failed(f"{kind}, {name}: not {wanted} lines after {changes[:number]}\n{process.output}")
             time.sleep(0.05)
@@ -257,15 +258,15 @@ def elastic(starter: Starter, rng: random.Random, kind: str, name: str, folder: 
             counts.append(most)
         else:
             how.append(rng.choice(LOSSES))
-            _, host, pid = rng.choice(sorted(BEGUN.findall(starts_of(process.output)[-1])))
+            _, host, pid = rng.choice(sorted(BEGUN.findall(going_on(process.output)[-1])))
             os.kill(int(pid), getattr(signal, how[-1]))
             if own and how[-1] != "SIGTERM" and rng.random() < 0.6:
                 how[-1] += ", lost directory"
                 shutil.rmtree(f"{folder}/snapshots/{host}", ignore_errors=True)
-            counts.append(counts[-1] - 1)
+            counts.append(2 if name == "stages" else counts[-1] - 1)
     if process.wait(RUN_S):
         raise Failed(f"{kind}, {name}: ended with status {process.status}\n{process.output}")
-    starts, reached = starts_of(process.output), 0
+    starts, reached = going_on(process.output), 0
     trained = [len(pids_of(start)) for start in starts]
     if trained != counts:
         raise Failed(f"{kind}, {name}: {trained} workers trained, expected {counts}\n{process.output}")
@@ -294,6 +295,11 @@ def hosts_in(folder: str) -> Sequence[str]:
 def starts_of(output: str) -> List[str]:
     """What each start of a job has printed."""
     return output.split(_STARTING)
+
+
+def going_on(output: str) -> List[str]:
+    """The same of those that whale_tf has not refused."""
+    return [start for start in starts_of(output) if "whale_tf refuses" not in start]
 
 
 def pids_of(output: str) -> List[int]:

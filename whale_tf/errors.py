@@ -121,6 +121,10 @@ class SnapshotError(WhaleError, ValueError):
     """A snapshot belongs to another model or other data, or cannot be written."""
 
 
+class ScatteredError(SnapshotError):
+    """A snapshot lacks what another host may have."""
+
+
 class GraphEditError(WhaleError, RuntimeError):
     """An edit of a TensorFlow graph was refused."""
 

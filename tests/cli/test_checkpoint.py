@@ -17,7 +17,7 @@ from whale_tf._tf_compat import eager_mode
 from whale_tf.cli import app
 from whale_tf.errors import SnapshotError
 from whale_tf.runtime.snapshots import joining
-from whale_tf.runtime.snapshots.files import Piece, Store
+from whale_tf.runtime.snapshots.files import Piece, Store, opened
 
 v1 = tf.compat.v1
 WHOLE = np.arange(20.0).reshape(5, 4)
@@ -63,9 +63,11 @@ def snapshot(folder: Path, parts: List[Dict[int, np.ndarray]]) -> str:
 
 @pytest.mark.parametrize("shard_bytes", [1, joining.SHARD_BYTES])
 def test_parts_are_slices(tmp_path: Path, monkeypatch: Any, shard_bytes: int) -> None:
-    """Each is in memory alone, if it must be."""
+    """Each is in memory alone, if it must be.  Two processes have written the first: they run replicas of the model."""
     monkeypatch.setattr(joining, "SHARD_BYTES", shard_bytes)
-    snapshot(tmp_path / "loop-0", [{0: WHOLE[:2]}, {4: WHOLE[4:], 2: WHOLE[2:4]}])
+    path = snapshot(tmp_path / "loop-0", [{0: WHOLE[:2]}, {0: WHOLE[:2]}, {4: WHOLE[4:], 2: WHOLE[2:4]}])
+    with eager_mode():
+        assert {key: value.tolist() for key, _, value in opened(path).variables()} == {"a": WHOLE.tolist(), "b": [1, 2], "n": 3}
     out = str(tmp_path / "out" / "all")
     os.makedirs(f"{out}_new")  # the user's own
     found = joining.join(str(tmp_path), out)

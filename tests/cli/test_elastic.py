@@ -17,7 +17,7 @@ from whale_tf.cli.group import WorkerHost
 from whale_tf.errors import ClusterError
 
 NEVER_S = 1e6
-LOST, TAKEN, LEFT, REFUSED = -signal.SIGKILL, 143, 75, 78  # statuses
+LOST, TAKEN, LEFT, REFUSED, SCATTERED = -signal.SIGKILL, 143, 75, 78, 79  # statuses
 
 
 # ---------------------------------------------------------------------------------------------------- what decides
@@ -58,14 +58,45 @@ def test_members_are_those_that_are_there() -> None:
 def test_members_are_as_many_as_fit() -> None:
     members = Members(4, 1, Rate(3))
     members.lose(0, 0.0)
-    members.refused.add(3)
+    members.refuse([1, 2, 3])
     assert members.chosen() == [1, 2]
-    members.refused.add(2)
+    members.refuse([1, 2])
     assert members.chosen() == [1]
     members.back(0)
     assert members.chosen() == [0, 1, 2, 3]  # four have not been refused
-    members.refused.update((1, 4))
+    members.refuse([1])
+    members.refuse([0, 1, 2, 3])
     assert members.chosen() == [] and not members.could_be_enough()
+    assert members.demand() == "--workers asks for at least 1, and whale_tf refuses 1, 2, 3, 4"
+
+
+def test_members_with_other_devices_have_not_been_refused() -> None:
+    members = Members(4, 1, Rate(3), [1, 2, 1, 1])
+    members.refuse([0, 1, 2, 3])
+    tried = []
+    while members.chosen():
+        tried.append(members.chosen())
+        members.refuse(tried[-1])
+    assert tried == [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [0], [1]]
+
+
+def test_members_that_lack_parts_of_snapshots_go_on_with_others() -> None:
+    members = Members(4, 1, Rate(3))
+    members.lose(3, 0.0)
+    members.refuse([0, 1, 2])
+    members.scatter([0, 1])
+    assert members.chosen() == [1, 2]
+    members.scatter([1, 2])
+    assert members.chosen() == [0, 2]
+    members.scatter([0, 2])
+    assert members.chosen() == [] and members.could_be_enough()
+    assert members.demand() == (
+        "--workers asks for at least 1, and whale_tf refuses 3, and those that are there lack parts of snapshots")
+    members.back(3)
+    assert members.chosen() == [0, 1, 2, 3]
+    members.have_gone_on()
+    members.lose(3, 0.0)
+    assert members.chosen() == [0, 1]
 
 
 def test_member_that_flaps_is_left_out() -> None:
@@ -81,7 +112,8 @@ def test_member_that_flaps_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("status, expected", [
-    (0, "done"), (1, "failed"), (7, "failed"), (127, "failed"), (LEFT, "left"), (REFUSED, "refused"), (TAKEN, "taken"),
+    (0, "done"), (1, "failed"), (7, "failed"), (127, "failed"), (LEFT, "left"), (REFUSED, "refused"), (SCATTERED, "scattered"),
+    (TAKEN, "taken"),
     (-signal.SIGTERM, "taken"), (LOST, "lost"), (-signal.SIGSEGV, "lost"), (128 + signal.SIGKILL, "lost"), (255, "lost")])
 def test_fate(status: int, expected: str) -> None:
     """Over ssh, 128 and a signal's number stand for the signal, and 255 for a broken connection."""
@@ -89,7 +121,7 @@ def test_fate(status: int, expected: str) -> None:
 
 
 @pytest.mark.parametrize("statuses, expected", [
-    ([LOST], SAME_S), ([1, LOST], SAME_S), ([REFUSED], SAME_S), ([1], CULPRIT_S), ([LEFT], CULPRIT_S),
+    ([LOST], SAME_S), ([1, LOST], SAME_S), ([REFUSED], SAME_S), ([SCATTERED], SAME_S), ([1], CULPRIT_S), ([LEFT], CULPRIT_S),
     ([TAKEN, LOST], CULPRIT_S)])
 def test_patience(statuses: Sequence[int], expected: float) -> None:
     """Whoever failed first may have lost another, whose end is not noticed yet; the others of one that was asked to end take a
@@ -99,12 +131,14 @@ def test_patience(statuses: Sequence[int], expected: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error, status", [
-    ("ConfigError('x')", REFUSED), ("ProcessLostError('x')", LEFT), ("NotStartedError('x')", LEFT), ("ValueError('x')", 1)])
+    ("ConfigError('x')", REFUSED), ("ScatteredError('x')", SCATTERED), ("ProcessLostError('x')", LEFT),
+    ("NotStartedError('x')", LEFT), ("ValueError('x')", 1)])
 def test_error_that_nobody_catches_has_a_status_of_its_own(error: str, status: int) -> None:
     ended = subprocess.run([sys.executable, "-c", "from whale_tf.errors import *; from whale_tf.processes.endings import *\n"
                             "from whale_tf.processes.watch import NotStartedError\n"
                             f"tell_launcher(); tell_launcher()\nraise {error}"], stderr=subprocess.PIPE)
-    assert ended.returncode == status and ended.stderr.decode().rstrip().endswith(f"{error.split('(')[0]}: x")
+    expected = f"{error.split('(')[0]}: x\n" + "whale refused x\n" * (status in (REFUSED, SCATTERED))
+    assert ended.returncode == status and ended.stderr.decode().endswith(expected)
 
 
 # ------------------------------------------------------------------------------------------------------- whole jobs
@@ -198,11 +232,23 @@ def test_error_of_one_that_has_lost_another_is_not_the_scripts(job: Begun, capfd
 @pytest.mark.slow
 def test_job_takes_the_next_smaller_number_that_is_not_refused(job: Begun, capfd: Any) -> None:
     status = job.run("if start == 0 and rank == 3: lose()\nif start == 0: time.sleep(600)\n"
-                     "if count in (2, 3): print('why not', file=sys.stderr); sys.exit(78)", here(4))
+                     "if count in (2, 3): print('whale refused why not ' + str(count), file=sys.stderr); sys.exit(78)", here(4))
     said = capfd.readouterr().err
     assert status == 0 and job.asked == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)], said
-    for number in (3, 2):
-        assert f"whale_tf refuses this number of workers ({number}), and says why above" in said, said
+    assert "whale run: going on with 2 workers (0, 1), since whale_tf refuses the script on 3 workers: why not 3\n" in said, said
+    assert "whale run: going on with worker 0, since whale_tf refuses the script on 2 workers: why not 2\n" in said, said
+    assert said.count("why not") == 2, said
+
+
+@pytest.mark.slow
+def test_job_that_lacks_parts_of_snapshots_tries_these_workers_again_later(job: Begun, capfd: Any) -> None:
+    """One alone could not go on, until two had."""
+    status = job.run("all_begin()\nif start in (0, 2) and rank == 1: lose()\nif start in (0, 2): time.sleep(600)\n"
+                     "if start == 1: print('whale refused part-1 is lost', file=sys.stderr); sys.exit(79)", here(2), wait_s=30.0)
+    said = capfd.readouterr().err
+    assert status == 0 and job.asked == [(0, 1), (0,), (0, 1), (0,)], said
+    assert "worker 0 cannot go on alone: part-1 is lost\nwhale run: waiting up to 30 s for lost workers: --workers asks for at " \
+        "least 1, and those that are there lack parts of snapshots\n" in said, said
 
 
 @pytest.mark.slow
@@ -291,6 +337,26 @@ def test_host_is_taken_in_when_it_answers(job: Begun, capfd: Any, hosts: Any, tm
     said = capfd.readouterr().err
     assert status == 0 and job.asked == [(0, 1, 2), (0, 2), (0, 1, 2)], said
     assert "process 1 cannot be started on localhost" in said and "worker 1 (localhost) can train again" in said, said
+
+
+@pytest.mark.slow
+def test_numbers_above_a_refused_one_are_tried_when_hosts_answer(job: Begun, capfd: Any, hosts: Any, tmp_path: Any,
+                                                                 monkeypatch: Any) -> None:
+    """Of four hosts two are lost; three are refused, before and after one of them is back."""
+    monkeypatch.setattr(elastic, "PROBE_S", 0.1)
+
+    def back() -> None:
+        for start, name in ((1, "host2"), (3, "host3")):
+            until(lambda: len(job.counts) > start and job.counts[start] == 2)
+            os.remove(str(tmp_path / name))
+
+    threading.Thread(target=back).start()
+    status = job.run("all_begin()\nif count == 3: sys.exit(78)\nif start == 0 and rank > 1:\n    open(os.path.join(os.path."
+                     "dirname(begun), 'host%d' % rank), 'w').close()\n    lose()\nif count == 2 or start == 0: time.sleep(600)",
+                     hosts(4), rejoin_s=0.1)
+    said = capfd.readouterr().err
+    assert status == 0 and job.asked == [(0, 1, 2, 3), (0, 1), (0, 1, 2), (0, 1), (0, 1, 2, 3)], said
+    assert said.count("going on with 2 workers (0, 1)") == 1, said
 
 
 @pytest.mark.slow

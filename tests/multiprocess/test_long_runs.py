@@ -177,6 +177,16 @@ def test_job_loses_a_worker_and_takes_it_in_again(starter: Starter, reference: R
 
 @pytest.mark.full
 @pytest.mark.once
+@pytest.mark.parametrize("kind", ["session", pytest.param("loop", marks=of_fit)])
+def test_number_that_is_refused_is_passed_over(starter: Starter, reference: Reference, tmp_path: Any, kind: str) -> None:
+    """Four workers are two replicas of a pipeline, and three none, so that two go on, until there are four again."""
+    steps, values = reference(kind)
+    result = chaos.elastic(starter, random.Random(1), kind, "stages", str(tmp_path / "job"), (steps, values))
+    assert result.events[0].startswith("stages: 4 -> 2 -> 4 -> 2 workers"), result.events
+
+
+@pytest.mark.full
+@pytest.mark.once
 def test_one_host_of_three_waits_for_another(starter: Starter, reference: Reference, tmp_path: Any) -> None:
     """Two hosts are lost at once, and one with its directory.  The third lacks a part of all snapshots, and waits."""
     kind, folder = "session", tmp_path / "ends"
@@ -193,8 +203,9 @@ def test_one_host_of_three_waits_for_another(starter: Starter, reference: Refere
     (folder / "go-7").write_text("")
     assert job.wait(RUN_S) == 0, job.output
     first, alone, *others = chaos.starts_of(job.output)
-    assert "SnapshotError" in alone and "nor does one before; start again with a host that has what is" in alone, job.output
-    assert "waiting up to 300 s for lost workers: --workers asks for at least 1, and whale_tf refuses 1" in alone, job.output
+    assert "ScatteredError" in alone and "nor does one before; start again with a host that has what is" in alone, job.output
+    assert f"worker 2 ({chaos.ADDRESSES[2]}) cannot go on alone: snapshot " in alone, job.output
+    assert "waiting up to 300 s for lost workers: --workers asks for at least 1, and those that are there" in alone, job.output
     assert not chaos.steps_of(alone) and min(chaos.steps_of(others[0])) in (5, 7), job.output
     reached = chaos.checked(first, steps, 0, "before")
     for start in others:

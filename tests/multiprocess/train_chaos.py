@@ -54,6 +54,8 @@ PLANS = {
     "split": Plan({}, "cpu:2", (("replicate", 2), ("split", 2))),
     "zero": Plan({"zero": "v2"}, "cpu:2"),
     "two": Plan({}, None),
+    "stages": Plan({"num_micro_batch": 2, "io.slicing": False, "io.nested_batch": "divide"}, None,
+                   (("replicate", 1), ("replicate", 1)), True),
 }
 
 

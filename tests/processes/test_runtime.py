@@ -284,6 +284,23 @@ def test_job_that_changes_is_refused_what_depends_on_its_number(monkeypatch: Any
         wh.parallelize()
 
 
+def test_job_that_changes_is_refused_replicas_with_mini_batches_of_their_own(monkeypatch: Any, graph: tf.Graph) -> None:
+    monkeypatch.setattr(runtime, "_runtime", None)
+    workers = [*TWO, "127.0.0.1:3", "127.0.0.1:4"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": 1}}))
+    monkeypatch.setenv("WHALE_MAX_WORKERS", "4")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which wh.init changes
+    wh.init({"io.slicing": False}, "4xcpu:1")
+    x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones([4, 2])).repeat()).get_next()
+    with wh.replicate(1):
+        x = dense(x, 3, "one")
+    with wh.replicate(1):
+        loss = tf.reduce_mean(tf.square(dense(x, 3, "two")))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with pytest.raises(wh.ConfigError, match="each of 2 model replicas takes a mini-batch of its own.*set io.nested_batch to"):
+        wh.parallelize()
+
+
 @pytest.mark.parametrize("cluster,said", [(UNEQUAL.to_dict(), "from the examples of 2 mini-batches, the processes take 3 : 1"),
                                           ("2xcpu:1", "each of 2 processes takes one of every 2 mini-batches")])
 def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: tf.Graph, cluster: Any, said: str) -> None:

@@ -5,7 +5,8 @@ again when they are back.
 
     all workers ──> worker 2 is lost ──> the others are ended ───────────────────> start without it
                 ──> worker 2 is back ──> all take a snapshot and end (SIGTERM) ──> start with it
-                ──> whale_tf refuses so few (status 78) ─────────────────────────> start with fewer
+                ──> whale_tf refuses so few (status 78) ─────────────────────────> start with fewer, until more are back
+                ──> these lack parts of snapshots (status 79) ───────────────────> wait for others
                 ──> the script fails by itself ──────────────────────────────────> end, or start again while --max-restarts lasts
 
 A worker is a slot for a process: its number stays, while processes are numbered anew in each start.
@@ -19,13 +20,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Deque, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.cli.group import Group, Job, NotStarted, WorkerHost, keeper_of
 from whale_tf.cli.warm import Warm
 from whale_tf.cluster.processes import CHANGE
 from whale_tf.errors import ClusterError
-from whale_tf.processes.endings import REFUSED_STATUS
+from whale_tf.processes.endings import REFUSED_STATUS, SCATTERED_STATUS
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
 
 SAME_S = 0.5  # other processes of a lost host are noticed within this time
@@ -92,25 +93,51 @@ class Members:
         count: of all workers.
         least: of those that train.
         flapping: a worker that is lost so often is left out for good.
+        devices: what each has; workers with equal ones stand in for each other.  Default: all have the same.
 
     Attributes:
         lost: workers that are lost, and when.
         left_out: those that are never taken in again.
-        refused: numbers of workers that do not fit the script.
     """
 
-    def __init__(self, count: int, least: int, flapping: Rate) -> None:
+    def __init__(self, count: int, least: int, flapping: Rate, devices: Sequence[Hashable] = ()) -> None:
         self._count, self.least = count, least
+        kinds = list(devices) or [None] * count
+        self._kinds = [kinds.index(kind) for kind in kinds]
         self._losses = [Events(flapping) for _ in range(count)]
         self.lost: Dict[int, float] = {}
         self.left_out: Set[int] = set()
-        self.refused: Set[int] = set()
+        self._refused: Set[Tuple[int, ...]] = set()  # kinds of workers that do not fit the script, for good
+        self._scattered: List[Set[int]] = []  # workers that lack parts of snapshots, until training has gone on
 
     def chosen(self) -> List[int]:
         """The workers that train: as many as are there and fit; none: they are too few."""
-        there = [worker for worker in range(self._count) if worker not in self.lost]
-        fitting = [number for number in range(self.least, len(there) + 1) if number not in self.refused]
-        return there[:fitting[-1]] if fitting else []
+        return self._most(worker for worker in range(self._count) if worker not in self.lost)
+
+    def _most(self, workers: Iterable[int]) -> List[int]:
+        """The greatest number of these that may be tried.  Of each number there are at most as many choices as workers."""
+        ring = sorted(workers, key=lambda worker: (self._kinds[worker], worker))
+        for number in range(len(ring), self.least - 1, -1):
+            for first in range(len(ring)):
+                some = (ring + ring)[first:first + number]
+                if self._of(some) not in self._refused and not any(scattered.issuperset(some) for scattered in self._scattered):
+                    return sorted(some)
+        return []
+
+    def _of(self, workers: Iterable[int]) -> Tuple[int, ...]:
+        return tuple(sorted(self._kinds[worker] for worker in workers))
+
+    def refuse(self, workers: Sequence[int]) -> None:
+        """whale_tf refuses the script on these, and thus on as many others of their kinds."""
+        self._refused.add(self._of(workers))
+
+    def scatter(self, workers: Sequence[int]) -> None:
+        """These lack parts of snapshots.  So do fewer of them, but not others."""
+        self._scattered.append(set(workers))
+
+    def have_gone_on(self) -> None:
+        """There may be other snapshots since then."""
+        self._scattered.clear()
 
     def lose(self, worker: int, now: float) -> bool:
         """A worker is lost; whether it is left out from now on."""
@@ -129,20 +156,22 @@ class Members:
 
     def demand(self) -> str:
         """How many must train, and why."""
-        refused = f", and whale_tf refuses {', '.join(map(str, sorted(self.refused)))}" if self.refused else ""
-        return f"--workers asks for at least {self.least}{refused}"
+        numbers = sorted({len(kinds) for kinds in self._refused})
+        refused = f", and whale_tf refuses {', '.join(map(str, numbers))}" if numbers else ""
+        scattered = ", and those that are there lack parts of snapshots" if self._scattered else ""
+        return f"--workers asks for at least {self.least}{refused}{scattered}"
 
     def could_be_enough(self) -> bool:
         """Whether enough workers would be there if all came back that may, and some number of them fits."""
-        most = self._count - len(self.left_out)
-        return any(number not in self.refused for number in range(self.least, most + 1))
+        return bool(self._most(worker for worker in range(self._count) if worker not in self.left_out))
 
 
 def fate(status: int) -> str:
     """What the exit status of a worker says about it.
 
     "done"; "lost": it ended by a signal, or its connection broke; "taken": it was asked to end, and not by us; "left": it has
-    lost another; "refused": whale_tf cannot run the script on so few; "failed": by a mistake of the script.
+    lost another; "refused": whale_tf cannot run the script on so few; "scattered": they lack parts of snapshots; "failed": by a
+    mistake of the script.
     """
     if status == 0:
         return "done"
@@ -150,7 +179,7 @@ def fate(status: int) -> str:
         return "taken"
     if status < 0 or status == 255 or status - 128 in [each.value for each in signal.Signals]:
         return "lost"
-    return {EXIT_STATUS: "left", REFUSED_STATUS: "refused"}.get(status, "failed")
+    return {EXIT_STATUS: "left", REFUSED_STATUS: "refused", SCATTERED_STATUS: "scattered"}.get(status, "failed")
 
 
 def patience(statuses: Mapping[int, int]) -> float:
@@ -158,7 +187,7 @@ def patience(statuses: Mapping[int, int]) -> float:
     fates = set(map(fate, statuses.values()))
     if "taken" in fates:
         return CULPRIT_S  # all end in their own time, after a snapshot
-    return SAME_S if fates & {"lost", "refused"} else CULPRIT_S
+    return SAME_S if fates & {"lost", "refused", "scattered"} else CULPRIT_S
 
 
 class Interrupted(BaseException):
@@ -187,13 +216,14 @@ class Elastic:
         rejoin_s: seconds from a loss until the worker may be taken in again (SIGUSR2: at once).
         wait_s: seconds to wait for workers if too few are left.
         warm: whether processes of this machine are forks of one that has imported TensorFlow, from the second start on.
+        devices: what each worker has (:class:`Members`).
     """
 
     def __init__(self, command: Sequence[str], worker_hosts: Sequence[WorkerHost], least: int,
                  variables: Callable[[Sequence[int]], Dict[str, str]], grace_s: float, restarts: Rate, flapping: Rate,
-                 rejoin_s: float, wait_s: float, warm: bool) -> None:
+                 rejoin_s: float, wait_s: float, warm: bool, devices: Sequence[Hashable] = ()) -> None:
         self._command, self._worker_hosts, self._variables, self._grace_s = command, worker_hosts, variables, grace_s
-        self._members = Members(len(worker_hosts), least, flapping)
+        self._members = Members(len(worker_hosts), least, flapping, devices)
         self._restarts, self._flapping, self._nobodys = Events(restarts), flapping, Events(flapping)
         self._rejoin_s, self._wait_s = rejoin_s, wait_s
         self._warm = Warm(say) if warm and not all(host.ssh for host in worker_hosts) else None
@@ -265,6 +295,8 @@ class Elastic:
     def _goes_on(self, group: Group) -> bool:
         """Takes note of why processes have ended; whether to start again."""
         fates = {index: fate(status) for index, status in group.statuses.items()}
+        if not {"refused", "scattered"} & set(fates.values()):
+            self._members.have_gone_on()
         gone = {"lost"} if self._has_asked else {"lost", "taken"}
         lost = {self._workers[index]: group.how(index) for index, what in fates.items() if what in gone}
         now = time.monotonic()
@@ -272,8 +304,8 @@ class Elastic:
             self._lose(lost, group.failed_at)
         elif self._has_asked:
             pass
-        elif "refused" in fates.values():
-            return self._fewer(group)
+        elif {"refused", "scattered"} & set(fates.values()):
+            return self._others(group, "scattered" in fates.values())
         elif set(fates.values()) <= {"left", "done"}:
             if self._nobodys.add(now) >= self._flapping.times:
                 say(f"processes have lost each other {self._flapping} while all were there; look at the network")
@@ -298,13 +330,26 @@ class Elastic:
         for worker in out:
             say(f"{self._named([worker])} was lost {self._flapping} (--leave-out), and is left out from now on")
 
-    def _fewer(self, group: Group) -> bool:
-        """The script cannot run on so many workers: with fewer, if it has run on more."""
-        number = len(self._workers)
+    def _others(self, group: Group, are_scattered: bool) -> bool:
+        """The script cannot go on with these workers: with others, unless it was the first start, whose number the user has asked
+        for."""
         is_first = not self._change
-        self._members.refused.add(number)
-        say(f"{group.failure}: whale_tf refuses this number of workers ({number}), and says why above")
-        return not is_first
+        number = f"{len(self._workers)} worker{'s' * (len(self._workers) > 1)}"
+        if are_scattered:
+            self._members.scatter(self._workers)
+            what = f"{self._named(self._workers)} cannot go on alone"
+        else:
+            self._members.refuse(self._workers)
+            what = f"whale_tf refuses the script on {number}"
+        reasons = [group.reasons[index] for index in group.statuses if index in group.reasons]
+        why = reasons[0] if reasons else f"{group.failure}, and says why above"
+        chosen = self._members.chosen()
+        if is_first and not are_scattered:
+            say(f"{what}, with which the job begins: {why}")
+            return False
+        say(f"{f'going on with {self._named(chosen)}, since ' if chosen else ''}{what}: {why}")
+        self._change = self._change or {"what": what, "at": group.failed_at}
+        return True
 
     def _note(self, text: str, noticed_at: float) -> None:
         """For what the processes say when training goes on."""

@@ -18,6 +18,7 @@ from whale_tf.cli import keeper as module_of_keeper
 from whale_tf.cli.keeper import PORT
 from whale_tf.cluster.processes import tf_configs_at
 from whale_tf.errors import ClusterError
+from whale_tf.processes.endings import REASON
 
 POLL_S = 0.1
 ALIVE_S, LEASE_S = 2.0, 30.0  # keepers on other hosts are told every 2 s that this process lives; after 30 s they end their own
@@ -85,6 +86,7 @@ class Group:
         interrupted: whether a signal asked the processes to end.
         statuses: of processes that ended before all were ended, by index, in the order in which this was noticed.
         failure: why the status is not 0, in words.
+        reasons: why whale_tf refuses the script, by the index of a process that has said so.
         failed_at: when that was noticed, or when all were asked to end; Unix time in seconds.
 
     Raises:
@@ -98,6 +100,7 @@ class Group:
         self.interrupted = False
         self.statuses: Dict[int, int] = {}
         self.failure = ""
+        self.reasons: Dict[int, str] = {}
         self.failed_at = 0.0
         self._interrupted_at: Optional[float] = None
         self._worker_hosts = worker_hosts
@@ -253,7 +256,10 @@ class Group:
 
     def _copy(self, rank: int, stream: IO[bytes], out: IO[str]) -> None:
         for line in iter(stream.readline, b""):
-            self._print(rank, line, out)
+            if line.startswith(REASON.encode()):
+                self.reasons[rank] = line[len(REASON):].decode("utf8", "replace").strip()
+            else:
+                self._print(rank, line, out)
         stream.close()
 
     def _print(self, rank: int, line: bytes, out: IO[str]) -> None:

@@ -103,19 +103,20 @@ def run(
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else ["-m", "whale_tf.epl"] if epl else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
 
-    def of_some(members: Sequence[int]) -> Dict[str, str]:
-        """The environment variables of the processes of some workers."""
-        own = variables["WHALE_CLUSTER"]
-        if len(members) < len(worker_hosts) and cluster is None:
-            own = _variables(len(members), devices_per_worker, None, None)["WHALE_CLUSTER"]
-        elif len(members) < len(worker_hosts):
-            whole = Cluster.parse(own)
-            devices = devices_of_processes(whole, Processes(tuple(host.name for host in worker_hosts)))
-            own = whole.subset([device for worker in members for device in devices[worker]]).to_json(indent=None)
-        return dict(variables, **{"WHALE_CLUSTER": own, MOST: str(len(worker_hosts))})
-
     if least is not None:
-        status = Elastic(command, worker_hosts, least, of_some, grace, restarts, flapping, rejoin, rdzv_timeout, warm).run()
+        whole = Cluster.parse(variables["WHALE_CLUSTER"])
+        devices = devices_of_processes(whole, Processes(tuple(host.name for host in worker_hosts)))
+
+        def of_some(members: Sequence[int]) -> Dict[str, str]:
+            """The environment variables of the processes of some workers."""
+            own = variables["WHALE_CLUSTER"]
+            if len(members) < len(worker_hosts):
+                own = (_variables(len(members), devices_per_worker, None, None)["WHALE_CLUSTER"] if cluster is None else
+                       whole.subset([device for worker in members for device in devices[worker]]).to_json(indent=None))
+            return dict(variables, **{"WHALE_CLUSTER": own, MOST: str(len(worker_hosts))})
+
+        status = Elastic(command, worker_hosts, least, of_some, grace, restarts, flapping, rejoin, rdzv_timeout, warm,
+                         [tuple(whole.devices[index].type for index in each) for each in devices]).run()
     else:
         status = _status_of(command, worker_hosts, meet, grace, restarts)
     if doctor:

@@ -6,24 +6,30 @@ import os
 import sys
 from typing import Any
 
-from whale_tf.errors import ProcessLostError, WhaleError
+from whale_tf.errors import ProcessLostError, ScatteredError, WhaleError
 from whale_tf.processes.watch import EXIT_STATUS
 
 REFUSED_STATUS = 78  # EX_CONFIG: whale_tf refuses the script on this number of processes
+SCATTERED_STATUS = 79  # these processes lack parts of snapshots that others may have
+REASON = "whale refused "  # what the line of standard error begins with that is for the launcher alone
 TOLD = "WHALE_TOLD"  # environment variable: file that gets the variables that the script has changed, and those it has removed
 
 
 def tell_launcher() -> None:
     """From now on an error of this library that nobody catches ends the process with a status of its own.
 
-    It is 75 if another process is lost, otherwise 78.  The message is printed as always.
+    It is 75 if another process is lost, 79 if other hosts have parts of the snapshots, otherwise 78.  The message is printed as
+    always; with 78 and 79 the launcher gets it, too.
     """
     before = sys.excepthook
 
     def hook(kind: Any, value: Any, trace: Any) -> None:
         before(kind, value, trace)
         if issubclass(kind, WhaleError):
-            sys.exit(EXIT_STATUS if issubclass(kind, ProcessLostError) else REFUSED_STATUS)  # Python ends with it
+            if issubclass(kind, ProcessLostError):
+                sys.exit(EXIT_STATUS)  # Python ends with it
+            print(REASON + " ".join(str(value).split()), file=sys.stderr, flush=True)
+            sys.exit(SCATTERED_STATUS if issubclass(kind, ScatteredError) else REFUSED_STATUS)
 
     sys.excepthook = hook
 

@@ -10,6 +10,8 @@ from whale_tf.capture.annotations import annotations_of
 from whale_tf.capture.tapes import is_body
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import traits
+from whale_tf.parallelize import Parallelized
+from whale_tf.passes.communicate import takes_own
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.runtime.active import Active
 from whale_tf.runtime.functions import trained_unseen
@@ -113,17 +115,21 @@ def shares_input(graph: tf.Graph) -> PlanError:
         "as many devices as its TaskGraphs need (whale run --devices-per-worker)")
 
 
-def check_mini_batch(state: Active, spans_processes: bool) -> None:
+def check_mini_batch(state: Active, done: Parallelized) -> None:
     """Checks that a step has the same examples whatever the number of processes.
 
-    Args:
-        spans_processes: whether processes run parts of one step, for which all read the same.
-
     Raises:
-        ConfigError: the number changes, and each process reads what it likes.
+        ConfigError: the number changes, and each process reads what it likes, or each of as many model replicas as there are.
     """
-    processes = state.processes
-    if processes.most > 1 and processes.count > 1 and not spans_processes and not state.config.io.slicing:
+    processes, plan = state.processes, done.plan
+    if processes.most < 2 or processes.count < 2:
+        return
+    if plan.spans_processes and plan.num_model_replicas > 1 and takes_own(done.captured.step(done.region), plan):
+        raise ConfigError(
+            f"each of {plan.num_model_replicas} model replicas takes a mini-batch of its own, and the global mini-batch would "
+            "change with their number (whale run --workers MIN:MAX); set io.nested_batch to 'divide', or give whale run a fixed "
+            "number of --workers")
+    if not plan.spans_processes and not state.config.io.slicing:
         raise ConfigError(
             f"io.slicing is false, so that each of {processes.count} processes reads a mini-batch of its own, and the global "
             "mini-batch would change with their number (whale run --workers MIN:MAX); set io.slicing to true, or give whale run "

@@ -32,7 +32,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.documents import Record, field, plain, read
-from whale_tf.errors import SnapshotError
+from whale_tf.errors import ScatteredError, SnapshotError
 
 FORMAT = "whale_tf snapshot 1"
 MANIFEST = "manifest.json"
@@ -109,10 +109,6 @@ class Manifest(Record):
         return f"; it was kept by {' and by '.join(self.kept[name])}" if self.kept.get(name) else ""
 
 
-class ScatteredError(ValueError):
-    """A snapshot lacks what another host may have."""
-
-
 class SnapshotValue(NamedTuple):
     """A variable of a snapshot: its key, its name, its whole value."""
 
@@ -151,10 +147,15 @@ class Snapshot:
             yield SnapshotValue(key, held[0][0].name, self._joined(held))
 
     def pieces(self) -> Iterator[Tuple[Piece, Read]]:
-        """The pieces of all variables, and what reads the value of each."""
+        """The pieces of all variables, and what reads the value of each.  Processes that run replicas of a model hold the same
+        pieces, of which this is the first."""
+        seen: Set[Tuple[str, Tuple[int, ...], Tuple[int, ...]]] = set()
         for reader, pieces in self._readers():
+            sizes = reader.get_variable_to_shape_map()
             for piece in pieces:
-                if not piece.tensor.startswith(STATE):
+                place = piece.variable, tuple(piece.start), tuple(sizes[piece.tensor])
+                if not piece.tensor.startswith(STATE) and place not in seen:
+                    seen.add(place)
                     yield piece, functools.partial(reader.get_tensor, piece.tensor)
 
     def _joined(self, held: Sequence[Tuple[Piece, Read]]) -> np.ndarray:
@@ -221,10 +222,10 @@ class Store:
         """Call if no snapshot counts.
 
         Raises:
-            SnapshotError: hosts that are not here may have what one lacks, so that its training would be lost in silence.
+            ScatteredError: hosts that are not here may have what one lacks, so that its training would be lost in silence.
         """
         if self._scattered:
-            raise SnapshotError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
+            raise ScatteredError(f"{self._scattered}; nor does one before; start again with a host that has what is missing, or "
                                 f"delete {self.path!r} on each host to train from the start")
 
     def names(self) -> List[str]:

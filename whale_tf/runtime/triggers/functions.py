@@ -180,7 +180,7 @@ class FunctionTriggers:
             functions.check_devices(graph.name, done.emitted.context)
         if spans_processes and state.shares_input:
             raise refusals.shares_input(graph)
-        refusals.check_mini_batch(state, spans_processes)
+        refusals.check_mini_batch(state, done)
         if job is not None:
             job.traced(graph)
         divided = done.variables.parts if done.variables is not None else ()

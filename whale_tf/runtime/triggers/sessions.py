@@ -335,7 +335,7 @@ class SessionTriggers:
 
 def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
     """This process, if there are several: they train in parallel, or each runs its part of a step."""
-    refusals.check_mini_batch(state, done.plan.spans_processes)
+    refusals.check_mini_batch(state, done)
     if state.runtime is not None and done.plan.spans_processes:
         state.runtime.run_parts()
         if state.shares_input:
