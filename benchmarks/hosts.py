@@ -43,6 +43,7 @@ MICRO_BATCHES = 2, 4
 SETTLE = 40  # steps, of several micro-batches each, after which TensorFlow's executor knows which ops are short
 SESSION, KERAS = (pipeline.System(door) for door in ("Session", "Keras"))
 BLOCKS, WIDTH, TOKENS = 4, 256, 128  # of the Keras model
+COPIES = 2  # micro-batches of its step on one device
 Step = Callable[[], float]
 
 
@@ -196,25 +197,25 @@ def keras_step(batch: int, scopes: Sequence[Callable[[int], ContextManager[Any]]
 
 
 def profile() -> Result:
-    """Seconds of each op of the local Keras script with one micro-batch, on one thread, with each op's share of what the executor
-    does between them."""
+    """Seconds of each op of the Keras script on one device for one micro-batch, on one thread, with each op's share of what the
+    executor does between them."""
     import tensorflow as tf
 
     import whale_tf as wh
     from whale_tf.diagnosis.record import parse
 
     one_thread(tf)
-    wh.init(cluster="cpu:1")  # gradients are named as in the divided script
+    wh.init({"num_micro_batch": COPIES}, cluster="cpu:1")  # what is not divided has no names for the doctor
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "step.json")
         wh.doctor(steps=SETTLE, path=path)
-        step = keras_step(pipeline.EXAMPLES, [contextlib.nullcontext] * 2)
+        step = keras_step(COPIES * pipeline.EXAMPLES, [contextlib.nullcontext] * 2)
         while not os.path.exists(path):
             step()
         ops = parse(path).processes[0].ops
     step_s = step_times(step, STEPS)["wall_s"]
     factor = step_s / sum(op.seconds for op in ops)
-    return {"seconds": {op.name: factor * op.seconds for op in ops}, "memory": {}}
+    return {"seconds": {op.name: factor * op.seconds / op.runs for op in ops if op.is_known}, "memory": {}}
 
 
 def predicted_s(folder: str, door: pipeline.System, calibration: Any, profiled: Result, rate_mbit: int, delay: float) -> float:
