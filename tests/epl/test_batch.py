@@ -102,9 +102,9 @@ def test_fed_mini_batch_is_divided() -> None:
 
 @pytest.mark.once
 def test_functions_refuse_it() -> None:
-    from whale_tf.cluster import ONE_PROCESS, Cluster
+    from whale_tf.cluster import Cluster
     from whale_tf.config import Config
     from whale_tf.runtime.functions import settings
 
     with pytest.raises(ConfigError, match="which is for input pipelines"):
-        settings(Config({"io.batch": "micro"}), Cluster.parse("cpu:2"), ONE_PROCESS, False)
+        settings(Config({"io.batch": "micro"}), Cluster.parse("cpu:2"), False)
