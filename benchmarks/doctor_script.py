@@ -73,7 +73,7 @@ def between(h: Any, given: Settings) -> Any:
     return h
 
 
-def slowed(share: float, seconds: float = 0.004) -> None:
+def slowed(share: float, seconds: float = 0.04) -> None:
     """Stops this process for a share of the time."""
     text = ("import os, signal, sys, time\nprocess = int(sys.argv[1])\nwhile os.getppid() == process:\n"
             f"    os.kill(process, signal.SIGSTOP); time.sleep({seconds * share}); os.kill(process, signal.SIGCONT)\n"
