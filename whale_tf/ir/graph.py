@@ -219,6 +219,21 @@ class OpGraph(Holder):
             self._consumers = table
         return self._consumers[tensor]
 
+    def origin(self, tensor: int) -> int:
+        """The tensor that Identity ops pass on; itself, if none does."""
+        while self.producer(tensor).type == "Identity":
+            tensor = self.producer(tensor).inputs[0]
+        return tensor
+
+    def uses(self, tensor: int) -> Iterator[Tuple[Op, int]]:
+        """(op, input position) of every use of a tensor, also of what Identity ops pass on."""
+        for user, position in self.consumers(tensor):
+            op = self.ops[user]
+            if op.type == "Identity":
+                yield from self.uses(op.outputs[0])
+            else:
+                yield op, position
+
     def predecessors(self, op: Op) -> List[int]:
         """Numbers of the ops that ``op`` waits for, for data or by control edges."""
         tensors = self.tensors

@@ -112,7 +112,7 @@ def row_loop(state: BatchState, op: Op, entering: Sequence[Given]) -> Optional[R
     sums: Set[int] = set()
     is_backward = False
     for number, tensor in enumerate(returns):
-        origin = _origin(body, tensor)
+        origin = body.origin(tensor)
         if origin == arguments.get(number):
             kept.add(number)
         elif body.tensors[tensor].dtype == "variant":
@@ -122,7 +122,7 @@ def row_loop(state: BatchState, op: Op, entering: Sequence[Given]) -> Optional[R
             counters.add(number)
         else:
             sums.add(number)
-    if is_backward and any(body.producer(_origin(body, returns[number])).type == "TensorListPushBack" for number in lists):
+    if is_backward and any(body.producer(body.origin(returns[number])).type == "TensorListPushBack" for number in lists):
         raise Refuse("it puts rows into a list in reverse order")
     limits, constants = _limits(state, condition, op, counters, kept, entering, blocks)
     return RowLoop(blocks, frozenset(counters), frozenset(kept), limits, constants, frozenset(lists), frozenset(sums),
@@ -138,19 +138,12 @@ def _returns(graph: OpGraph) -> List[int]:
     return [found[number] for number in sorted(found)]
 
 
-def _origin(graph: OpGraph, tensor: int) -> int:
-    """The tensor that identities pass on."""
-    while graph.producer(tensor).type == "Identity":
-        tensor = graph.producer(tensor).inputs[0]
-    return tensor
-
-
 def _counts(body: OpGraph, tensor: int, argument: int) -> bool:
     """Whether a result is the argument plus one."""
     op = body.producer(tensor)
     if traits(op.type).value != "add" or len(op.inputs) != 2:
         return False
-    one, other = (_origin(body, t) for t in op.inputs)
+    one, other = (body.origin(t) for t in op.inputs)
     step = body.producer(other if one == argument else one).value
     return argument in (one, other) and step is not None and step.dtype.kind == "i" and step.shape == () and int(step) == 1
 
@@ -184,14 +177,14 @@ def _limits(state: BatchState, condition: OpGraph, op: Op, counters: Set[int], k
     constants: Set[Tuple[int, int]] = set()
     pending, is_limited = _returns(condition)[:1], False
     while pending:
-        last = condition.producer(_origin(condition, pending.pop()))
+        last = condition.producer(condition.origin(pending.pop()))
         kind = traits(last.type).value
         if kind == "logical_and":
             pending.extend(last.inputs)
             continue
         if kind not in ("less", "greater"):
             raise Refuse(_ROUNDS)
-        count, limit = (_origin(condition, t) for t in (last.inputs if kind == "less" else last.inputs[::-1]))
+        count, limit = (condition.origin(t) for t in (last.inputs if kind == "less" else last.inputs[::-1]))
         number, constant = arguments.get(limit, -1), condition.producer(limit).value
         if arguments.get(count) not in counters or (number >= 0 and number not in kept):
             raise Refuse(_ROUNDS)
@@ -281,7 +274,7 @@ def _grows(graph: OpGraph, tensor: int, argument: Optional[int], loop: RowLoop) 
     if argument is None and (traits(op.type).role is Role.EMPTY_LIST or traits(op.type).gives is Gives.LIKE):
         return True
     if op.type in ("TensorListPushBack", "TensorListPopBack"):  # once in each round
-        return tensor == op.outputs[0] and _origin(graph, op.inputs[0]) == argument
+        return tensor == op.outputs[0] and graph.origin(op.inputs[0]) == argument
     if op.type == "TensorListSetItem" or op.type == "Identity":
         return _grows(graph, op.inputs[0], argument, loop)
     if traits(op.type).rule.startswith("elementwise.same_shape"):
@@ -387,8 +380,8 @@ def _add(state: BatchState, op: Op, layouts: Sequence[Layout]) -> None:
 
 def _is_returned(graph: OpGraph, op: Op) -> bool:
     """Whether the list that an op makes longer or shorter goes on to the next round as the same argument."""
-    returns, list_ = _returns(graph), _origin(graph, op.inputs[0])
-    return any(argument == list_ and _origin(graph, returns[number]) == op.outputs[0]
+    returns, list_ = _returns(graph), graph.origin(op.inputs[0])
+    return any(argument == list_ and graph.origin(returns[number]) == op.outputs[0]
                for number, argument in _arguments(graph).items())
 
 

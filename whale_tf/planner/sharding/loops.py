@@ -11,7 +11,7 @@ else the loops carry stays whole, on the first device.
 """
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.extents import static_ints
 from whale_tf.ir.graph import Op, OpGraph
@@ -65,19 +65,19 @@ class LoopBody:
 
     # -- what there is ------------------------------------------------------------------------------------------------
     def _weight(self, index: int) -> Optional[Weight]:
-        parameter, result = self._arguments[index], self._plain(self._results[index])
+        parameter, result = self._arguments[index], self.graph.origin(self._results[index])
         is_list = self.graph.tensors[parameter].dtype == "variant"
         if is_list:
-            readers = list(self._uses(parameter))
+            readers = list(self.graph.uses(parameter))
             pop = readers[0][0] if readers else None
             if (pop is None or len(readers) > 1 or traits(pop.type).batch != "list_read" or len(pop.outputs) != 2
-                    or result != pop.outputs[0] or len(list(self._uses(result))) > 1):
+                    or result != pop.outputs[0] or len(list(self.graph.uses(result))) > 1):
                 return None
-            element, uses = pop.outputs[1], list(self._uses(pop.outputs[1]))
+            element, uses = pop.outputs[1], list(self.graph.uses(pop.outputs[1]))
         else:
             if result != parameter:
                 return None
-            element, uses = parameter, [(user, at) for user, at in self._uses(parameter)
+            element, uses = parameter, [(user, at) for user, at in self.graph.uses(parameter)
                                         if not (user.type == "_Retval" and user.attrs["index"] == index)]
         shape = self._view.shape(element)
         if shape is None or None in shape or not is_float(self.graph.tensors[element].dtype):
@@ -101,35 +101,21 @@ class LoopBody:
         """The result that is the list onto which an op pushes what it takes there; None: it does not."""
         if traits(op.type).batch != "list_write" or len(op.inputs) != 2 or position != 1:
             return None
-        found = [index for index, tensor in self._results.items() if self._plain(tensor) == op.outputs[0]]
-        is_kept = len(found) == 1 and len(list(self._uses(op.outputs[0]))) == 1 and self._plain(
-            op.inputs[0]) == self._arguments[found[0]] and len(list(self._uses(self._arguments[found[0]]))) == 1
+        found = [index for index, tensor in self._results.items() if self.graph.origin(tensor) == op.outputs[0]]
+        is_kept = len(found) == 1 and len(list(self.graph.uses(op.outputs[0]))) == 1 and self.graph.origin(
+            op.inputs[0]) == self._arguments[found[0]] and len(list(self.graph.uses(self._arguments[found[0]]))) == 1
         return found[0] if is_kept else None
 
     def _sum(self, index: int) -> Optional[Op]:
-        parameter, result = self._arguments[index], self._plain(self._results[index])
+        parameter, result = self._arguments[index], self.graph.origin(self._results[index])
         op, shape = self.graph.producer(result), self._view.shape(parameter)
-        uses = list(self._uses(parameter))
+        uses = list(self.graph.uses(parameter))
         if not is_float(self.graph.tensors[parameter].dtype) or shape is None or None in shape:
             return None
-        if shape != self._view.shape(result) or [user for user, _ in uses] != [op] or len(list(self._uses(result))) != 1:
+        if shape != self._view.shape(result) or [user for user, _ in uses] != [op] or len(list(self.graph.uses(result))) != 1:
             return None
         rule = known_rule(op, self.graph, self._view)
         return op if rule is not None and set(rule.roles) == {ADDED} else None
-
-    def _plain(self, tensor: int) -> int:
-        """The tensor that an Identity passes on."""
-        while self.graph.producer(tensor).type == "Identity":
-            tensor = self.graph.producer(tensor).inputs[0]
-        return tensor
-
-    def _uses(self, tensor: int) -> Iterator[Use]:
-        for user, position in self.graph.consumers(tensor):
-            op = self.graph.ops[user]
-            if op.type == "Identity":
-                yield from self._uses(op.outputs[0])
-            else:
-                yield op, position
 
     # -- how it can be divided ----------------------------------------------------------------------------------------
     def takes(self, index: int, spread: Spread) -> bool:
@@ -168,12 +154,12 @@ class LoopBody:
                     return None
                 chosen[op.id] = own_sum
                 for tensor in op.inputs:
-                    self._choose_term(chosen, self._plain(tensor), spreads[index])
+                    self._choose_term(chosen, self.graph.origin(tensor), spreads[index])
         return tuple(sorted(chosen.items()))
 
     def _choose_term(self, chosen: Dict[int, Strategy], tensor: int, spread: Spread) -> None:
         op = self.graph.producer(tensor)
-        if traits(op.type).is_contraction and op.id not in chosen and len(list(self._uses(tensor))) == 1:
+        if traits(op.type).is_contraction and op.id not in chosen and len(list(self.graph.uses(tensor))) == 1:
             strategy = giving(op, self._view, self.graph.tensors[tensor].index, spread)
             if strategy is not None and self._is_simple(op, strategy):
                 chosen[op.id] = strategy
@@ -188,7 +174,7 @@ class LoopBody:
             static_ints(self._view.value(op.inputs[one.position])) is not None for one in strategy.localise)
 
     def _price(self, op: Op, strategy: Strategy, weight: int) -> float:
-        pairs = [(t, once, need) for t, need in zip(op.inputs, strategy.needs) if self._plain(t) != weight]
+        pairs = [(t, once, need) for t, need in zip(op.inputs, strategy.needs) if self.graph.origin(t) != weight]
         pairs += [(t, give, once) for t, give in zip(op.outputs, strategy.gives)]
         return sum(moved_bytes(have, need, self._size(t), len(self._shares)) for t, have, need in pairs)
 

@@ -113,9 +113,9 @@ class _Body(_Function):
         self._types = {index: dtype for index, (dtype, _) in whole.items()}
         self._pops = {_user(graph, self.arguments[index]).id: index for index in whole
                       if graph.tensors[self.arguments[index]].dtype == "variant"}
-        self._pushes = {graph.producer(_plain(graph, self._results[index])).id: index
+        self._pushes = {graph.producer(graph.origin(self._results[index])).id: index
                         for index, give in enumerate(strategy.gives) if give.is_divided and index not in whole}
-        self.kept = {index: int(graph.producer(_plain(graph, graph.ops[push].inputs[1])).attrs["index"])
+        self.kept = {index: int(graph.producer(graph.origin(graph.ops[push].inputs[1])).attrs["index"])
                      for push, index in self._pushes.items()}
         self._count = max(len(parts) for parts in self.parts.values())
         self._nodes = Nodes(_Tagged(self))
@@ -295,15 +295,8 @@ class _Tagged(Stage):
 
 def _user(graph: OpGraph, tensor: int) -> Op:
     """The op that takes a tensor, through Identity ops."""
-    (user, _), = graph.consumers(tensor)
-    op = graph.ops[user]
-    return _user(graph, op.outputs[0]) if op.type == "Identity" else op
-
-
-def _plain(graph: OpGraph, tensor: int) -> int:
-    """The tensor that Identity ops pass on."""
-    op = graph.producer(tensor)
-    return _plain(graph, op.inputs[0]) if op.type == "Identity" else tensor
+    (user, _), = graph.uses(tensor)
+    return user
 
 
 def _proto(shape: Shape) -> Any:
