@@ -29,11 +29,11 @@ wh.init({config}{cluster})
 {doctor}
 with tf.Graph().as_default():
     tf.set_random_seed(1)
-    x = tf.placeholder_with_default(np.ones([8, 6], "float32"), [{batch}, 6], name="x")
+    x = tf.placeholder_with_default(np.ones([8, {width}], "float32"), [{batch}, {width}], name="x")
     with wh.replicate({devices}):
-        h = tf.tanh(tf.matmul(x, tf.get_variable("w", [6, 6])), name="h")
+        h = tf.tanh(tf.matmul(x, tf.get_variable("w", [{width}, {width}])), name="h")
     with {second}:
-        loss = tf.reduce_mean(tf.square(tf.matmul(h, tf.get_variable("v", [6, 3]), name="product")))
+        loss = tf.reduce_mean(tf.square(tf.matmul(h, tf.get_variable("v", [{width}, 3]), name="product")))
     train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -41,12 +41,12 @@ with tf.Graph().as_default():
         losses = []
         for step in range({steps}):
             time.sleep({sleep})
-            session.run(h, {{x: np.ones([8, 6])}})
+            session.run(h, {{x: np.ones([8, {width}])}})
             losses.append({step_text}[0])
 wh.shutdown()
 '''
-PIPELINE: Dict[str, Any] = {"config": {"num_micro_batch": 2}, "cluster": ", cluster='cpu:2'", "batch": 8, "devices": 1,
-                            "second": "wh.replicate(1)", "steps": 15, "sleep": 0,
+PIPELINE: Dict[str, Any] = {"config": {"num_micro_batch": 2}, "cluster": ", cluster='cpu:2'", "batch": 8, "width": 6,
+                            "devices": 1, "second": "wh.replicate(1)", "steps": 15, "sleep": 0,
                             "feeds": "[x]", "step_text": "session.run([loss, train], {x: np.ones([8, 6])})"}
 WORKERS: Dict[str, Any] = {**PIPELINE, "config": {}, "cluster": "", "devices": 2, "second": "tf.name_scope('rest')", "doctor": ""}
 
@@ -63,6 +63,12 @@ def losses_of(tmp_path: Path, **changes: Any) -> List[float]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(**{**PIPELINE, **changes}))
     return list(runpy.run_path(str(script), run_name="__main__")["losses"])
+
+
+@pytest.mark.slow
+def test_products_with_other_numbers_of_micro_batches(tmp_path: Path) -> None:
+    process, = measured(tmp_path, width=1024, step_text="session.run([loss, train])").processes
+    assert {count for name, count, seconds in process.products if name == "MatMul" and seconds > 0} == {1, 2}
 
 
 @pytest.mark.slow

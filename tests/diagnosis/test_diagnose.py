@@ -132,6 +132,16 @@ def test_weights_take_their_time_in_each_micro_batch() -> None:
     assert with_micro_batches(measured, 1, {}).computes()[0] == pytest.approx(0.4 + 0.6 * 8 + 1.0, rel=1e-6)
 
 
+def test_products_that_were_measured_apart() -> None:
+    """With half of the micro-batches, one takes 1.5 times as long: 6 s. By the law 7: a second to launch, twice the rest."""
+    measured = record(plan([0], names=ONE, micro_batches=2), {"weight_a": 4.0})
+    process, = measured.processes
+    apart_s = (("weight_a", 1, 0.3), ("weight_a", 2, 0.2))
+    fewer = [with_micro_batches(measured._replace(processes=(process._replace(products=given),)), 1, {}).computes()[0]
+             for given in (apart_s, apart_s[:1], ())]
+    assert fewer[0] == pytest.approx(fewer[2] - 7.0 + 6.0) and fewer[1] == fewer[2]
+
+
 def test_micro_batches_too_small() -> None:
     """Every op takes 1 s whatever its size, so one micro-batch takes an eighth."""
     measured = exact(record(plan([0], names=ONE, micro_batches=8), {"update_a": 0.01, "update_b": 0.01}))
@@ -203,11 +213,12 @@ def test_causes_come_in_the_order_of_their_costs() -> None:
 
 def test_record_as_json() -> None:
     measured = record(apart(), {}, slow={1: 2.0})
+    measured = measured._replace(processes=tuple(one._replace(products=(("a", 2, 0.5),)) for one in measured.processes))
     assert parse(to_json(measured)) == measured
     halves = [measured._replace(processes=(one,)) for one in reversed(measured.processes)]
     assert together(halves) == measured
     with pytest.raises(PlanError, match="not what wh.doctor"):
-        parse('{"version": 1}')
+        parse('{"version": 2}')
     with pytest.raises(PlanError, match="version is 7"):
         parse('{"version": 7}')
     with pytest.raises(PlanError, match="no process has left a record"):

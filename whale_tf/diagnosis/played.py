@@ -216,23 +216,34 @@ def _each(op: OpTime) -> float:
 
 
 def with_micro_batches(record: Record, count: int, added: Mapping[int, float], slower: float = 1.0) -> Played:
-    """The step with another number of micro-batches.  What an op takes besides its launch, and besides the time to read and write
-    what does not depend on the examples (weights and their gradients), follows the examples.
+    """The step with another number of micro-batches.  A product's time changes as that of the same product which was measured
+    apart with both numbers.  Of other ops, what they take besides their launch, and besides the time to read and write what does
+    not depend on the examples (weights and their gradients), follows the examples.
 
     Args:
         added: see :class:`Played`.
         slower: by what to multiply measured times.
     """
-    factor, launch_s = record.plan.num_micro_batch / count, launch_seconds(record)
-    rate, ops = bytes_per_s(record, launch_s), record.step.ops
+    now, launch_s = record.plan.num_micro_batch, launch_seconds(record)
+    rate, ops, apart = bytes_per_s(record, launch_s), record.step.ops, _products(record)
 
     def scale(op: StepOp, seconds: float) -> float:
         seconds *= slower
         if op.step not in CLONED:
             return seconds
+        if (op.name, count) in apart and apart.get((op.name, now), 0.0) > 0:
+            return seconds * apart[op.name, count] / apart[op.name, now]
         tensors = [*op.outputs, *(ops[source].outputs[place] for source, place in op.inputs)] if op.contraction else []
         fixed_bytes = sum(tensor.bytes for tensor in tensors if tensor.layout != SHARDED)
         fixed_s = min(seconds, (launch_s + fixed_bytes / rate) * slower)
-        return fixed_s + (seconds - fixed_s) * factor
+        return fixed_s + (seconds - fixed_s) * now / count
 
     return Played(record, replace(record.plan, num_micro_batch=count, micro_batch_slices=None), scale, added)
+
+
+def _products(record: Record) -> Dict[Tuple[str, int], float]:
+    """Seconds of products that were measured apart, over all processes, by op and number of micro-batches."""
+    found: Dict[Tuple[str, int], float] = {}
+    for name, count, seconds in (row for process in record.processes for row in process.products):
+        found[name, count] = found.get((name, count), 0.0) + seconds
+    return found

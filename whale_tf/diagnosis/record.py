@@ -12,7 +12,7 @@ from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.simulator.step_graph import StepGraph
 
-VERSION = 1
+VERSION = 2
 COLLECTIVES = ("Collective", "Nccl")  # beginnings of the types of TensorFlow's collectives
 MESSAGE = "RecvTensor"  # as TensorFlow's traces call a message between processes
 SEND = "_Send"  # and one within a process
@@ -62,6 +62,7 @@ class Measured(NamedTuple):
         collective_s: of a traced step, how long its collectives took, with waiting for other processes.
         message_s: the same of messages that it sent to or received from other processes, from the moment on at which there was
             something to send.
+        products: (op, number of micro-batches, seconds) of the step's products, measured apart.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class Measured(NamedTuple):
     timeline: Tuple[Ran, ...] = ()
     collective_s: float = 0.0
     message_s: float = 0.0
+    products: Tuple[Tuple[str, int, float], ...] = ()
 
     @property
     def input_s(self) -> float:
@@ -128,7 +130,8 @@ def parse(source: str) -> Record:
 
 def _process(data: Dict[str, Any]) -> Measured:
     return Measured(**dict(data, ops=tuple(OpTime(*row) for row in data["ops"]),
-                           timeline=tuple(Ran(*row) for row in data["timeline"])))
+                           timeline=tuple(Ran(*row) for row in data["timeline"]),
+                           products=tuple((str(name), int(count), float(seconds)) for name, count, seconds in data["products"])))
 
 
 def together(records: Sequence[Record]) -> Record:

@@ -20,9 +20,11 @@ from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.diagnosis.record import COLLECTIVES, HOST, MESSAGE, SEND, Measured, OpTime, Ran, Record, joined
 from whale_tf.errors import PlanError
+from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes.communicate import pulls_each, takes_own
+from whale_tf.runtime.products import Times, product_times
 from whale_tf.simulator.trace import executed_s, op_name
 
 WARM_UP = 3  # first steps, which are not measured
@@ -258,10 +260,24 @@ class Collector:
         stalled_s = statistics.median(stalls) if all(traces) else sum(stalls) / count
         ops = tuple(OpTime(name, kind, device, runs / count, seconds / count, known)
                     for (name, kind, device, known), (runs, seconds) in totals.items())
-        exchanging = [sum(exchanging_seconds(trace, types) for trace in traces) / count for types in (COLLECTIVES, (MESSAGE,))]
+        collective_s, message_s = (sum(exchanging_seconds(trace, types) for trace in traces) / count
+                                   for types in (COLLECTIVES, (MESSAGE,)))
         own = Measured(self._processes.rank, len(self._periods), count, statistics.median(self._periods),
-                       statistics.median(self._runs), stalled_s, ops, _timeline(_middle(traces), named), *exchanging)
+                       statistics.median(self._runs), stalled_s, ops, _timeline(_middle(traces), named), collective_s,
+                       message_s, self._products(region, ops))
         return Record(plan, step, self._cluster, cores(self._on_this_machine()), (own,))
+
+    def _products(self, region: Region, ops: Sequence[OpTime]) -> Times:
+        """Products of the step with other numbers of micro-batches."""
+        done = self._done
+        assert done is not None and done.decision is not None and done.emitted is not None
+        here = done.emitted.context.plan
+        if here.num_micro_batch == 1:
+            return ()
+        sharing = 1 if self._mini_batches > 1 else here.num_model_replicas
+        device = tf.DeviceSpec.from_string(done.emitted.context.devices[0])
+        where = f"/device:{device.device_type}:{device.device_index or 0}"
+        return product_times(done.decision.captured.definitions, region, here, sharing, ops, where)
 
     def _on_this_machine(self) -> int:
         """The number of processes with CPU devices on this process' machine."""
