@@ -330,7 +330,7 @@ CASES: Dict[str, Case] = {
     "vae": Case(functools.partial(own, Variational), (FEATURES, NOISE)),
     "gradient penalty": Case(functools.partial(own, Critic), (FEATURES, NOISE)),
 }
-if keras.__version__ >= "3":
+if hasattr(keras, "ops"):  # Keras 3
     CASES["accumulated gradients"] = Case(functools.partial(mlp, optimizer=accumulated), FEATURES, LABELS)
     CASES["accumulated, clipped together"] = Case(
         functools.partial(mlp, optimizer=accumulated_and_clipped_together), FEATURES, LABELS)
