@@ -38,7 +38,7 @@ from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin
-from whale_tf.simulator import Options, Simulator, built_in_model, simulate, uniform_3d
+from whale_tf.simulator import Simulator, built_in_model, simulate, uniform_3d
 from whale_tf.simulator.laws import (
     ANY,
     DEFAULT,
@@ -549,7 +549,7 @@ def coverage(answers: Sequence[Answer]) -> Dict[Tuple[str, str], Tuple[float, fl
             inside = []
             for one in mine:
                 others = [other.ratio for other in mine if not is_apart or other.point.model != one.point.model]
-                inside.append(bool(others) and max(one.ratio, 1.0 / one.ratio) <= 1.0 + round(nine_of_ten(others), 3))
+                inside.append(bool(others) and max(one.ratio, 1.0 / one.ratio) <= 1.0 + nine_of_ten(others))
             shares.append(sum(inside) / len(inside))
         found[kind] = shares[0], shares[1]
     return found
