@@ -68,8 +68,9 @@ def data_parallel(model: ModelGraph, precision: str, xla: bool, gpus: int, micro
 
 def tested(times: str, device: str, precision: str, ratios: Sequence[float]) -> TestedError:
     """The errors as the laws keep them, of rates predicted over measured."""
-    return TestedError(times=times, device=device, precision=precision, points=len(ratios),
-                       mean=round(sum(abs(ratio - 1.0) for ratio in ratios) / len(ratios), 3), most=in_tenths(nine_of_ten(ratios)))
+    mean = sum(abs(ratio - 1.0) for ratio in ratios) / len(ratios)
+    return TestedError(times=times, device=device, precision=precision, points=len(ratios), mean=round(mean, 3),
+                       most=in_tenths(nine_of_ten(ratios)))
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:

@@ -7,7 +7,7 @@
 hold steps of Megatron-DeepSpeed that its authors measured (Bang et al., MICRO 2024, arXiv 2312.12391).  What a row does not say
 is in the repository's ``config/validation``: all blocks are recomputed, 1F1B, gradients are summed after the backward pass, nodes
 of 8 GPUs with NVLink and 800 Gbit/s.  ``--every``: only every N-th row on one node (1: all 1,440, which take long).
-``--dispatch``: the least time of an op, which is what PyTorch's host takes to start its kernels (0: as ``whale simulate`` counts).
+``--dispatch``: the least time of an op, which PyTorch's host takes to start its kernels (0: as ``whale simulate`` counts).
 """
 
 from __future__ import annotations
