@@ -196,7 +196,7 @@ def report_steps(found: Mapping[str, Any], laws: Laws, console: Console) -> Tupl
         ratio, gib = 1e3 * result.step_time_s / ms, max(result.peak_memory_bytes) / 2**30
         if step.place not in FITTED:
             errors.append(abs(ratio - 1))
-            by_precision.setdefault(step.precision, []).append(abs(1 / ratio - 1))
+            by_precision.setdefault(step.precision, []).append(1 / ratio)
         how = "recomputed" if step.recompute != "none" else ""
         how = f"{step.num_micro_batch} micro-batches" if step.num_micro_batch > 1 else how
         counted = [""] * 3

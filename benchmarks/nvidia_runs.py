@@ -27,6 +27,8 @@ from whale_tf.simulator.zoo import transformers, vision
 from whale_tf.simulator.zoo.transformers import Sizes, transformer
 
 TF1, TF2 = "TensorFlow 1", "TensorFlow 2"
+CONTAINERS = {TF1: "20.06", TF2: "21.02"}  # of the runs below, except ELECTRA's
+ELECTRAS_CONTAINER = "20.07"
 # (model, tokens, precision, cluster, batch of a GPU, {GPUs: (samples/s, micro-batches)})
 RUNS = (
     ("resnet-50", 0, "fp32", "V100-16GB:8", 128, {1: (412.0, 1), 8: (3170.0, 1)}),
@@ -263,7 +265,8 @@ def runs() -> List[Point]:
             model = bert_large(tokens, size) if tokens else (
                 resnext101(size) if name == "resnext-101" else built_in_model(name, size))
             strategy = data_parallel(model, precision, True, gpus, micro_batches, bool(tokens) and precision == "fp16")
-            found.append(Point("NVIDIA's examples", name, what, precision, gpus, rate, strategy, Cluster.parse(where), True))
+            found.append(Point("NVIDIA's examples", name, what, precision, gpus, rate, strategy, Cluster.parse(where), True,
+                               container=CONTAINERS[TF2 if tokens else TF1]))
     return found
 
 
@@ -278,7 +281,7 @@ def trained() -> List[Point]:
                     model = bert_large(one.tokens, one.batches[place] * gpus)
                     strategy = data_parallel(model, precision, xla, gpus, counts[place], precision == "fp16")
                     found.append(Point(f"NVIDIA, {one.source}", "bert-large", what, precision, gpus, rate, strategy,
-                                       Cluster.parse(one.cluster), xla))
+                                       Cluster.parse(one.cluster), xla, container=CONTAINERS[one.source]))
     return found
 
 
@@ -292,7 +295,7 @@ def electras() -> List[Point]:
                 model = electra(tokens, batches[place] * gpus)
                 strategy = data_parallel(model, precision, xla, gpus, counts[place], precision == "fp16")
                 found.append(Point(f"NVIDIA, {TF2}", "electra", what, precision, gpus, both[place], strategy,
-                                   Cluster.parse(where), xla))
+                                   Cluster.parse(where), xla, container=ELECTRAS_CONTAINER))
     return found
 
 
@@ -304,5 +307,5 @@ def unets() -> List[Point]:
             for gpus, both in rates.items():
                 strategy = data_parallel(unet(batch * gpus), precision, True, gpus)
                 found.append(Point(f"NVIDIA, {source}", "u-net", what, precision, gpus, both[place], strategy,
-                                   Cluster.parse(where), True))
+                                   Cluster.parse(where), True, container=CONTAINERS[source]))
     return found

@@ -29,7 +29,7 @@ from benchmarks.amp import measured_profile
 from benchmarks.measure import table
 from benchmarks.nvidia_runs import TF1, TF2, nvidia
 from benchmarks.papers_memory import as_tensorflow
-from benchmarks.points import Point, data_parallel, tested
+from benchmarks.points import FIRST_YEAR, Point, data_parallel, nine_of_ten, tested
 from benchmarks.simulator import TABLE_VI
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import CONTEXT_BYTES
@@ -38,7 +38,7 @@ from whale_tf.planner.amp.cost import AmpCosts, AmpStrategy, Degrees
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin
-from whale_tf.simulator import Options, Simulator, built_in_model, simulate, uniform_3d
+from whale_tf.simulator import Simulator, built_in_model, simulate, uniform_3d
 from whale_tf.simulator.laws import (
     ANY,
     DEFAULT,
@@ -306,7 +306,7 @@ def seconds_alone(point: Point, laws: Laws) -> float:
     count = point.strategy.num_micro_batch
     if count <= 3:
         return point.predict(laws).step_time_s
-    simulator = Simulator(point.cluster, Options(xla=point.xla, laws=laws))
+    simulator = Simulator(point.cluster, point.options(laws))
     two_s, three_s = (simulator.run(point.strategy._replace(num_micro_batch=few)).step_time_s for few in (2, 3))
     return two_s + (count - 2) * (three_s - two_s)
 
@@ -320,35 +320,41 @@ class Fit:
     """
 
     def __init__(self, points: Sequence[Point]) -> None:
-        self.points = [point for point in points if is_fitted(point)]
         self.start = default_laws()
+        self.points = [point for point in points if is_fitted(point)]
+        others = [point for point in points if point.gpus == 1 and point.card in FIRST_YEAR and not is_fitted(point)]
+        self._known = len(self.points)
+        self.points += others
+        self._pairs = [(first, later) for first, one in enumerate(self.points) for later, other in enumerate(self.points)
+                       if same_run(one) == same_run(other) and one.row != one.card == other.row]
         self._terms: Dict[int, Tuple[float, Dict[str, float]]] = {}
         self._waits: List[Tuple[Point, float, float, float]] = []
 
     def laws(self, without: Optional[str] = None) -> Laws:
         """``without``: the model that is left out."""
-        known = [number for number, point in enumerate(self.points) if point.model != without]
+        known = [number for number, point in enumerate(self.points[:self._known]) if point.model != without]
         laws, prior = self.start, PRIOR
         for card in FREE:
             alone = [number for number in known if self.points[number].gpus == 1 and self.points[number].card == card]
-            laws = self._of_card(card, laws, prior, alone)
+            laws = self._of_card(card, laws, prior, alone, without)
             row = laws.devices[ANY]
             prior = {f"{kind}_{precision}": getattr(row, f"{kind}_{'half' if precision == 'tf32' else precision}")
                      for kind in ("matmul", "convolution") for precision in ("fp32", "half", "tf32")}
         return self._with_waiting(laws, without)
 
-    def _of_card(self, card: str, laws: Laws, prior: Mapping[str, float], alone: Sequence[int]) -> Laws:
+    def _of_card(self, card: str, laws: Laws, prior: Mapping[str, float], alone: Sequence[int], without: Optional[str]) -> Laws:
         names = FREE[card]
         middle = np.log([prior[name] for name in names])
         held = {name: getattr(laws.devices[card], name) for name in PARAMETERS}  # those of other cards are fitted already
+        slower = self._first_years_share(card, without) if card in FIRST_YEAR else 1.0
+        weights = self._weights(alone)
 
-        kinds = [(self.points[number].model, self.points[number].precision) for number in alone]
-        weights = [1.0 / math.sqrt(kinds.count(kind)) for kind in kinds]  # a model counts once, however many runs of it there are
+        def values_of(number: int, values: np.ndarray) -> Dict[str, float]:
+            share = 1.0 if self.points[number].row == card else slower
+            return dict(held, **dict(zip(names, share * np.exp(values))))
 
         def residuals(values: np.ndarray) -> np.ndarray:
-            row = dict(held, **dict(zip(names, np.exp(values))))
-            errors = [weight * np.log(self._seconds(number, row) * self.points[number].measured / self._samples(number))
-                      for number, weight in zip(alone, weights)]
+            errors = [weight * self._error(number, values_of(number, values)) for number, weight in zip(alone, weights)]
             return np.concatenate([errors, TRUST * (values - middle)])
 
         least = np.log([1.0 if name == "winograd" else 0.1 for name in names])
@@ -357,7 +363,35 @@ class Fit:
         if alone:
             found = least_squares(residuals, np.clip(middle, least + 0.01, most - 0.01), bounds=(least, most), loss="soft_l1",
                                   f_scale=OUTLIER).x
-        return of_card(laws, card, dict(zip(names, np.exp(found).tolist())))
+        laws = of_card(laws, card, dict(zip(names, np.exp(found).tolist())))
+        if card in FIRST_YEAR:
+            shares = dict(zip(names, (slower * np.exp(found)).tolist()))
+            laws = replace(laws, devices=dict(laws.devices, **{FIRST_YEAR[card]: replace(laws.devices[card], **shares)}))
+        return laws
+
+    def _weights(self, numbers: Sequence[int]) -> List[float]:
+        """A model counts once in each precision, however many runs of it there are."""
+        kinds = [(self.points[number].model, self.points[number].precision) for number in numbers]
+        return [1.0 / math.sqrt(kinds.count(kind)) for kind in kinds]
+
+    def _error(self, number: int, values: Mapping[str, float]) -> float:
+        """Logarithm of predicted over measured time."""
+        return float(np.log(self._seconds(number, values) * self.points[number].measured / self._samples(number)))
+
+    def _first_years_share(self, card: str, without: Optional[str]) -> float:
+        """What the shares of the card's first libraries are of the later ones', by models that were run with both: how much
+        faster a model became says nothing about how well the laws know that model."""
+        pairs = [pair for pair in self._pairs if self.points[pair[0]].card == card and self.points[pair[0]].model != without]
+        weights, row = self._weights([first for first, _ in pairs]), self.start.devices[card]
+        names = FREE[card]
+
+        def residuals(values: np.ndarray) -> np.ndarray:
+            slower = {name: getattr(row, name) * math.exp(values[0]) for name in names}
+            errors = [weight * (self._error(first, slower) - self._error(later, {}))
+                      for weight, (first, later) in zip(weights, pairs)]
+            return np.concatenate([errors, TRUST * values])
+
+        return float(np.exp(least_squares(residuals, [0.0], loss="soft_l1", f_scale=OUTLIER).x[0])) if pairs else 1.0
 
     def _samples(self, number: int) -> int:
         strategy = self.points[number].strategy
@@ -366,12 +400,12 @@ class Fit:
     def _seconds(self, number: int, values: Mapping[str, float]) -> float:
         """Of a step on one device, nearly."""
         point = self.points[number]
-        row = self.start.devices[point.card]
+        row = self.start.devices[point.row]
         if number not in self._terms:
             seconds, slopes = seconds_alone(point, self.start), {}
             for name in parameters_of(point):
                 share = getattr(row, name)
-                changed = of_card(self.start, point.card, {name: share / STEP})
+                changed = of_card(self.start, point.row, {name: share / STEP})
                 slopes[name] = (seconds_alone(point, changed) - seconds) / ((STEP - 1.0) / share)
             self._terms[number] = seconds, slopes
         seconds, slopes = self._terms[number]
@@ -427,6 +461,11 @@ def parameters_of(point: Point) -> Set[str]:
     precisions = ("fp32",) if point.precision == "fp32" else ("fp32", "half" if point.precision == "fp16" else point.precision)
     found = {f"{kind}_{precision}" for kind in kinds for precision in precisions}
     return found | {"winograd"} if has_convolutions and point.precision != "fp16" else found
+
+
+def same_run(point: Point) -> Tuple[str, str, int, str, bool]:
+    """What two measurements have in common that differ in libraries (and in batch and memory)."""
+    return point.model, point.what.rsplit(",", 1)[0].lower(), point.gpus, point.card, point.xla
 
 
 def is_fitted(point: Point) -> bool:
@@ -492,8 +531,28 @@ def errors_of(answers: Sequence[Answer]) -> Tuple[TestedError, ...]:
     by_kind: Dict[Tuple[str, str], List[float]] = {}
     for one in answers:
         if one.point.fits:
-            by_kind.setdefault((one.point.card, one.point.precision), []).append(abs(one.ratio - 1.0))
-    return tuple(tested(KERNELS, kind, precision, errors) for (kind, precision), errors in by_kind.items())
+            by_kind.setdefault((one.point.card, one.point.precision), []).append(one.ratio)
+    return tuple(tested(KERNELS, kind, precision, ratios) for (kind, precision), ratios in by_kind.items())
+
+
+def coverage(answers: Sequence[Answer]) -> Dict[Tuple[str, str], Tuple[float, float]]:
+    """(card, precision) -> the share of runs inside the printed range, and inside the range that the runs of all other models
+    tell, as a user's own model is in none of them."""
+    kinds: Dict[Tuple[str, str], List[Answer]] = {}
+    for one in answers:
+        if one.point.fits:
+            kinds.setdefault((one.point.card, one.point.precision), []).append(one)
+    found = {}
+    for kind, mine in kinds.items():
+        shares = []
+        for is_apart in (False, True):
+            inside = []
+            for one in mine:
+                others = [other.ratio for other in mine if not is_apart or other.point.model != one.point.model]
+                inside.append(bool(others) and max(one.ratio, 1.0 / one.ratio) <= 1.0 + nine_of_ten(others))
+            shares.append(sum(inside) / len(inside))
+        found[kind] = shares[0], shares[1]
+    return found
 
 
 def write(laws: Laws) -> None:
@@ -546,8 +605,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     console.print(table("Fitted" if given.fit else "With the package's laws", COLUMNS, by_series(with_all)))
     tested_layers: Tuple[TestedError, ...] = ()
     if layers(given.data):
-        errors = [abs(wrong) for _, wrong in layers(given.data)]
-        tested_layers = (tested(LAYERS, KIND, "fp32", errors),)
+        tested_layers = (tested(LAYERS, KIND, "fp32", [1.0 / (1.0 + wrong) for _, wrong in layers(given.data)]),)
         console.print("layers of the planners' profiles against DAPPLE's authors' times: {}".format(
             ", ".join(f"{name} {wrong:+.0%}" for name, wrong in layers(given.data))))
     if given.fit:
@@ -555,9 +613,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         left = answered(points, lambda point: without[point.model])
         console.print(table("Not fitted: laws of all other models", COLUMNS, by_series(left)))
         laws = replace(laws, errors=errors_of(left) + HOPPER + tested_layers + (OWN_OPS,))
+        covered = coverage(left)
         for one in errors_of(left):
-            console.print(f"not fitted, {one.device}, {one.precision}: {one.points} points, mean {one.mean:.1%}, nine of ten "
-                          f"within {one.most:.1%}")
+            inside, apart = covered[one.device, one.precision]
+            console.print(f"not fitted, {one.device}, {one.precision}: {one.points} points, mean {one.mean:.1%}, printed range "
+                          f"{one.most:.1%}: {inside:.0%} inside; by the range of the other models' runs {apart:.0%}")
     right, count = sum(one.fits == one.point.fits for one in with_all), len(points)
     runs = amp(given.data)
     if not runs:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from benchmarks.nvidia_runs import electra, resnext101, runs, trained, unet
+from benchmarks.nvidia_runs import electra, resnext101, runs, trained, unet, unets
+from benchmarks.points import FIRST_YEAR, nine_of_ten
 from benchmarks.published import (
+    FREE,
     HOPPER,
     MEGATRON,
     OWN_OPS,
     Fit,
     answered,
+    coverage,
     dapple_table,
     errors_of,
     every_point,
@@ -63,10 +67,33 @@ def test_models_of_nvidias_runs_have_their_sizes() -> None:
 def test_fit_finds_the_share_that_a_run_was_made_with() -> None:
     """A measurement that is the prediction with another share, beside the prior's small weight."""
     point = next(one for one in runs() if (one.gpus, one.card, one.model, one.precision) == (1, "A100", "resnet-50", "fp16"))
+    point = point._replace(container="")  # of the row A100
     laws = of_card(default_laws(), "A100", {"convolution_half": 0.5})
     fit = Fit([point._replace(measured=point.predict(laws).samples_per_s)])
     assert fit.laws().devices["A100"].convolution_half == pytest.approx(0.5, rel=0.02)
     assert fit.laws(without="resnet-50").devices["A100"].convolution_half == pytest.approx(0.4, rel=0.02), "the prior"
+
+
+def test_what_first_libraries_lack_is_found_by_models_that_ran_with_both() -> None:
+    """Measurements of U-Net that are wrong in the same way say nothing of the model itself; nothing is said without them."""
+    found = [one for one in unets() if (one.gpus, one.card) == (1, "A100") and one.what.startswith("U-Net, 8")]
+    laws, row = default_laws(), default_laws().devices["A100"]
+    slower = replace(row, **{name: 0.7 * getattr(row, name) for name in FREE["A100"]})
+    laws = replace(laws, devices=dict(laws.devices, **{FIRST_YEAR["A100"]: slower}))
+    fit = Fit([one._replace(measured=1.3 * one.predict(laws).samples_per_s) for one in found])
+    assert {one.row for one in found} == {"A100", FIRST_YEAR["A100"]}
+    for without, share in ((None, 0.7), ("u-net", 1.0)):
+        rows = fit.laws(without).devices
+        assert rows[FIRST_YEAR["A100"]].matmul_half / rows["A100"].matmul_half == pytest.approx(share, rel=0.03)
+
+
+def test_ranges_hold_nine_of_ten_on_either_side() -> None:
+    """A rate that was predicted at 0.8 of the measured one is 1.25 times the predicted one."""
+    assert nine_of_ten([0.8] * 9 + [0.5]) == pytest.approx(0.25) == nine_of_ten([1.25] * 9 + [3.0])
+    laws = default_laws()
+    answers = answered([point for point in tensorflow_org() if point.gpus == 1], lambda point: laws)
+    ((kind, (inside, _)),) = coverage(answers).items()
+    assert kind == ("P100", "fp32") and inside == 1.0
 
 
 def test_runs_are_modelled_as_they_were_run() -> None:

@@ -36,8 +36,8 @@ class Accuracy(NamedTuple):
             return "accuracy: such times were never compared with measurements"
         one = self.tested
         text = (f"accuracy: on {one.device} in {one.precision}, predictions for steps made of {one.times} had a mean error of "
-                f"{one.mean:.0%}, and of at most {one.most:.0%} in nine of ten, over {one.points} measurements that nothing was "
-                "fitted to")
+                f"{one.mean:.0%}, and nine of ten were within a factor of {1 + one.most:.2f}, over {one.points} measurements "
+                "that nothing was fitted to")
         if self.untested:
             text += "; {} {} not tested".format(", ".join(self.untested), "was" if len(self.untested) == 1 else "were")
         return text

@@ -22,7 +22,8 @@ a contraction also consists of one that computes::
 * **the host** starts kernels one after the other, and a step takes the longer of the GPU's time and the host's.
 * **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, but tensor cores'
   convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation), so in TF32 operands and result
-  are transposed.  TensorFlow times cuDNN's kernels and takes the fastest, which can be the one in float32.
+  are transposed.  TensorFlow times cuDNN's kernels and takes the fastest, which can be the one in float32.  That is the only one
+  for convolutions in groups of channels (ResNeXt-101 takes as long as if there were none in TF32).
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them, but
   not random numbers, and products of heads still need their operands transposed.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h).  So
@@ -212,7 +213,8 @@ class TestedError(Record):
 
     Attributes:
         times: which times, a member of :data:`TIMES`.
-        most: the relative error that nine of ten measurements do not exceed.
+        mean: relative error of rates.
+        most: nine of ten measured rates are from ``predicted / (1 + most)`` to ``predicted x (1 + most)``.
     """
 
     times: str = field(among=TIMES)
@@ -535,7 +537,8 @@ class Kernels:
                 return [_Choice(peaks[precision] * (law.convolution_half if is_convolution else law.matmul_half), product)]
             return [_Choice(TWICE * peaks["fp32"] * share, product, STEP_FP32)]
         found = []
-        if precision == TF32 and peaks[TF32] > peaks["fp32"]:
+        is_grouped = is_convolution and product.products > 1  # in groups of channels
+        if precision == TF32 and peaks[TF32] > peaks["fp32"] and not is_grouped:
             # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last
             on_tensor_cores = law.convolution_tf32 if is_convolution else law.matmul_tf32
             rate = peaks[TF32] * on_tensor_cores * (law.backward_tf32 if backward else 1.0)
