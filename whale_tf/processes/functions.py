@@ -131,7 +131,7 @@ class Functions:
 
         def read() -> List[tf.Tensor]:
             return [_read_counter(self._begun, device) for device in devices]
-        with self._runtime.waiting():
+        with self._runtime.waiting_for_others():
             while min(self._runtime.run_beside(devices, read)) < self._calls:
                 time.sleep(PAUSE_S)
 

@@ -189,7 +189,7 @@ class Runtime:
         self._runs += 1
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting_for_others(self) -> Iterator[None]:
         """A wait for the other processes before the next run that all make.
 
         Raises:
