@@ -238,3 +238,37 @@ def test_update_that_waits_for_another(resource: bool) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-12)
     with pytest.raises(wh.PlanError, match="reads a variable after its update in the same step, and there are 2 copies"):
         run(adversaries, resource, config={"variables": "mirrored"})
+
+
+# -- updates that another run makes ---------------------------------------------------------------------------------------
+def accumulated(optimizer: Any, resource: bool, config: Optional[Dict[str, Any]] = None) -> np.ndarray:
+    """A weight after two updates with gradients that a variable has added up in two runs each."""
+    if config is not None:
+        wh.init(config, cluster="cpu:2")
+    try:
+        with v1.Graph().as_default(), v1.variable_scope("", use_resource=resource):
+            x = v1.placeholder("float64", [None, 3])
+            w = v1.get_variable("w", initializer=np.linspace(-1.0, 1.0, 6).reshape(3, 2))
+            total = v1.get_variable("total", initializer=np.zeros([3, 2]), trainable=False)
+            ((grad, _),) = optimizer.compute_gradients(v1.reduce_mean(v1.square(v1.matmul(x, w) - 1.0)), [w])
+            add, update, zero = total.assign_add(grad), optimizer.apply_gradients([(total / 2.0, w)]), total.assign(0.0 * total)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for step in range(4):
+                    session.run(add, {x: np.cos(np.arange(12.0) + step).reshape(4, 3)})
+                    if step % 2:
+                        session.run(update)
+                        session.run(zero)
+                found: np.ndarray = session.run(w)
+                return found
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_update_in_a_run_of_its_own(resource: bool) -> None:
+    adam, plain = v1.train.AdamOptimizer(0.1), v1.train.GradientDescentOptimizer(0.1)
+    np.testing.assert_allclose(accumulated(adam, resource, {"variables": "shared"}), accumulated(adam, resource), rtol=1e-12)
+    np.testing.assert_allclose(accumulated(plain, resource, {"variables": "mirrored"}), accumulated(plain, resource), rtol=1e-12)
+    with pytest.raises(wh.UnsupportedOpError, match="'w', of which every replica has a copy, together with 'w/Adam', which"):
+        accumulated(adam, resource, {"variables": "mirrored"})

@@ -150,8 +150,25 @@ def recurrent(stages: Sequence[Scope], counts: bool = False) -> Tuple[Callable, 
     return step, [*weights, *slots, frozen, count]
 
 
+def memory_bank(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A frozen table that a product takes, whose rows the step looks up and replaces by its handle."""
+    weight, bank = variable(6, 4, seed=1), tf.Variable(variable(16, 4, seed=2), trainable=False)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape, stages[0]():
+            h = tf.matmul(x, weight)
+            loss = cross_entropy(y, tf.matmul(h, bank, transpose_b=True))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        old, first = tf.gather(bank, y), tf.gather_nd(bank, [[0], [1]])
+        bank.assign(tf.tensor_scatter_nd_add(bank, y[:, None], 0.1 * (h - old)))
+        return loss, first
+
+    return step, [weight, bank]
+
+
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
-                          "experts": experts, "kernels": kernels, "recurrent": recurrent,
+                          "experts": experts, "kernels": kernels, "recurrent": recurrent, "memory_bank": memory_bank,
                           "counting": functools.partial(recurrent, counts=True), "rows_of_moments": rows_of_moments}
 
 
@@ -159,7 +176,7 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "spars
 @pytest.mark.parametrize("build, way", [
     pytest.param("momentum", HEAD, marks=pytest.mark.full), ("momentum", HYBRID), ("keras_adam", WHOLE),
     ("sparse", Way((2, 1), 3, {}, split=(0,))), ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
-    ("experts", HYBRID), ("kernels", WHOLE), ("counting", WHOLE),
+    ("experts", HYBRID), ("kernels", WHOLE), ("counting", WHOLE), ("memory_bank", WHOLE),
     ("recurrent", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))),
     ("rows_of_moments", Way((2,), 2, {"patterns.force": {"positions": "embedding"}}, split=(0,))),
     pytest.param("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)), marks=pytest.mark.full)])

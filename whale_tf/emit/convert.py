@@ -379,8 +379,9 @@ class Converter:
         return UnsupportedOpError(
             f"the model is built for mini-batches of {size} examples (op {op.name!r} reads a constant that contains the batch "
             f"size), but the data leave the batch size of {source!r} open; give it to the data: "
-            f"dataset.batch({batch}, drop_remainder=True), or a placeholder of shape [{batch}, ...]; or let the model take its "
-            "sizes from tf.shape")
+            f"dataset.batch({batch}, drop_remainder=True), a placeholder of shape [{batch}, ...], or, for tensors that several "
+            f"processes give a tf.function, its input_signature=[tf.TensorSpec([{batch}, ...])]; or let the model take its sizes "
+            "from tf.shape")
 
     def of_this_process(self, name: str, tensor: int, power: Exponent, scope: str, device: str) -> str:
         """A weighted sum over this process's clones, converted to the value of its own mini-batches: times

@@ -73,6 +73,8 @@ class Mirror:
         of = {op.name: variable for op, variable in writes}
         for scope, group in self._copies.items():
             ops = [op for op, variable in writes if variable in group]
+            for op in ops:
+                self._check_taken(op, of[op.name], group)
             names = edit.clone(ops, scope + "/mirror", device=lambda op: group[of[op.name]].device)
             for op in ops:
                 for position, edge in enumerate(edit.original(op).input):
@@ -100,6 +102,19 @@ class Mirror:
             found += [(op, variable) for op in known if op.name not in self._handled and traits(op.type).is_write]
             found += [(node, variable) for node in users.get(variable, ()) if node.name not in self._handled]
         return found
+
+    def _check_taken(self, write: Original, variable: str, group: Collection[str]) -> None:
+        """Raises:
+            UnsupportedOpError: a write takes other variables, without copies, that its clones would write or read on another
+                device: an optimizer's update outside of the step that computes the gradients.
+        """
+        for tensor in write.inputs if isinstance(write, tf.Operation) else ():
+            if (tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype) and tensor.op.name not in group:
+                raise UnsupportedOpError(
+                    f"op {write.name!r} ({write.type}) writes variable {variable!r}, of which every replica has a copy, together "
+                    f"with {tensor.op.name!r}, which has none, because no training step updates both (gradients that variables "
+                    "add up, and another run applies, for example); set variables to 'shared' (wh.init({'variables': 'shared'}, "
+                    "...)), so that replicas read one variable, or let num_micro_batch accumulate gradients in the step")
 
     def check(self, graph: OpGraph, variables: Variables) -> None:
         """Raises:

@@ -9,20 +9,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 import zlib
-from typing import Any, Callable, List, MutableMapping, MutableSet, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Iterator, List, MutableMapping, MutableSet, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.capture.handles import captured_variables
-from whale_tf.emit.own_part import STEPS
+from whale_tf.emit.own_part import HOST, STEPS
 from whale_tf.errors import InputError, PlanError
 from whale_tf.processes.runtime import Runtime
 
 PAUSE_S = .002  # until a process is asked again how many steps it has finished
+BEGUN = "whale/begun"  # counts, in each process, the calls that it has begun
 CHECKED_STEPS = 3  # in which the processes compare what they have read
 
 
@@ -52,6 +54,7 @@ class Functions:
         self._equal: Set[str] = set()  # variables that have process 0's values
         self._counts_steps = False  # whether processes may read each other's variables before they have finished a step
         self._unchecked: MutableMapping[tf.Graph, _Unchecked] = weakref.WeakKeyDictionary()
+        self._begun, self._calls, self._is_begun = "", 0, False  # name of the counter, which exists if variables are kept
 
     def traced(self, graph: tf.Graph) -> None:
         """Call when a function is going to be rewritten, and still captures the user's variables."""
@@ -72,10 +75,15 @@ class Functions:
         if seen and not self._counts_steps:
             self._counts_steps = True
             with tf.init_scope(), tf.device(self._runtime.processes.host_device):
-                if not tf.raw_ops.VarIsInitializedOp(resource=_steps()):  # after another wh.init others may still wait for it
-                    tf.raw_ops.AssignVariableOp(resource=_steps(), value=tf.constant(0, tf.int64))
+                steps = _counter(STEPS)
+                if not tf.raw_ops.VarIsInitializedOp(resource=steps):  # after another wh.init others may still wait for it
+                    tf.raw_ops.AssignVariableOp(resource=steps, value=tf.constant(0, tf.int64))
         if keeps or seen:
             self._runtime.stay_for_others()
+            if not self._begun:
+                self._begun = f"{BEGUN}/{self._runtime.keys.instance()}"
+                with tf.init_scope():
+                    self._count()
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 
     def call(self, function: Any, original: Callable[[], Any]) -> Any:
@@ -84,8 +92,7 @@ class Functions:
         if inside is None:
             return original()
         if tf.executing_eagerly():
-            self.prepare(function)
-            with self._runtime.training():
+            with self.begun(function), self._runtime.training():
                 result = original()
                 for graph in inside:
                     self._check_inputs(graph)
@@ -95,6 +102,38 @@ class Functions:
             self._inside.setdefault(outer, weakref.WeakSet()).update(inside)  # type: ignore[attr-defined]
             outer = getattr(outer, "outer_graph", None)
         return original()
+
+    @contextlib.contextmanager
+    def begun(self, function: Any) -> Iterator[None]:
+        """A call of a concrete function that all processes make, from before its variables move to other devices."""
+        if self._is_begun or function.graph not in self._inside:
+            yield
+            return
+        self.prepare(function)
+        self._is_begun = True
+        try:
+            if self._begun:
+                self._calls += 1
+                self._count()
+            yield
+        finally:
+            self._is_begun = False
+
+    def _count(self) -> None:
+        with tf.device(self._runtime.processes.host_device):
+            tf.raw_ops.AssignVariableOp(resource=_counter(self._begun), value=tf.constant(self._calls, tf.int64))
+
+    def wait_for_readers(self) -> None:
+        """Returns when all processes have begun the call that this one has begun: none still reads, between calls, what the last
+        one has left."""
+        processes = self._runtime.processes
+        devices = [processes.prefix(rank) + HOST for rank in range(processes.count) if rank != processes.rank]
+
+        def read() -> List[tf.Tensor]:
+            return [_read_counter(self._begun, device) for device in devices]
+        with self._runtime.waiting_for_others():
+            while min(self._runtime.run_beside(devices, read)) < self._calls:
+                time.sleep(PAUSE_S)
 
     def prepare(self, function: Any) -> None:
         """Starts the rewritten graphs that a concrete function runs, before its variables move to other devices."""
@@ -149,11 +188,11 @@ class Functions:
     def bring(self, name: str, device: str, dtype: tf.DType) -> Any:
         """The value of another process' variable, once that process has finished as many steps as this one."""
         def read() -> Tuple[tf.Tensor, tf.Tensor]:
-            steps = _read_steps(device.partition("/device:")[0] + "/device:CPU:0") if self._counts_steps else tf.constant(done)
+            steps = _read_counter(STEPS, device.partition("/device:")[0] + HOST) if self._counts_steps else tf.constant(done)
             with tf.device(device), tf.control_dependencies([steps]):
                 handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
                 return steps, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        done = int(_read_steps(self._runtime.processes.host_device)) if self._counts_steps else 0
+        done = int(_read_counter(STEPS, self._runtime.processes.host_device)) if self._counts_steps else 0
         while True:
             steps, value = self._runtime.run_beside([device], read)
             if steps >= done:
@@ -232,11 +271,11 @@ def check_inputs(found: np.ndarray, inputs: Sequence[str], where: str) -> None:
             "script read the same data in all processes")
 
 
-def _steps() -> tf.Tensor:
-    """The handle of the counter of finished steps of the process on whose device this is staged."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=STEPS)
+def _counter(name: str) -> tf.Tensor:
+    """The handle of a counter of the process on whose device this is staged."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=tf.TensorShape([]), shared_name=name)
 
 
-def _read_steps(device: str) -> tf.Tensor:
+def _read_counter(name: str, device: str) -> tf.Tensor:
     with tf.device(device):
-        return tf.raw_ops.ReadVariableOp(resource=_steps(), dtype=tf.int64)
+        return tf.raw_ops.ReadVariableOp(resource=_counter(name), dtype=tf.int64)

@@ -184,6 +184,22 @@ class Runtime:
     @contextlib.contextmanager
     def run_of_all(self) -> Iterator[None]:
         """A run that all processes make, each as often as the others; or a place to which all come."""
+        with self._tells_if_late():
+            yield
+        self._runs += 1
+
+    @contextlib.contextmanager
+    def waiting_for_others(self) -> Iterator[None]:
+        """A wait for the other processes before the next run that all make.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        with self._guarded(), self._tells_if_late():
+            yield
+
+    @contextlib.contextmanager
+    def _tells_if_late(self) -> Iterator[None]:
         assert self._watch is not None
         self._tell = self._tell or self._teller()
         before, self._watch.when_late = self._watch.when_late, functools.partial(self._tell, self._runs + 1)
@@ -191,7 +207,6 @@ class Runtime:
             yield
         finally:
             self._watch.when_late = before
-        self._runs += 1
 
     def _teller(self) -> Callable[[int], None]:
         """What says, on this process's own devices, in which run this process waits."""

@@ -12,7 +12,8 @@ divided variable is a property that puts the parts together; calls of functions 
 
 In several processes, a part may be in one of them, which alone updates it: an optimizer's variable under ``zero``, a variable
 of a stage, a shard.  In the others it takes no memory during steps, and any access to the variable returns the value of that part
-over the network.  So a part keeps its value until the next step::
+over the network.  So a part keeps its value until the next step, which replaces it with what the script has written since only
+when all processes have come there::
 
     owner of m       step: part of m           m.numpy(): whole = part
     other processes  step: nothing             m.numpy(): whole = part of the owner, read by its name
@@ -136,10 +137,19 @@ class _Divided:
             for number in here:
                 part = self.parts[division][number]
                 with tf.device(part.device):
+                    if division.names and self._was_read(part, pieces[number]):
+                        self._job.wait_for_readers()  # type: ignore[union-attr]
                     tf.raw_ops.AssignVariableOp(resource=part.handle, value=pieces[number])
             with tf.device(self.device):  # only now: a device may have too little memory
                 _empty(self.handle, self.dtype)
         self.held = division
+
+    def _was_read(self, part: _Named, value: tf.Tensor) -> bool:
+        """Whether other processes may still read another value from a part, because the variable was written between steps."""
+        if not tf.raw_ops.VarIsInitializedOp(resource=part.handle):
+            return False
+        left = tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype)
+        return left.shape == value.shape and not bool(tf.reduce_all(tf.equal(left, value)))
 
     def put_together(self) -> None:
         """Moves the value to the whole.  While a function is running on the parts, the whole gets a copy."""
@@ -350,9 +360,9 @@ class VariableParts:
                         "both functions again")
                 return original(*args, **kwargs)
             try:
-                if self._job is not None:
-                    self._job.prepare(function)
                 with contextlib.ExitStack() as stack:
+                    if self._job is not None:
+                        stack.enter_context(self._job.begun(function))
                     for record, division in needed:
                         stack.enter_context(record.in_use(division))
                     return original(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Union
 
 from whale_tf._tf_compat import NodeDef, op_def, tf
 from whale_tf.capture.annotations import PHASE_ATTR, TASK_GRAPH_ATTR
@@ -20,8 +20,8 @@ def tag_like(node: NodeDef, model: NodeDef) -> None:
             node.attr[name].CopyFrom(model.attr[name])
 
 
-def stage_of_value(edit: StagedEdit, op: Op, value: str, others: Sequence[str], name: str, waits: Sequence[str],
-                   axis_waits: Sequence[str] = ()) -> List[str]:
+def stage_of_value(edit: StagedEdit, op: Union[Op, tf.Operation], value: str, others: Sequence[str], name: str,
+                   waits: Sequence[str], axis_waits: Sequence[str] = ()) -> List[str]:
     """Stages what does to the value of a variable what ``op`` does to the variable, by its handle.
 
     Args:
@@ -32,10 +32,12 @@ def stage_of_value(edit: StagedEdit, op: Op, value: str, others: Sequence[str], 
         Names of the new nodes, the one that has the result first.
     """
     kind = traits(op.type).of_value
-    attrs: Dict[str, Any] = {key: op.attrs[key] for key in ("out_type", "batch_dims") if key in op.attrs}
+    every = op.attrs if isinstance(op, Op) else op.node_def.attr
+    read = every.__getitem__ if isinstance(op, Op) else op.get_attr
+    attrs: Dict[str, Any] = {key: read(key) for key in ("out_type", "batch_dims") if key in every}
     axis = []
     if len(op_def(edit.graph, kind).input_arg) > 1 + len(others):  # a look-up in a value has an axis
-        axis = [edit.const(op.attrs.get("batch_dims", 0), f"{op.name}/axis", dtype=tf.int32, device=op.device,
+        axis = [edit.const(attrs.get("batch_dims", 0), f"{op.name}/axis", dtype=tf.int32, device=op.device,
                            control_inputs=axis_waits)]
     return [edit.add(kind, name, [value, *others, *axis], device=op.device, control_inputs=waits, attrs=attrs), *axis]
 

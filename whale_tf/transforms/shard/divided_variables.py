@@ -24,6 +24,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.graph_editor.variables import Replaced, catch_up, read
 from whale_tf.ir.graph import Shape
 from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, READS, Role, VariableUse, traits
+from whale_tf.transforms.replacing import stage_of_value
 from whale_tf.transforms.shard.branches import reading_parts
 from whale_tf.transforms.shard.checkpoints import Checkpoints, DividedVariable, host_of
 from whale_tf.transforms.shard.values import put_together
@@ -271,7 +272,17 @@ class _Uses:
                 if tensor.op is variable.op:
                     self._edit.move_input(op.name, position, whole)
         elif traits(op.type).state is not VariableUse.HANDLE:
-            self._refuse(variable, op)
+            if not traits(op.type).of_value:
+                self._refuse(variable, op)
+            self._of_whole(variable, op, scope)
+
+    def _of_whole(self, variable: DividedVariable, op: tf.Operation, scope: str) -> None:
+        """Makes the readers of a look-up by the handle read a look-up in the whole."""
+        controls = self._controls(op)
+        whole, _ = self._whole(variable, scope, controls)
+        name, *_ = stage_of_value(self._edit, op, whole, self._edges(op)[1:], scope + "/of_value", controls)
+        self.writes[op.name] = [name]
+        self.reads.append((op.outputs[0], name))
 
     def _switch(self, variable: DividedVariable, op: tf.Operation, scope: str) -> None:
         """Makes a branch of a TensorFlow 1 condition that takes the variable take the parts and read these."""
