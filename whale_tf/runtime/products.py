@@ -20,6 +20,7 @@ from whale_tf.ir.traits import traits
 from whale_tf.plan import Plan
 
 BUDGET_S = 3.0  # in which the products that take longest are measured
+RUN_S, RUN_BYTES = 0.3, 2.0 ** 28  # the most that a run may take, of time and for operands
 REPEAT = 7  # the shortest one counts: what else the machine does only takes longer
 MORE = 4  # products in a longer run; what else a run takes cancels out
 LEAST = 0.1  # of a longer run, which these must take
@@ -46,6 +47,10 @@ class _Product(NamedTuple):
     definition: bytes
     operands: Tuple[_Operand, ...]
 
+    @property
+    def size_bytes(self) -> float:
+        return float(sum(tf.as_dtype(operand.dtype).size * np.prod(operand.shape, dtype=float) for operand in self.operands))
+
     def runs(self) -> Tuple[Any, Any]:
         """The op that ends a run of one, and of :data:`MORE` behind it.  Each has operands of its own, which are made in both
         runs: those of a step are not in the cache either."""
@@ -69,7 +74,8 @@ class _Product(NamedTuple):
 
 def product_times(definitions: Definitions, region: Region, plan: Plan, model_replicas: int, ops: Iterable[OpTime],
                   device: str) -> Times:
-    """Seconds of the products that clones compute, for each number of micro-batches that divides the plan's.
+    """Seconds of the products that clones compute, for each number of micro-batches that divides the plan's; not for those with
+    which a product is too large to be measured beside the training step.
 
     Args:
         region: its graph has static shapes, those of a process' mini-batch.
@@ -77,23 +83,26 @@ def product_times(definitions: Definitions, region: Region, plan: Plan, model_re
         ops: the step's ops, as they were measured; those that take longest come first.
         device: where to measure.
     """
-    seconds: Dict[str, float] = {}
+    seconds, each_s, now = {}, {}, plan.num_micro_batch  # type: Dict[str, float], Dict[str, float], int
     for one in ops:
         seconds[one.name] = seconds.get(one.name, 0.0) + one.seconds
-    numbers = [count for count in range(1, plan.num_micro_batch + 1) if plan.num_micro_batch % count == 0]
-    alike: Dict[Tuple[_Product, ...], List[str]] = {}
+        each_s[one.name] = max(each_s.get(one.name, 0.0), one.seconds / max(1.0, one.runs))
+    alike: Dict[Tuple[Tuple[int, _Product], ...], List[str]] = {}
     for op in (region.graph.ops[number] for number in region.batch_level):
         if traits(op.type).is_contraction and op.name in seconds:
             parts = model_replicas * plan.task_graphs[max(0, region.task_graph[op.id])].replica_count
-            sizes = [_product(definitions, region, op, count * parts) for count in numbers]
-            known = tuple(size for size in sizes if size is not None)
-            if len(known) == len(sizes):
-                alike.setdefault(known, []).append(op.name)
+            counts = [count for count in range(1, now + 1) if now % count == 0
+                      and (1 + MORE) * each_s[op.name] * now / count < RUN_S]
+            sizes = [(count, _product(definitions, region, op, count * parts)) for count in counts]
+            small = tuple((count, size) for count, size in sizes if size is not None and (1 + MORE) * size.size_bytes < RUN_BYTES)
+            if small and small[-1][0] == now:
+                alike.setdefault(small, []).append(op.name)
     until, found = time.perf_counter() + BUDGET_S, []  # type: float, List[Tuple[str, int, float]]
-    for products, names in sorted(alike.items(), key=lambda item: -sum(seconds[name] for name in item[1])):
+    for small, names in sorted(alike.items(), key=lambda item: -sum(seconds[name] for name in item[1])):
         if time.perf_counter() > until:
             break
-        found += [(name, count, each) for name in names for count, each in zip(numbers, _measured(products, device))]
+        times = _measured([product for _, product in small], device)
+        found += [(name, count, took) for name in names for (count, _), took in zip(small, times)]
     return tuple(found)
 
 
