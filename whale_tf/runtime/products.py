@@ -20,8 +20,8 @@ from whale_tf.ir.traits import traits
 from whale_tf.plan import Plan
 
 BUDGET_S = 3.0  # in which the products that take longest are measured
-RUN_S, RUN_BYTES = 0.3, 2.0 ** 28  # the most that a run may take, of time and for operands
-REPEAT = 7  # the shortest one counts: what else the machine does only takes longer
+RUN_S, RUN_BYTES = 1.0, 2.0 ** 28  # the most that a run may take, of time and for operands
+REPEAT = 7  # runs, if time allows; the shortest one counts: what else the machine does only takes longer
 MORE = 4  # products in a longer run; what else a run takes cancels out
 LEAST = 0.1  # of a longer run, which these must take
 Times = Tuple[Tuple[str, int, float], ...]  # (op, number of micro-batches, seconds)
@@ -143,7 +143,9 @@ def _measured(products: Sequence[_Product], device: str) -> List[float]:
     with tf.Graph().as_default() as graph, tf.device(device):
         runs = [run for product in products for run in product.runs()]
         with v1.Session(graph=graph, config=config) as session:
-            turns = [[_seconds(functools.partial(session.run, run)) for run in runs] for _ in range(1 + REPEAT)]
+            until, turns = time.perf_counter() + BUDGET_S, []  # type: float, List[List[float]]
+            while len(turns) < 2 or (len(turns) <= REPEAT and time.perf_counter() < until):
+                turns.append([_seconds(functools.partial(session.run, run)) for run in runs])
     took = np.min(turns[1:], axis=0)
     more = took[1::2] - took[::2]
     return list(map(float, more / MORE)) if np.all(more > LEAST * took[1::2]) else []
