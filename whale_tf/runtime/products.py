@@ -136,7 +136,8 @@ def _part(region: Region, tensor: int, parts: int) -> Shape:
 
 
 def _measured(products: Sequence[_Product], device: str) -> List[float]:
-    """Seconds of each product; none, if one is too short beside what else a run takes."""
+    """Seconds of each product; none, if one is too short beside what else a run takes, or the training step has left too little
+    memory."""
     config = v1.ConfigProto(allow_soft_placement=True)
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # products of constants stay
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
@@ -144,8 +145,11 @@ def _measured(products: Sequence[_Product], device: str) -> List[float]:
         runs = [run for product in products for run in product.runs()]
         with v1.Session(graph=graph, config=config) as session:
             until, turns = time.perf_counter() + BUDGET_S, []  # type: float, List[List[float]]
-            while len(turns) < 2 or (len(turns) <= REPEAT and time.perf_counter() < until):
-                turns.append([_seconds(functools.partial(session.run, run)) for run in runs])
+            try:
+                while len(turns) < 2 or (len(turns) <= REPEAT and time.perf_counter() < until):
+                    turns.append([_seconds(functools.partial(session.run, run)) for run in runs])
+            except tf.errors.ResourceExhaustedError:
+                return []
     took = np.min(turns[1:], axis=0)
     more = took[1::2] - took[::2]
     return list(map(float, more / MORE)) if np.all(more > LEAST * took[1::2]) else []
