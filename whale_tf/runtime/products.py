@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -91,19 +91,30 @@ def product_times(definitions: Definitions, region: Region, plan: Plan, model_re
     for op in (region.graph.ops[number] for number in region.batch_level):
         if traits(op.type).is_contraction and op.name in seconds:
             parts = model_replicas * plan.task_graphs[max(0, region.task_graph[op.id])].replica_count
-            counts = [count for count in range(1, now + 1) if now % count == 0
-                      and (1 + MORE) * each_s[op.name] * now / count < RUN_S]
-            sizes = [(count, _product(definitions, region, op, count * parts)) for count in counts]
-            small = tuple((count, size) for count, size in sizes if size is not None and (1 + MORE) * size.size_bytes < RUN_BYTES)
-            if small and small[-1][0] == now:
-                alike.setdefault(small, []).append(op.name)
+            sizes = tuple(_sizes(definitions, region, op, parts, now, each_s[op.name]))
+            if sizes and sizes[-1][0] == now:
+                alike.setdefault(sizes, []).append(op.name)
     until, found = time.perf_counter() + BUDGET_S, []  # type: float, List[Tuple[str, int, float]]
-    for small, names in sorted(alike.items(), key=lambda item: -sum(seconds[name] for name in item[1])):
+    for sizes, names in sorted(alike.items(), key=lambda item: -sum(seconds[name] for name in item[1])):
         if time.perf_counter() > until:
             break
-        times = _measured([product for _, product in small], device)
-        found += [(name, count, took) for name in names for (count, _), took in zip(small, times)]
+        times = _measured([product for _, product in sizes], device)
+        found += [(name, count, took) for name in names for (count, _), took in zip(sizes, times)]
     return tuple(found)
+
+
+def _sizes(definitions: Definitions, region: Region, op: Op, parts: int, now: int,
+           now_s: float) -> Iterator[Tuple[int, _Product]]:
+    """The clone's product for each number of micro-batches with which it can be measured.
+
+    Args:
+        parts: of the mini-batch, in each micro-batch.
+        now, now_s: the plan's number, and what the product takes with it.
+    """
+    for count in (count for count in range(1, now + 1) if now % count == 0):
+        product = _product(definitions, region, op, count * parts)
+        if product is not None and (1 + MORE) * max(now_s * now / count / RUN_S, product.size_bytes / RUN_BYTES) < 1.0:
+            yield count, product
 
 
 def _product(definitions: Definitions, region: Region, op: Op, parts: int) -> Optional[_Product]:
